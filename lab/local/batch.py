@@ -28,7 +28,7 @@ class Batch:
     fresh: bool = False
     launcher: Launcher | None = None
     track: Sequence[Destination] = ()
-    failed: dict[str, str] = field(default_factory=dict)  # Run name -> the reason why the run failed.
+    failed: dict[str, str] = field(default_factory=dict)  # The reasons of failure by run name.
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
         code = self.run_all(plan_runs(files, seeds, assignments))
@@ -72,7 +72,7 @@ class Batch:
         if not self.fresh and is_finished(experiment, self.runs):
             result = outcome(experiment, self.runs)
             with tracking(self.track, self.runs / experiment.name):
-                pass  # The tracker sends what it has not yet sent of a run that has ended.
+                pass  # The run has ended. The tracker sends the rounds that it has not sent yet.
             print(f"it has ended already: {result}")
             if result != "finished":
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"
@@ -80,7 +80,7 @@ class Batch:
         try:
             with ready(experiment, self.runs, self.fresh):
                 run_experiment(experiment, self.runs, self.launcher, self.track)
-        except (StoppedError, InUseError):  # Another command uses these runs, and it does the other runs too.
+        except (StoppedError, InUseError):  # Stopped by the user, or another command does these runs.
             raise
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)

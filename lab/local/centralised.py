@@ -1,11 +1,10 @@
 """Implement `protofleet centralised`, which trains on the data of all devices in one process.
 
-The result is an upper bound for a federation. It is **not federated**: no message is sent, and all data are
-in one place. The run's network begins with the same weights. It learns from the union of the devices'
-training samples in the way in which a device learns in FedAvg: it trains the same number of epochs in each
-round, takes a new optimiser in each round, and averages nothing. As in FedAvg, one model is measured on the
-test samples of every domain. The folder has the format of a run folder, so that reports and comparisons can
-show it with other runs.
+The result is an upper bound for a federation. The training is **not federated**: no message is sent, and all
+data are in one place. The network begins with the same weights as in the run. It learns from the training
+samples of all devices together. As on a device in FedAvg, each round has the same number of epochs and a new
+optimiser, but nothing is averaged. One model is measured on the test samples of every domain. The folder has
+the format of a run folder, so reports and comparisons can show it with other runs.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def settings_table(experiment: Experiment) -> dict[str, Any]:
 
 
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:
-    """Name the experiment after the federation of the same file.
+    """Return the experiment under the name of its centralised run.
 
     With a seed, the name ends with the seed, as the names of other runs do.
     """
@@ -143,7 +142,7 @@ def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHype
 
     The network is measured before each round and after the last one, in the same way as a global model.
     """
-    # One thread, as in the devices of a run: the bits are then the same on machines with more cores.
+    # Use one thread, as the devices of a run do. The bits are then the same on machines with more cores.
     torch.set_num_threads(1)
     compute_deterministically(strict=False)
     x = torch.cat([shard.train.x for shard in shards.values()])

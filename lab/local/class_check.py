@@ -1,4 +1,4 @@
-"""Check before a start that all participants have the same class names, by their settings."""
+"""Check before a start, by the settings, that all participants have the same class names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_SHOWN: Final = 8  # Number of domains that a message lists at most.
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A device or a coordinator, with its class names as far as this machine knows them."""
+    """A device or a coordinator, with its class names if this machine knows them."""
 
     name: str
     names: Names = ()  # Empty if the names are not known on this machine.
@@ -64,9 +64,10 @@ def require_same_classes(participants: Sequence[Participant]) -> None:
 
 
 def hint_at_domains(data: DataSettings | None, classes: int) -> str:
-    """Suggest settings if the folders that were taken for classes are domains or devices.
+    """Return a hint for the user if the folders hold domains or devices, and not classes.
 
-    A folder is such a domain if it holds the given number of classes. Return "" if there is none.
+    A folder in the root is a domain if it holds the given number of classes. Return "" if no folder is a
+    domain.
     """
     if data is None or data.source != "folder" or data.domain or not data.root:
         return ""
@@ -94,10 +95,10 @@ def participants_with(
 ) -> Iterator[Participant]:  # fmt: skip
     """Yield a participant for each device of this machine.
 
-    If the data cannot be read, its class names stay empty. The device reports that error when it loads the
-    data.
+    The class names of a device stay empty if its data cannot be read. The device reports that error when it
+    loads the data.
     """
-    # Many devices share a folder, so that each folder is read once.
+    # Several devices may share a folder. Each folder is read once.
     known: dict[tuple[str, str, str, Names], Names] = {}
     for name, data in shards.items():
         key = (data.source, data.root, data.domain, data.classes)

@@ -1,8 +1,8 @@
-"""Find the data of an experiment that does not say where they are: the folder `data` next to its file.
+"""Find the data of an experiment that names no data: the folder `data` next to the experiment's file.
 
-The folder holds either a folder for each device, `data/<device>/<class>/<picture>`, or pictures that all
-devices share, `data/<class>/<picture>`. Each of them may be divided into `train/` and `test/`, as in other
-image folders. A folder that is called `data` and has another content is not used.
+The folder has one of two forms. Each device has its own folder, `data/<device>/<class>/<picture>`, or all
+devices share the pictures, `data/<class>/<picture>`. Both forms may have `train/` and `test/` folders, as
+other image folders do. A folder `data` with any other content is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAYS_WHERE: Final = ("source", "root", "domain", "file")  # Keys of [data] that 
 @dataclass(frozen=True)
 class DataBeside:
     root: Path
-    # Devices that have a folder each; empty if all devices share the pictures of the root.
+    # Names of the devices that have their own folder; empty if all devices share the pictures of the root.
     devices: tuple[str, ...]
     classes: int
 
@@ -35,7 +35,7 @@ class DataBeside:
         return f"data: {len(self.devices)} devices, after their folders in {self.root}: {names}"
 
     def applied(self, table: Table) -> Table:
-        """Return the settings of the file, merged over the settings that the folder implies."""
+        """Return the file's settings. For a setting that the file leaves out, use the one that the folder implies."""
         devices = table.get("devices", {})
         found: Table = {"data": {"source": "folder", "root": str(self.root)}}
         if not (table.get("data") or {}).get("classes"):
@@ -46,13 +46,13 @@ class DataBeside:
 
 
 def data_beside(table: Table, path: Path, assignments: Sequence[str]) -> DataBeside | None:
-    """Return the data next to a file with this table.
+    """Return the data in the folder next to the file, whose settings are in the table.
 
-    Return None if the table or an assignment says where the data are, or if there is no such folder.
+    Return None if the table or an assignment names the data, or if there is no such folder.
     """
     try:
         root, said = path.parent.absolute() / FOLDER, override(table, assignments)
-    # An assignment is wrong. The code that decodes the table reports it with the file's name.
+    # An assignment is wrong. The decoder of the table reports this error with the file's name.
     except SettingsError:
         return None
     data, devices = said.get("data", {}), said.get("devices", {})

@@ -1,6 +1,6 @@
 """Check before a start that the data exist and are enough for each device.
 
-Without this check, each of a hundred devices would find the same error by itself.
+Without this check, each of a hundred devices would report the same error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def require_enough(experiments: Iterable[Experiment]) -> None:
 def validation_images(experiment: Experiment) -> int | None:
     """Return the number of validation images of all devices.
 
-    Return None if their data are no longer on this machine, or if a function of the user gives the data.
+    Return None if the data are no longer on this machine, or if a function of the user makes the data.
     """
     if any(settings.is_plugin for settings in experiment.shards.values()):
         return None
@@ -69,7 +69,7 @@ def validation_images(experiment: Experiment) -> int | None:
 
 
 def too_many(experiment: Experiment, settings: DataSettings, problem: str, shards: Shards) -> str:
-    """Return the error message, with the largest number of devices that works."""
+    """Return the message that there are too few samples, with the largest number of devices that works."""
     fleet, domain = experiment.devices, settings.domain or settings.source
     key = (
         f"devices.clients.{domain}"

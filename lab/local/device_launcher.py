@@ -1,7 +1,7 @@
 """Load the data that devices share, and fork the devices.
 
-`python -m protofleet.lab.local.device_launcher DATA ...` starts this program. DATA is the table `data` of
-a device as JSON. Ten devices that report on one test set then hold it in memory once.
+`python -m protofleet.lab.local.device_launcher DATA ...` starts this program. DATA is the table `data` of a
+device as JSON. Ten devices with the same test set then share one copy of it in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRAM: Final = "protofleet.lab.local.device_launcher"
 def starter_of_devices(
     starter: Starter, data: Mapping[str, DataSettings], processes: int
 ) -> Iterator[Starter]:
-    """Yield a starter that has loaded what the devices share, if several processes are forked.
+    """Yield a starter that has loaded the shared data, if several processes are forked.
 
     Otherwise yield the given starter.
     """
@@ -42,7 +42,7 @@ def starter_of_devices(
 
 def main(arguments: Sequence[str]) -> None:
     for text in arguments:
-        # Each device tries to load it again, and reports the error in its own log.
+        # Each device loads the data again, and reports the error in its own log.
         with contextlib.suppress(Exception):
             LOADED_BEFORE_FORK.load_common(decode(DataSettings, json.loads(text)))
     share_memory()

@@ -11,7 +11,8 @@ from typing import Final
 from protofleet.lab.local.processes import Processes
 from protofleet.runtime.children import Starter
 
-# Restarts of a process of many devices that a signal has killed, for example because memory ran out.
+# A process of several devices is restarted at most this number of times after a signal has killed it, for
+# example because memory ran out.
 MAX_RESTARTS: Final = 3
 
 
@@ -37,7 +38,7 @@ class DeviceProcess:
         if len(files) == 1:
             processes.start(self.name, "device", *files, starter=starter)
             return
-        self._ended_file.unlink(missing_ok=True)  # The file of an earlier start must not count.
+        self._ended_file.unlink(missing_ok=True)  # Delete the file of an earlier start.
         processes.start(self.name, "device", *files, "--ended", str(self._ended_file), starter=starter)
 
     def restart_if_killed(self, processes: Processes, starter: Starter) -> None:
@@ -47,10 +48,10 @@ class DeviceProcess:
             self.start(processes, starter)
 
     def failed(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Return device -> reason for the failed devices of this process.
+        """Return the reasons of failure by device, for the failed devices of this process.
 
-        `reasons` has the reasons by process name. A process of many devices that exits by itself has written
-        the reasons of its devices to a file.
+        `reasons` has the reasons by process name. If a process of several devices exits by itself, it has
+        written the reasons of its devices to a file.
         """
         whole = dict.fromkeys(self.devices, reasons[self.name]) if self.name in reasons else {}
         return whole | self._ended()
@@ -70,8 +71,8 @@ class DeviceProcesses:
     processes: Processes
     starter: Starter
     each: Sequence[DeviceProcess] = field(default_factory=list)
-    # `_done` has the names of processes whose exit code was 0 at the last look. `_told` has the devices whose
-    # failure was already returned.
+    # `_done` has the names of the processes that had exit code 0 at the last check. `_told` has the devices
+    # whose failure was already returned.
     _done: set[str] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
 
@@ -91,7 +92,7 @@ class DeviceProcesses:
             process.restart_if_killed(self.processes, self.starter)
 
     def failed(self) -> dict[str, str]:
-        """Return device -> reason for the devices that have failed while the run goes on."""
+        """Return the reasons of failure by device, while the run goes on."""
         reasons, found = self.processes.failed() | self._done_too_early(), dict[str, str]()
         for process in self.each:
             found |= process.failed(reasons)
@@ -104,11 +105,11 @@ class DeviceProcesses:
         return new
 
     def _done_too_early(self) -> dict[str, str]:
-        """Return process name -> reason for processes that ended with exit code 0 before the run was over.
+        """Return the reasons by process, for processes that ended with exit code 0 before the run was over.
 
-        Exit code 0, for example of `os._exit(0)` in a half, is no failure once the run is over. The
-        coordinator may have reported the end in a line that is not read yet. Therefore a process counts only
-        if two looks in a row find exit code 0.
+        For example, a half may call `os._exit(0)`. Once the run is over, exit code 0 is no failure, but the
+        coordinator's line about the end may not be read yet. Therefore a process counts only if two checks in
+        a row find exit code 0.
         """
         done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
         twice = done & self._done

@@ -39,8 +39,8 @@ from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.installation.provenance import digest_of_experiment
 from protofleet.runtime.metrics_page import LOOPBACK
 
-MAX_DEVICES = 10_000  # Devices on one machine.
-MAX_PROCESSES_A_CORE = 4  # With more devices than this for each core, devices share processes.
+MAX_DEVICES = 10_000  # Maximum number of devices on one machine.
+MAX_PROCESSES_A_CORE = 4  # With more devices per core than this, devices share processes.
 # Each process takes some hundred megabytes of GPU memory before it computes anything. One process alone
 # leaves the GPU idle between its steps.
 MAX_PROCESSES_A_GPU = 4
@@ -105,7 +105,7 @@ class DomainSource:
     """
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
-        """Return the settings of a device that shares this domain with no other device."""
+        """Return the data settings of a device that is the only device of this domain."""
         known = domains(self.source)
         if known and domain not in (self.source, *known):
             raise ValueError(f"{self.source} has no domain {domain!r}; it has {', '.join(known)}")
@@ -145,9 +145,9 @@ class BrokerChoice:
 class LocalPolicy(Policy):
     """The policy of a run on one machine.
 
-    It has no straggler rule: on one machine, chance decides which device is slow, and a repeated run must
-    have the same cohorts. It makes one attempt at a round, because the devices would answer with the same
-    numbers again.
+    This policy has no straggler rule. On one machine, chance decides which device is slow, and a repeated run
+    must have the same cohorts. Each round is tried once, because the devices would send the same numbers
+    again.
     """
 
     gather: Devices = 0
@@ -272,7 +272,7 @@ class Experiment:
     def own_plugins(self) -> OwnPlugIns:
         """Load and return the plug-ins that the user of this machine has named.
 
-        An error is raised if one does not have the hash that `plugins` says.
+        An error is raised if the hash of a plug-in is not the one in `plugins`.
         """
         name, _ = split_method(self.method)
         networks = [self.network, *([self.mutual] if self.mutual else [])]
@@ -313,7 +313,7 @@ class Experiment:
 
     @cached_property
     def shards(self) -> Mapping[str, DataSettings]:
-        """Return device name -> the settings of its data."""
+        """Return the data settings by device name."""
         fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
@@ -348,7 +348,7 @@ class Experiment:
 
     @cached_property
     def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
-        """Return domain -> the devices that hold its data. No other device may report this domain."""
+        """Return the devices by the domain of their data. No other device may report this domain."""
         found: dict[str, tuple[str, ...]] = {}
         for name, data in self.shards.items():
             domain = data.domain or data.source
@@ -357,7 +357,7 @@ class Experiment:
 
     @property
     def _named_data(self) -> DataSettings:
-        """Return the data settings with a domain, if they are a function.
+        """Return the data settings. Add a domain if a function of the user makes the data.
 
         The domain of such data must be known before the function is called.
         """
@@ -366,7 +366,7 @@ class Experiment:
 
     @cached_property
     def networks(self) -> Mapping[str, Network]:
-        """Return device name -> its own network, if the devices have different networks."""
+        """Return the networks by device name, if the devices have different networks."""
         mixed = self.devices.networks
 
         def of(name: str) -> Network:
@@ -376,21 +376,21 @@ class Experiment:
 
     @property
     def reports(self) -> str:
-        """Return which accuracy the run is about: "global" or "personal"."""
+        """Return the model whose accuracy the run reports: "global" or "personal"."""
         return self.plan.variant.reports
 
     @cached_property
     def effective_policy(self) -> LocalPolicy:
-        """Return the policy of the run, whose first round waits for all devices.
+        """Return the policy of the run. Its first round waits for all devices if `gather` is not set.
 
-        Otherwise the cohort would depend on which devices started fastest.
+        Without this wait, the first cohort would depend on the speed at which the devices start.
         """
         all_devices = len(self.shards)
         policy = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
         return replace(policy, gather=policy.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:
-        """Return domain -> its data, if the domains come from several sources."""
+        """Return the data settings by domain, if the domains have several sources."""
         if not self.domains:
             return {}
         if self.devices.count and not self.devices.clients:
@@ -413,7 +413,7 @@ class Experiment:
 
 
 def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:
-    """Return domain -> its data. ValueError names the key that is wrong."""
+    """Return the data settings by domain. A ValueError names the key that is wrong."""
     for key in ("source", "root", "domain"):
         if getattr(common, key) != getattr(DEFAULT_DATA, key):
             raise ValueError(
@@ -453,7 +453,7 @@ def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[s
 def experiment_table(path: Path) -> dict[str, Any]:
     """Return the settings of a file and its bases.
 
-    Each folder of data is relative to the file that names it, not to the working directory.
+    A relative folder of data is relative to the file that names it, not to the working directory.
     """
     return merged(read_layers(path, to_its_folders))
 
@@ -504,9 +504,9 @@ def read_layers(
 
 
 def experiment_of_table(table: dict[str, Any]) -> Experiment:
-    """Make an experiment of a program's table.
+    """Make an experiment from a table that a program gives.
 
-    Its paths, and the path of its base, are relative to the working directory.
+    The paths in the table, also the path of `base`, are relative to the working directory.
     """
     here = Path()
     base = table.pop("base", None)
@@ -559,10 +559,10 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
 
 
 def recorded(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings as a run records them.
+    """Return the settings in the form that a run records.
 
-    The paths of plug-ins are those of the copies in the run's folder, relative to that folder, and their
-    hashes are included.
+    The path of a plug-in is the path of its copy, relative to the run's folder. The hashes of the plug-ins
+    are included.
     """
     found = experiment.own_plugins
     table: dict[str, Any] = encode(experiment)

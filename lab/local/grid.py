@@ -20,8 +20,8 @@ from protofleet.protocol.settings.reader import SettingsError, override, write_t
 from protofleet.protocol.wire.names import NAME
 
 LONGEST_NAME: Final = (
-    # Letters of a point's name. A seed and the number of an earlier run are added to it, and a name has at
-    # most 64.
+    # Maximum letters of a point's name. A seed and the number of an earlier run are added to this name, and
+    # a run's name has at most 64 letters.
     50
 )
 NOT_SEARCHED: Final = {"name": "every trial has a name of its own", "seed": "seeds are what --seeds is for"}
@@ -39,7 +39,7 @@ class Axis:
 
     @property
     def numbers(self) -> list[float]:
-        """Return its values as numbers; an empty list if one of them is no finite number."""
+        """Return the values of the axis as numbers, or an empty list if a value is not a finite number."""
         try:
             found = [float(value) for value in self.values]
         except ValueError:
@@ -100,12 +100,12 @@ def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
 
 
 def meant_by(text: str) -> object:
-    """Return the value that TOML reads in the text. A word without quotes stands for itself."""
+    """Return the value that TOML reads in the text. A word without quotes is a string."""
     return override({}, [f"value={text}"])["value"]
 
 
 def in_one_form(text: str) -> str:
-    """Write a number in one form, however the user wrote it, so that its trial is found again."""
+    """Write equal numbers in the same way, so that the trial of a number is found again."""
     value = meant_by(text)
     return repr(value) if isinstance(value, float) else text
 
@@ -131,8 +131,8 @@ def split_values(text: str) -> Iterator[str]:
 def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignments: Sequence[str]) -> Grid:
     """Plan all trials of a grid. The settings of every trial are checked before the first one starts.
 
-    The devices of a trial share one process if the file does not choose otherwise. The bits are the same,
-    less memory is used, and no interpreter has to start for each device.
+    The devices of a trial share one process if the file does not set the number of processes. The bits are
+    the same. One process uses less memory than several, and only one interpreter has to start.
     """
     if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
         raise SettingsError(f"--grid has {twice[0]} twice; name its values in one")
@@ -163,10 +163,10 @@ def require_validation(trial: Experiment, file: Path) -> None:
 
 
 def beside_others(grid: Grid, runs: Path) -> Grid:
-    """Give points other names if runs of these names have other settings.
+    """Rename each point whose name belongs to a run with other settings.
 
-    A sweep with another --set, or over another setting whose key has the same last part, then renames no
-    finished run.
+    Two sweeps can use the same names, for example if they differ only in --set. With a new name, the second
+    sweep does not rename the finished runs of the first one.
     """
 
     def is_taken(trial: Experiment) -> bool:
@@ -185,9 +185,9 @@ def beside_others(grid: Grid, runs: Path) -> Grid:
 
 
 def point_name(base: str, axes: Sequence[Axis], values: Values) -> str:
-    """Name a point by its values and not by its place in the grid.
+    """Make a name from the point's values, and not from its place in the grid.
 
-    A grid that is extended then uses the trials that exist already.
+    Therefore a grid that is extended uses the trials that exist already.
     """
     plain = [value.strip("\"'") for value in values]
     name = "-".join([base, *(f"{axis.label}-{value}" for axis, value in zip(axes, plain, strict=True))])

@@ -21,7 +21,7 @@ from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.launcher import CAN_FORK, Launcher
 from protofleet.runtime.restart_backoff import RestartBackoff
 
-SETTINGS: Final = ("settings.toml", "device.toml")  # The second one is in the folder of a run.
+SETTINGS: Final = ("settings.toml", "device.toml")  # `protofleet run` writes files of the second name.
 STOP_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
 OUTPUT, ERRORS = 1, 2  # The standard output and the standard error of the fleet process.
@@ -33,12 +33,12 @@ class SupervisedProcess:
 
     settings: tuple[Path, ...]  # One file for each device.
     starter: Starter
-    changes: tuple[str, ...] = ()  # Changes to the settings of all devices, as --set has them.
+    changes: tuple[str, ...] = ()  # Changes to the settings of all devices, in the form of --set.
     process: Child | None = None
     started_at: float = 0.0
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float = 0.0
-    # True if it ended with exit code 0: its devices were to end with their run, or they were drained.
+    # True if the process ended with exit code 0: its devices have ended with their run, or were drained.
     finished: bool = False
 
     @property
@@ -77,8 +77,8 @@ class SupervisedProcess:
 def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -> None:
     """Run the devices until all have finished.
 
-    A signal stops them and raises RunError, as in the process of a single device. If `processes` is 0, each
-    device has its own process.
+    A signal stops the devices and raises RunError, as in the process of a single device. If `processes` is 0,
+    each device has its own process.
     """
     settings = sorted(path for name in SETTINGS for path in folder.glob(f"*/{name}"))
     if not settings:
@@ -112,7 +112,7 @@ def starter_of(settings: list[Path]) -> contextlib.AbstractContextManager[Starte
 def data_of(settings: list[Path]) -> dict[str, DataSettings]:
     found = {}
     for path in settings:
-        with contextlib.suppress(SettingsError):  # Such an error concerns only that device.
+        with contextlib.suppress(SettingsError):  # The device itself reports this error.
             found[str(path)] = decode(DataSettings, read_toml(path).get("data", {}))
     return found
 
@@ -120,7 +120,7 @@ def data_of(settings: list[Path]) -> dict[str, DataSettings]:
 def compute(settings: Path) -> str:
     """Return the setting `compute` of a settings file.
 
-    Settings that cannot be read concern only that device, so that "cpu" is returned for them.
+    Return "cpu" if the file cannot be read. The device itself reports this error.
     """
     with contextlib.suppress(SettingsError):
         return str(read_toml(settings).get("compute", "auto"))

@@ -1,8 +1,8 @@
 """Load the plug-ins of an experiment on this machine.
 
-A user who names a file in the experiment may run it, and the run allows its hash. Each run keeps the files
-that it ran in `plugins/` of its folder, so that it can be resumed, reported and compared after the original
-files have changed.
+A user who names a file in the experiment allows this file, so the run allows its hash. Each run keeps copies
+of its plug-ins in the folder `plugins`. With these copies, the run can be resumed, reported and compared after the
+original files have changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OwnPlugIns:
         return PlugIns(tuple(self.sources), self.hashes)
 
     def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Return the settings with the copies that the run in this folder keeps, in place of the named files."""
+        """Return the settings with the paths of this run's copies in place of the files that the user named."""
         return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
 
     def as_named(self, text: str, folder: Path) -> str:
@@ -55,7 +55,7 @@ class OwnPlugIns:
             disk.replace(path, self.sources[name].text)
 
     def _kept_in(self, folder: Path) -> dict[str, Path]:
-        """Return named file -> its copy in the run.
+        """Return the paths of the run's copies, by the file that the user named.
 
         The path contains the hash, because two files may have the same name.
         """
@@ -67,9 +67,9 @@ def own_plugins(
 ) -> OwnPlugIns:
     """Load the plug-ins of an experiment.
 
-    `files` are loaded from their paths. `names` has kind -> names that are not built in; those that an
-    installed package provides are taken. `seen` tells the user from which folder the path of a missing file
-    may have been completed.
+    `files` are loaded from their paths. `names` has, by kind, the names that are not built in. If an
+    installed package provides such a name, the hash of its plug-in is added. `seen` is part of the message
+    about a missing file: it names the folder from which the path may have been completed.
     """
     sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [
@@ -82,6 +82,6 @@ def own_plugins(
 
 
 def _loaded(path: Path, seen: str) -> PluginFile:
-    """Load a plug-in here, after a child process has loaded it to the end without exiting."""
+    """Load a plug-in, after a child process has loaded it without an early exit."""
     demand_end(file.read(path, seen))
     return file.from_file(path, allowed=None, seen=seen)[0]

@@ -33,7 +33,7 @@ IMPORTED: Final = (
     "numpy.random",
     "torch.utils._device",  # Needed for `with torch.device(...)`.
 )
-# A line of a log that is not the reason of an exit.
+# The start of a log line that does not give the reason of an exit.
 OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
 SIGNALS: Final = {number.value: number.name for number in signal.Signals}  # Real-time signals have no name.
 # The device files of a PC, of a Jetson, and of Windows.
@@ -41,10 +41,10 @@ CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 
 
 def start_launcher() -> Launcher | None:
-    """Start the launcher. A program must call this first.
+    """Start the launcher. A program must call this function first.
 
-    Later the program has threads, and what it has imported would be imported a second time. Return None if
-    this process cannot be forked, for example because it already has a thread.
+    Later the program has threads, and the launcher would import modules that the program has already
+    imported. Return None if this process cannot be forked, for example because it already has a thread.
     """
     with contextlib.suppress(LauncherError):
         return Launcher(IMPORTED, here="torch" not in sys.modules) if CAN_FORK else None
@@ -52,9 +52,9 @@ def start_launcher() -> Launcher | None:
 
 
 def uses_cuda(compute: str) -> bool:
-    """Return whether the setting uses CUDA, which does not survive a fork.
+    """Return whether devices with this setting use CUDA, which does not work after a fork.
 
-    The device files are looked for without a call of CUDA.
+    The function only looks for device files. It does not call CUDA.
     """
     return compute == "cuda" or (compute == "auto" and any(Path(name).exists() for name in CUDA_DEVICES))
 
@@ -62,7 +62,8 @@ def uses_cuda(compute: str) -> bool:
 class Processes:
     """The child processes of a run.
 
-    Each one runs in its own session, so that Ctrl-C reaches only the parent, which stops them.
+    Each child runs in its own session. Therefore Ctrl-C reaches only the parent, and the parent stops the
+    children.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Processes:
     ) -> None:
         """Keep the folder and the starter.
 
-        `reworded` changes the words of a child for the user of this machine.
+        `reworded` changes the text of a child for the user of this machine.
         """
         self.folder, self._starter, self.reworded = folder, starter, reworded
         self._logs = folder / "logs"
@@ -85,7 +86,7 @@ class Processes:
         children.stop(self._children.values(), EXIT_SECONDS)
 
     def start(self, name: str, *arguments: str, piped: bool = False, starter: Starter | None = None) -> Child:
-        """Start a child. `starter` is used for it in place of the common one."""
+        """Start a child with `starter`, or with the common starter if none is given."""
         self._starters[name] = starter or self._starter
         with self._log(name).open("a") as log:
             out = subprocess.PIPE if piped else log.fileno()
@@ -96,12 +97,12 @@ class Processes:
     def wait(self) -> None:
         """Wait for all children to exit by themselves.
 
-        The end of the `with` block stops those that have not.
+        The end of the `with` block stops the children that are still running.
         """
         children.wait(self._children.values(), EXIT_SECONDS)
 
     def failed(self) -> dict[str, str]:
-        """Return name -> reason for children that have exited with an error."""
+        """Return the reasons by child, for the children that have exited with an error."""
         return {n: self.reason(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
     def exit_code(self, name: str) -> int | None:
@@ -109,10 +110,10 @@ class Processes:
         return self._children[name].poll()
 
     def reason(self, name: str) -> str:
-        """Return why a child has exited, by the last line of its log. On a full disk the log may be empty.
+        """Return the reason why a child has exited, from the last line of its log.
 
-        A child that was ended by a signal or by `os._exit` writes no reason, and the last line of its log is
-        about something else.
+        On a full disk the log may be empty. A child that was ended by a signal or by `os._exit` writes no
+        reason. The last line of its log is then about something else.
         """
         if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
             return problem
@@ -130,7 +131,7 @@ class Processes:
 
     def _last_line(self, name: str) -> str:
         lines = children.last_lines(self._log(name))
-        # The lines of a traceback are indented, and they follow its message.
+        # A traceback follows its message in the log, and its lines are indented.
         said = [line for line in lines if not line.startswith("  ")]
         return (said or lines or [""])[-1]
 

@@ -81,9 +81,9 @@ def run_experiment(
 
 @contextlib.contextmanager
 def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) -> Iterator[Starter]:
-    """Yield the given launcher if the experiment's processes can be forked.
+    """Yield the given launcher, or a new launcher, if the experiment's processes can be forked.
 
-    Without a given launcher, start one. If they cannot be forked, yield a starter of new interpreters.
+    Otherwise yield a starter of new interpreters.
     """
     if experiment.devices.start == "spawn" or uses_cuda(compute) or not CAN_FORK:
         yield Interpreters()
@@ -95,9 +95,9 @@ def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) 
 
 
 def computes_on_gpu(compute: str) -> bool:
-    """Return whether devices compute on a GPU, as far as this process can tell without a call of CUDA.
+    """Return whether devices compute on a GPU.
 
-    Only the devices may use CUDA.
+    This process does not call CUDA to find it out, because only the devices may use CUDA.
     """
     return uses_cuda(compute) and torch.version.cuda is not None
 
@@ -105,7 +105,7 @@ def computes_on_gpu(compute: str) -> bool:
 def compute_of(experiment: Experiment) -> str:
     """Return the setting `compute` of the devices.
 
-    It is "cpu" in place of "auto" if no network is enough work for the GPU.
+    The setting "auto" becomes "cpu" if every network is too little work for the GPU.
     """
     if experiment.compute != "auto" or not computes_on_gpu(experiment.compute):
         return experiment.compute
@@ -153,7 +153,7 @@ class RunningBroker:
 
     address: BrokerAddress
     description: str
-    # The federation whose client certificates it requires; None: no TLS.
+    # The federation whose client certificates the broker requires; None without TLS.
     federation: LocalFederation | None = None
     own: LocalBroker | None = None  # The broker if this run has started it.
 
@@ -196,7 +196,7 @@ def write_settings(
 ) -> None:
     """Write the settings files of all processes, and the experiment's own file.
 
-    `compute` replaces the setting of the devices.
+    If `compute` is given, it replaces this setting of the devices.
     """
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
@@ -221,9 +221,9 @@ def _write(path: Path, settings: Mapping[str, Any]) -> None:
 
 @dataclass
 class BrokerWatch:
-    """The watch over the broker that the run has started. It restarts a broker that has ended.
+    """The watch over the broker that the run has started, which restarts a broker that has ended.
 
-    The parties send again everything that the broker held.
+    After a restart, the parties send again all messages that the broker held.
     """
 
     broker: LocalBroker | None
@@ -279,7 +279,7 @@ def check_quorum(
     experiment: Experiment, processes: Processes, devices: DeviceProcesses, say: Callable[[str], None]
 ) -> None:
     """Raise RunError as soon as too many devices have failed for a quorum, without waiting for a deadline."""
-    if problem := processes.disk_problem():  # Devices only pause on a full disk, so that they never fail.
+    if problem := processes.disk_problem():  # On a full disk, devices pause and do not fail.
         raise RunError(problem)
     failed, count = devices.failed(), len(experiment.shards)
     if count - len(failed) < experiment.effective_policy.quorum:
@@ -308,7 +308,7 @@ def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
 def require_broker(experiment: Experiment) -> None:
     """Raise RunError if there is no broker to connect to.
 
-    This is checked before the folder of an earlier run is renamed.
+    The check is made before the folder of an earlier run is renamed.
     """
     choice = experiment.broker
     if choice.kind != "external":
@@ -324,8 +324,8 @@ def prepare_folder(
     """Prepare the folder of a run. Return the new path of an earlier run whose folder was renamed.
 
     An unfinished run with the same settings is continued. The folder of any other earlier run of this name is
-    renamed. A run with other settings that has ended a round is renamed only with `fresh`, so that no result
-    is lost. With `resume` it is an error if there is no run to continue.
+    renamed. An unfinished run with other settings that has ended a round is renamed only with `fresh`, so
+    that no result is lost. With `resume`, an error is raised if there is no run to continue.
     """
     folder = runs / experiment.name
     written = folder / "experiment.toml"
@@ -355,9 +355,9 @@ def prepare_folder(
 
 @contextlib.contextmanager
 def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Restore the folder of the earlier run if a start fails before it has ended a round.
+    """Restore the folder of the earlier run if the new run fails before it has ended a round.
 
-    It is not restored if the start was stopped, has diverged, or found the run in use by another process.
+    The folder is not restored if the new run was stopped, has diverged, or is used by another process.
     """
     try:
         yield
@@ -378,9 +378,9 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
 def ready(
     experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
 ) -> Iterator[None]:
-    """Prepare the broker and the folder for the block that runs the experiment.
+    """Check the broker, and prepare the folder for the block that runs the experiment.
 
-    If the run cannot start, an earlier run gets its folder back.
+    If the run fails before it has ended a round, the earlier run gets its folder back.
     """
     require_broker(experiment)
     earlier = prepare_folder(experiment, runs, fresh, resume, say)
@@ -402,9 +402,9 @@ def renamed(folder: Path) -> Path:
 
 
 def same_settings(written: Path, experiment: Experiment) -> bool:
-    """Return whether the written settings are those of the experiment.
+    """Return whether the settings in the file are those of the experiment.
 
-    Settings that an earlier version did not have yet count as left at their defaults.
+    A setting that an earlier version did not have counts as its default.
     """
     try:
         return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)

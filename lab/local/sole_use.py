@@ -1,7 +1,7 @@
 """Let only one process use a run's folder, and refuse another start before it changes anything.
 
-The lock is on a file next to the folder, because a folder that is renamed would take the lock with it. The
-kernel releases the lock when its process ends in any way. Children do not inherit it.
+The lock is on a file next to the folder, because a lock in the folder would move with a renamed folder. The
+kernel releases the lock when its process ends in any way. Child processes do not inherit the lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ OfARun = Callable[Concatenate[N, Path, P], R]
 
 
 def alone(function: OfARun[N, P, R]) -> OfARun[N, P, R]:
-    """Call the function, for (experiment, runs, ...), while no other process uses the folder of that run."""
+    """Return the function with a lock, so that no other process uses the run's folder during a call.
+
+    The function takes an experiment, the folder of all runs, and other arguments.
+    """
 
     @functools.wraps(function)
     def call(experiment: N, runs: Path, /, *rest: P.args, **named: P.kwargs) -> R:
@@ -74,7 +77,7 @@ def require_free(folder: Path) -> None:
 def require_writable(runs: Path) -> None:
     """Raise RunError if no file can be made in the folder of all runs.
 
-    Otherwise each of many runs would find this error by itself.
+    Without this check, each of many runs would report the same error.
     """
     probe = runs / f".{os.getpid()}.probe"
     try:
@@ -86,8 +89,8 @@ def require_writable(runs: Path) -> None:
 
 
 def cannot_be_made(folder: Path, error: OSError) -> RunError:
-    # If a file is in the place of a folder, the error is EEXIST or ENOTDIR. It depends on whether the path
-    # goes on after that file.
+    # A file in the place of a folder gives ENOTDIR, or EEXIST if it is the last part of the path. Both get
+    # the message of ENOTDIR.
     words = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
     return RunError(f"{folder} cannot be made: {words}; --runs names another folder")
 

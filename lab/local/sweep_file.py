@@ -1,6 +1,6 @@
-"""Read what `protofleet sweep` searches.
+"""Read the grid that `protofleet sweep` searches.
 
-It is given on the command line, in a file that names an experiment, or in both.
+The grid is given on the command line, in a file that names an experiment, or in both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SweepFile:
 
 @dataclass(frozen=True)
 class Wish:
-    """The options of the command line. None or an empty option leaves the choice to the file."""
+    """The options of the command line. If an option is None or empty, the file decides."""
 
     grid: Sequence[Axis] = ()
     seeds: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""Find a plug-in that ends the process which loads it, by a load in a child process."""
+"""Load a plug-in in a child process first, to find a plug-in that ends the process which loads it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from protofleet.runtime.launcher import CAN_FORK
 def demand_end(source: PluginFile) -> None:
     """Raise PlugInError if loading the file ends the process, as `os._exit` or a crash in C does.
 
-    Nothing is checked if this process cannot be forked, as in a notebook. An exception that the file raises
-    is left for the process that needs the file.
+    Nothing is checked if this process cannot be forked, as in a notebook. An exception of the file is not
+    reported here. The process that needs the file reports it.
     """
     if file.loaded(source.sha256) is not None or not CAN_FORK or threading.active_count() > 1:
         return
@@ -42,7 +42,7 @@ def _load_and_tell(source: PluginFile, writer: int) -> NoReturn:
         for stream in (1, 2):
             os.dup2(nowhere, stream)
         if "torch" in sys.modules:
-            # The other threads of its parent do not exist in the child.
+            # The child does not have the other threads of its parent.
             sys.modules["torch"].set_num_threads(1)
         file.module_of(source)
     finally:

@@ -1,7 +1,8 @@
 """Show the trials of a `protofleet sweep`: their table, the best point, and warnings about the grid.
 
-The value of a point is the mean over its seeds of what `choose` says, on validation samples of the view that
-the paper reports. Test samples choose nothing; the table only shows them.
+The value of a point is the mean accuracy over its seeds. `choose` names the round that counts. This accuracy
+is measured on validation samples, for the view that the method's paper reports. Test samples have no part in
+the choice. The table only shows their accuracy.
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ class SweepTrials:
 
     @property
     def chosen(self) -> Trial | None:
-        """Return the trial with the highest mean, of those all of whose runs have a result.
+        """Return the trial with the highest mean, among the trials whose runs all have a result.
 
-        Of trials with equal means, the first one that is no end of the grid is taken.
+        If several trials have this mean, a trial inside the grid is preferred to one at an end of the grid.
+        After that, the first trial is preferred.
         """
         whole = [trial for trial in self.trials if trial.is_whole]
         return max(whole, key=lambda trial: (fmean(trial.validation), not self._is_end(trial)), default=None)
@@ -96,9 +98,9 @@ class SweepTrials:
 
     @property
     def near(self) -> list[Trial]:
-        """Return the other whole trials that are close to the chosen one.
+        """Return the other trials whose runs all have a result and whose mean is close to the chosen mean.
 
-        Their mean is below the chosen mean by at most the standard deviation of the chosen trial's seeds.
+        The difference is at most the standard deviation between the seeds of the chosen trial.
         """
         if (best := self.chosen) is None:
             return []
@@ -181,7 +183,8 @@ class SweepTrials:
 def one_group(groups: Sequence[Group]) -> Group:
     """Join groups that belong to one point.
 
-    Their settings are the same, although an earlier version that ran some of them wrote fewer settings.
+    The runs have the same settings. They are in different groups if an earlier version ran some of them,
+    because it wrote fewer settings.
     """
     first, *others = groups
     return replace(first, runs=[*first.runs, *(run for group in others for run in group.runs)])
@@ -190,8 +193,8 @@ def one_group(groups: Sequence[Group]) -> Group:
 def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
     """Read the finished runs of a grid.
 
-    RunError is raised if runs have finished and none has validation samples, because nothing can be chosen
-    then.
+    RunError is raised if runs have finished but no run has validation samples, because then no point can be
+    chosen.
     """
     found = []
     for point in grid.points:
@@ -216,9 +219,9 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
 
 
 def put_aside(folder: Path, grid: Grid) -> None:
-    """Rename the folder of an earlier sweep of this name if it varied other settings.
+    """Rename the folder of an earlier sweep of this name if that sweep varied other settings.
 
-    A wider sweep over the same settings replaces it.
+    A sweep over the same settings replaces the earlier files.
     """
     try:
         before = list(json.loads((folder / "trials.json").read_text())["grid"])

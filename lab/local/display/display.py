@@ -1,4 +1,4 @@
-"""Define what a run needs from the object that displays it."""
+"""Define the interface of an object that displays a run."""
 
 from __future__ import annotations
 

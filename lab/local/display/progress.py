@@ -41,10 +41,10 @@ class RunState:
     answered: list[str] = field(default_factory=list)
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
-    measured_by: str = ""  # Words that say which devices measured, if not all present devices did.
+    measured_by: str = ""  # Text about the devices that measured, if not all present devices did.
     bytes: dict[str, int] = field(default_factory=dict)
     earlier_bytes: dict[str, int] = field(default_factory=dict)  # Bytes of rounds before this process began.
-    # Device -> how much of its answer has arrived, in words.
+    # Text about the part of a device's answer that has arrived, by device.
     transfers: dict[str, str] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
     asked: int = 0  # Number of "asked" events in this process.
@@ -77,7 +77,7 @@ class RunState:
                 self.finished = True
 
     def fold(self, record: Mapping[str, Any]) -> None:
-        """Add a round of an earlier process of this run, as rounds.jsonl has it."""
+        """Add a round that an earlier process of this run has written to rounds.jsonl."""
         self.apply({"event": "round", **record})
         self.round = record["round"] + 1
         for name in ("payload", "wire"):
@@ -90,7 +90,7 @@ class RunState:
     def seconds_left(self) -> float | None:
         """Return the seconds that are left, or None if they are not known.
 
-        They follow from the mean of the last five rounds and the pauses that the policy prescribes.
+        They are computed from the mean of the last five rounds and the pauses that the policy prescribes.
         """
         if not self.round_seconds or self.pause_seconds == math.inf:
             return None
@@ -123,7 +123,7 @@ def event_of(line: str) -> dict[str, Any] | None:
 
 
 class ProgressDisplay:
-    """The display of the lines that the coordinator prints. A line that is no event is printed unchanged."""
+    """The display of the lines that the coordinator prints. A line that is not an event is printed unchanged."""
 
     def __init__(
         self, rounds: int, console: Console | None = None, view: str = "global", pause_seconds: float = 0.0
@@ -235,7 +235,7 @@ class ProgressDisplay:
     def _devices(self, width: int, lines: int) -> list[Text]:
         """Return the lines of the devices.
 
-        If there is not enough room for all, the devices that have not answered come first.
+        If there is not enough room for all devices, those that have not answered are shown first.
         """
         p = self._state
         if not p.cohort:

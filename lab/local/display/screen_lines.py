@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 GAP: Final = "  "
-NAME_CELLS: Final = 24  # Cells of a name on a line that holds several names.
+NAME_CELLS: Final = 24  # Maximum width of a name, in cells, on a line with several names.
 
 
 def one_line(text: str, width: int, style: str = "") -> Text:
