@@ -34,7 +34,7 @@ def coverage(group: Group) -> str:
 
 
 def joules_picture(groups: Sequence[Group], lines: Sequence[ChartLine]) -> str:
-    """Draw accuracy over joules. `lines` are those of the groups that are measured."""
+    """Draw accuracy over joules. `lines` are the lines of the groups with measured joules."""
     if not lines:
         return ""
     sizes = [x for line in lines for x, _ in line.points if x > 0]

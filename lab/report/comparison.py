@@ -1,10 +1,10 @@
 """Implement `protofleet compare`: show finished runs in one table.
 
-Runs that differ only in their seed are one row. Accuracy is that of a view: of the global model, of the
-devices' own models, or, for some methods, of another way to predict with one of them. The best round is
-chosen on validation samples and never on test samples. Bytes "to 90 %" are those of all tensors, up and down,
-that had crossed when the mean test accuracy of a run first reached that share of the baseline's final
-accuracy. Bytes after r rounds do not include the delivery of the r-th round's result.
+Runs that differ only in their seed share a row. Each row has the accuracy of one view: the global model, the
+devices' own models, or, for some methods, another way to predict with one of these models. The best round is
+chosen on validation samples and never on test samples. Bytes "to 90 %" are the bytes of all tensors, up and
+down, until the mean test accuracy of a run first reaches 90 % of the baseline's final accuracy. Bytes after r
+rounds do not include the delivery of the r-th round's result.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.command.errors import RunError
 
 SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
-# Rounding error of a mean: with a share of 1, the baseline must reach its own accuracy.
+# Rounding error of a mean. Without it, a baseline with a share of 1 may miss its own accuracy.
 ROUNDING_ERROR = 1e-9
-REPORTS = "reports"  # This name stands for the view that the paper of each method reports.
+REPORTS = "reports"  # The name of the view that each method's paper reports.
 # Settings in which two runs of one experiment may differ.
 IGNORED_SETTINGS = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"}
@@ -37,14 +37,14 @@ REQUIRED_KEYS = ("name", "method", "reports", "rounds", "seed", "payload", "wire
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """A measurement of accuracy, with the cost until then."""
+    """A measurement of accuracy, with the rounds, bytes and joules until then."""
 
     rounds: int  # Training rounds until then.
     bytes: int  # Bytes of tensors until then, up and down.
-    accuracy: Mapping[str, float]  # Accuracy on test samples, by domain, and under "mean".
+    accuracy: Mapping[str, float]  # Accuracy on test samples, by domain; the mean has the name "mean".
     validation: Mapping[str, float]
-    in_round: bool = True  # False if the last evaluation measured it.
-    joules: float = 0.0  # Joules of the devices that measure them.
+    in_round: bool = True  # False for a measurement of the last evaluation.
+    joules: float = 0.0  # Joules until then, of the devices that measure joules.
     devices: int = 0  # Number of devices that measured the accuracy.
     present: int = 0  # Number of devices that were present.
     by_all: bool = True  # True if all present devices were asked, and not only a sampled cohort.
@@ -64,9 +64,9 @@ class ComparedRun:
     def points(self, view: str) -> list[MeasuredPoint]:
         """Return the measurements of a view.
 
-        A global model is measured at the beginning of a round, so that the measurement is the result of the
-        round before. A domain whose devices missed a round keeps its last measurement. There is no point
-        until all domains have a measurement.
+        A global model is measured at the beginning of a round, so its accuracy is the result of the round
+        before. A domain whose devices missed a round keeps its last accuracy. The first point is the one at
+        which all domains have an accuracy.
         """
         found, sent, drawn, done = [], 0, 0.0, 0
         test, validation = dict[str, float](), dict[str, float]()
@@ -92,7 +92,7 @@ class ComparedRun:
         return [point for point in self.points(view) if point.by_all]
 
     def is_complete(self, view: str) -> bool:
-        """Return whether every round has measured the same domains."""
+        """Return whether the same domains were measured in every round."""
         return len({frozenset(point) for point in curve(self.rounds, view, "accuracy")}) <= 1
 
     def pooled(self, view: str) -> float | None:
@@ -126,7 +126,7 @@ class Group:
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """A share of the accuracy that the baseline has at its end."""
+    """The accuracy to reach, which is a share of the baseline's final accuracy."""
 
     accuracy: float
     share: float
@@ -139,7 +139,10 @@ class AccuracyTarget:
         return f"{self.accuracy:.1%}, which is {self.share:.0%} of {whole}"
 
     def points_of(self, group: Group) -> list[MeasuredPoint]:
-        """Return, for each run of a group that reaches the target, its first point at or above it."""
+        """Return the first point of each run in a group that is at or above the target.
+
+        A run that does not reach the target has no point.
+        """
         first_points = [self.first_point(run, group.view) for run in group.runs]
         return [point for point in first_points if point is not None]
 
@@ -149,10 +152,11 @@ class AccuracyTarget:
 
 
 def best_by_validation(points: Sequence[MeasuredPoint], view: str) -> MeasuredPoint | None:
-    """Return the first point with the highest validation mean, of those that all present devices measured.
+    """Return the first point with the highest validation mean.
 
-    Test samples choose nothing. For the devices' own models, only points of rounds count if there are any,
-    because the last evaluation may measure another model, for example one after a last fit.
+    Only points that all present devices measured count. Test samples have no part in the choice. For the
+    devices' own models, the last evaluation counts only if there are no points of rounds, because it may
+    measure another model, for example after a last fit.
     """
     measured = [point for point in points if point.validation and point.by_all]
     if not is_global(view):
@@ -224,10 +228,9 @@ def require_different_seeds(runs: Sequence[ComparedRun]) -> Sequence[ComparedRun
 
 
 def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> AccuracyTarget | None:
-    """Return the accuracy target.
+    """Return the accuracy target, or None if there is no single baseline with an accuracy.
 
-    Return None if no baseline is named and not exactly one group runs FedAvg, or if the baseline has no
-    accuracy.
+    The baseline is the group with the given name. Without a name, it is the only group that runs FedAvg.
     """
     if not 0 < share <= 1:
         raise RunError(f"--share is {share:g}, it must be above 0 and at most 1")
@@ -241,7 +244,7 @@ def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> Acc
 
 
 def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
-    """Return the groups with the name of the baseline. Without a name, return those that run FedAvg."""
+    """Return the groups with the name of the baseline. Without a name, return the groups that run FedAvg."""
     return [
         g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
     ]

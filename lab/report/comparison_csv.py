@@ -18,7 +18,7 @@ TARGET: Final = "to_target"
 
 
 def as_csv(groups: Sequence[Group], target: AccuracyTarget | None) -> str:
-    """Return the values from which the tables are made, with all digits and one line for each run.
+    """Return the values behind the tables, with all digits and one line for each run.
 
     The cell is empty if a run has no number of that name.
     """

@@ -42,7 +42,7 @@ def table_section(found: Table) -> str:
 
 
 def settings_section(groups: Sequence[Group]) -> str:
-    """Return the section of settings that differ. The report of each run has all its settings."""
+    """Return the section of the settings that differ. The report of each run has all settings of the run."""
     found = settings_difference(groups)
     if not found.rows:
         return ""
@@ -83,7 +83,7 @@ def curves_section(groups: Sequence[Group]) -> str:
 def accuracy_line(i: int, group: Group, x_of: Callable[[MeasuredPoint], float]) -> ChartLine:
     """Return the line of a group: the mean over its runs at the rounds that all runs have measured.
 
-    Of two points of one round, the later one counts.
+    If a round has two points, the later point counts.
     """
     by_round = [{point.rounds: point for point in run.points_by_all(group.view)} for run in group.runs]
     shared = sorted(set.intersection(*(set(points) for points in by_round)))
@@ -137,7 +137,10 @@ def margins_section(groups: Sequence[Group]) -> str:
 
 
 def group_margins(group: Group) -> list[tuple[str, Margins, Margins]]:
-    """Return (name, shared, local) for anchors, prototypes or both, as means over the group's runs."""
+    """Return the name and the mean shared and local margins of anchors, prototypes or both.
+
+    Each mean is over the group's runs.
+    """
     saved = [(local, shared) for run in group.runs for _, local, shared in [margins_of_run(run.folder)]]
     kinds = list(dict.fromkeys(kind for _, shared in saved for kind in shared))
     local = mean_margins([gaps for gaps, _ in saved])

@@ -16,7 +16,7 @@ SEEDS_NOTE = (
     "or the mean alone if all are equal."
 )
 
-# Share of the mean under which a deviation is not shown, as that of a few bytes in millions.
+# A deviation below this share of the mean is not shown, for example a few bytes in millions.
 NO_SPREAD = 1e-6
 
 
@@ -30,9 +30,9 @@ class Table:
 
     @property
     def legend(self) -> str:
-        """Return the note and what bold means.
+        """Return the note and the meaning of bold.
 
-        Two views measure different models, so that each view has its own best value.
+        Two views measure different models, so each view has its own best value.
         """
         alike = " among runs with the same view" if "view" in self.head else ""
         return f"{self.note} Bold: the best of its column{alike}.".lstrip() if self.best else self.note
@@ -81,7 +81,7 @@ def tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float)
 
 
 def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]:
-    """Return the comparison for programs: the tables as shown, and a number for each seed of a row."""
+    """Return the comparison for programs: the tables that are shown, and the numbers of each seed."""
     rows = [
         {
             "name": group.name, "method": group.method, "view": group.view,
@@ -226,11 +226,11 @@ def best_cells(
     measured: Sequence[Sequence[Sequence[float]]], first: int, format_value: Callable[[float], str],
     highest: bool = True, among: Sequence[str] = (),
 ) -> frozenset[tuple[int, int]]:  # fmt: skip
-    """Return (row, column) of the best means, from the column `first` on.
+    """Return the row and the column of each best mean, from the column `first` on.
 
-    Means are equal if they are written with the same text. `among` has for each row the group of rows with
-    which it can be compared, for example the measured view. A column in which no mean is worse has no best
-    cell. If the lowest value is the best, 0 does not count, because a run that sends nothing does not
+    Two means are equal if their texts are the same. `among` has a group for each row, for example the
+    measured view, and only rows of the same group are compared. A column has no best cell if all its means
+    are equal. If the lowest value is the best, 0 does not count, because a run that sends nothing does not
     federate.
     """
     kinds = among or [""] * len(measured)
@@ -260,7 +260,7 @@ def accuracies(points: Sequence[MeasuredPoint], name: str) -> list[float]:
 
 
 def mean_and_deviation(values: Sequence[float], format_value: Callable[[float], str]) -> str:
-    """Write the mean, with the deviation if there is one. Bytes of equal runs have none."""
+    """Write the mean, and the deviation if it is large enough to be shown."""
     if not values:
         return NONE
     mean, deviation = fmean(values), stdev(values) if len(values) > 1 else 0.0

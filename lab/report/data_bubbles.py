@@ -1,9 +1,9 @@
 """Draw classes x devices as bubbles.
 
 The area of a bubble shows how many training samples of the class the device has. A row is a device, and a
-column is a class. The picture is as wide as a phone and at most 460 pixels wide, so that its letters have the
-size of the surrounding text on both. If there are more devices or classes than there is room for, several of
-them share a row or a column.
+column is a class. The picture is as wide as a phone, and at most 460 pixels on wider pages. Therefore its
+letters have the size of the surrounding text on both. If there are too many devices or classes for the
+picture, several of them share a row or a column.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 from protofleet.lab.report.data_counts import FleetCounts
 
 WIDTH: Final = 336.0  # Pixels without the margins on a page that is 400 pixels wide.
-WIDEST: Final = 460  # Pixels on a page.
-# Pixels of the devices' names at the left, and of their sums at the right.
+WIDEST: Final = 460  # Maximum width on a page, in pixels.
+# Width of the devices' names at the left, and width of the devices' sums at the right, in pixels.
 LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0
 MOST_COLUMNS, MOST_ROWS = 16, 60
-MOST_LETTERS: Final = 15  # Letters of a name. The table and the bubble's title have the whole name.
+MOST_LETTERS: Final = 15  # Maximum letters of a name. The table and the bubble's title have the whole name.
 LETTER: Final = 7.0
 ROW, HEADING, BASE = 24.0, 20.0, 24.0
 SMALLEST: Final = 1.0  # Radius of the smallest bubble, so that one sample can be seen.
@@ -32,12 +32,12 @@ FILL: Final = "#0072B2"  # Contrast above 3:1 on the white page and on the dark 
 class BubbleRow:
     label: str
     domain: str
-    cells: tuple[int, ...]  # Samples, by column.
+    cells: tuple[int, ...]  # Number of samples in each column.
 
 
 @dataclass(frozen=True)
 class BubbleGrid:
-    """The contents of the picture. Neighbours share a row or a column if there are too many."""
+    """The rows and columns of the picture. Devices share a row, and classes a column, if there are too many."""
 
     columns: tuple[str, ...]
     rows: tuple[BubbleRow, ...]
@@ -64,7 +64,7 @@ def grid_of(fleet: FleetCounts) -> BubbleGrid:
 
 
 def neighbours(count: int, most: int) -> list[range]:
-    """Divide `count` neighbours into at most `most` groups."""
+    """Divide the numbers below `count` into at most `most` ranges of neighbours."""
     size = max(1, -(-count // most))
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 

@@ -13,7 +13,7 @@ ONE_DEVICE: Final = "one device: nothing to compare"
 class DeviceCounts:
     device: str
     domain: str
-    counts: tuple[int, ...]  # Samples, by class.
+    counts: tuple[int, ...]  # Number of samples of each class.
 
     @property
     def total(self) -> int:
@@ -22,7 +22,7 @@ class DeviceCounts:
 
 @dataclass(frozen=True)
 class FleetCounts:
-    """The counts of the devices whose data are known, by domain and name.
+    """The counts of the devices whose data are known, sorted by domain and name.
 
     All devices have the same number of classes.
     """
@@ -68,8 +68,8 @@ class FleetCounts:
     def most_skew(self) -> float:
         """Return the highest skew that this number of devices can have.
 
-        The images of a device are part of the mix of all images. Therefore its distance is at most 1 minus
-        its share of them, and all shares add up to 1.
+        A device's images are part of all images. Therefore the distance of a device is at most 1 minus its
+        share of all images. The shares of n devices add up to 1, so the mean distance is at most 1 - 1/n.
         """
         filled = sum(1 for one in self.devices if one.total)
         return 1 - 1 / filled if filled else 0.0

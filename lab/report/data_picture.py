@@ -25,7 +25,7 @@ STYLE: Final = (
 
 
 def picture_path(given: str, settings: Path) -> Path:
-    """Return the given path. Without one, return a page next to the settings file with the same name."""
+    """Return the given path. If it is empty, return the path of a page next to the settings file."""
     if not given:
         return settings.with_name(f"{settings.stem}-data.html")
     path = Path(given)

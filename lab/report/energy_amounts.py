@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 UNITS: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"))
-PHASES: Final = ("train", "send")  # "train" is work on answers; "send" is everything else: sending, waiting.
+# "train" is the work on updates. "send" is everything else, such as sending and waiting.
+PHASES: Final = ("train", "send")
 
 
 def human_joules(joules: float) -> str:
@@ -17,13 +18,16 @@ def human_joules(joules: float) -> str:
 
 
 def by_device(line: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    """Return device -> phase -> joules of a line of rounds.jsonl. Lines of an earlier version have none."""
+    """Return the joules of a line of rounds.jsonl by device and phase.
+
+    Lines of an earlier version have no joules.
+    """
     found: Mapping[str, Mapping[str, float]] = line.get("energy", {})
     return found
 
 
 def sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return device -> phase -> joules, added over several lines."""
+    """Return the joules of several lines together, by device and phase."""
     found: dict[str, dict[str, float]] = {}
     for line in lines:
         for device, phases in by_device(line).items():

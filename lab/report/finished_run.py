@@ -47,7 +47,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def require_finished(folders: Sequence[Path]) -> None:
-    """Raise RunError if some folders hold no finished run. It names all of them and the way out."""
+    """Raise RunError if some folders hold no finished run. The error names them and says what to do."""
     unfinished = [folder for folder in folders if not (folder / SUMMARY).exists()]
     if not unfinished:
         return
@@ -66,7 +66,7 @@ def require_finished(folders: Sequence[Path]) -> None:
 
 
 def earlier_runs(folder: Path) -> list[Path]:
-    """Return the finished runs of this name whose folder a later start has renamed."""
+    """Return the folders of finished runs with this name that a later start has renamed."""
     renamed = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
     return sorted(path for path in renamed if path.suffix[1:].isdigit() and (path / SUMMARY).exists())
 
@@ -81,7 +81,7 @@ def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[st
 def describe_faults(path: Path, damaged: int, restored: Sequence[int], lost: Sequence[int]) -> str:
     """Describe the damaged and missing lines.
 
-    A run that was continued from an older checkpoint lacks the lines of the rounds between.
+    After a run was continued from an older checkpoint, lines of some rounds may be missing.
     """
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
     if restored:

@@ -1,8 +1,8 @@
 """Give the numbers of a run flat names, which are the same in every tracker and in `compare --csv`.
 
-docs/trackers.md lists the names. A name consists of parts with slashes between them. A name that a user or a
-method has chosen (a domain, a figure) is one part. A part has only letters, digits, `_`, `.` and `-`, which
-every tracker accepts.
+docs/trackers.md lists the names. A name consists of parts that are separated by slashes. A name that a user
+or a method has chosen, for example of a domain or a figure, is one part. A part has only letters, digits,
+`_`, `.` and `-`, which every tracker accepts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Numbers = dict[str, float]
 
 
 def part(text: str) -> str:
-    """Make one part of a name from a text. It is never empty and never a step of a path."""
+    """Make one part of a name from a text. The part is never empty, and never `.` or `..`."""
     found = re.sub(r"[^\w.-]", "_", text)
     return found if found.strip(".") else "_" * max(1, len(found))
 
@@ -44,7 +44,7 @@ def round_numbers(line: Mapping[str, Any]) -> Numbers:
 
 
 def summary_numbers(summary: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a whole run, with `final` and `best` as its summary.json has them."""
+    """Return the numbers of a whole run, with `final` and `best` from its summary.json."""
     found: Numbers = {"total/seconds": summary.get("seconds", 0.0)}
     for size in SIZES:
         found |= by_way_and_kind(f"total/{size}", summary.get(size, {}))
@@ -84,5 +84,5 @@ def _sums(tables: Iterable[Mapping[str, float]]) -> Numbers:
 
 
 def _of_domains(best: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the accuracies without the keys that say which point it is."""
+    """Return the accuracies by domain, without the keys that describe the point."""
     return {key: value for key, value in best.items() if key not in ("point", "validation_mean")}

@@ -1,6 +1,6 @@
 """Draw runs that differ in one number as a curve, and runs that differ in two numbers as a heat map.
 
-These are figures of hyper-parameters.
+Such charts show the effect of hyper-parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protofleet.lab.report.numbers import NONE, percent, percent_points
 from protofleet.lab.report.settings_difference import differing, settings_of
 
 FEWEST: Final = 3  # Minimum number of points of a curve.
-LOG_RATIO: Final = 8.0  # The axis is logarithmic from this ratio of the largest to the smallest value on.
+LOG_RATIO: Final = 8.0  # The axis is logarithmic if the ratio of largest to smallest value is this or more.
 BLUE: Final = (
     0,
     114,
@@ -45,7 +45,7 @@ class Varied:
 def varied(groups: Sequence[Group]) -> Varied | None:
     """Return the settings that vary.
 
-    Return None if groups differ in a setting that is no number, or if two groups have the same values.
+    Return None if groups differ in a setting that is not a number, or if two groups have the same values.
     """
     settings = settings_of(groups)
     keys = differing(settings)
@@ -61,7 +61,7 @@ def is_number(value: object) -> bool:
 
 
 def grid_section(groups: Sequence[Group]) -> str:
-    """Return the section. It is empty if the groups are no grid of one or two numbers."""
+    """Return the section, or "" if the groups do not form a grid of one or two numbers."""
     if len(groups) < FEWEST or (found := varied(groups)) is None or len(found.keys) > 2:
         return ""
     drawn = curve(found) if len(found.keys) == 1 else heat_map(found)
@@ -89,7 +89,10 @@ def curve(found: Varied) -> str:
 
 
 def heat_map(found: Varied) -> str:
-    """Draw the first setting downwards and the second across. A point without a result is left out."""
+    """Draw a row for each value of the first setting, and a column for each value of the second.
+
+    A point without a result is left out.
+    """
     rows, columns = found.values(0), found.values(1)
     means = {at: fmean(values) for at, group in found.groups.items() if (values := accuracies(group))}
     title = f"accuracy over {' and '.join(found.keys)}"
@@ -151,7 +154,7 @@ def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
 
 
 def luminance(*colour: int) -> float:
-    """Return the relative luminance that the contrast of two colours is defined by."""
+    """Return the relative luminance of a colour, from which a contrast is computed."""
     linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

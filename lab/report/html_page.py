@@ -1,8 +1,8 @@
 """Make a self-contained HTML page of sections, tables and parts that can be unfolded.
 
-A keyboard and a screen reader can use it too. Every table has a caption and marks its head cells. Content
-that may be wider than the screen is a region that takes the focus and has a shade at the side where it
-continues.
+The page can also be used with a keyboard or a screen reader. Every table has a caption and marks its head
+cells. If content may be wider than the screen, it is in a region that the keyboard can scroll. A shade shows
+at which side the content continues.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def table(
 ) -> str:
     """Make a table. The first cell of a row is its head.
 
-    `best` has the rows and columns in bold. `words` is true if the table has no numbers. `left` has the
-    columns of words in a table of numbers.
+    `best` has the row and the column of each cell in bold. `words` is true if the table has no numbers.
+    `left` has the columns of words in a table of numbers.
     """
     kinds = [' class="word"' if j in left else "" for j in range(len(head))]
     top = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, head, strict=True))
@@ -82,7 +82,7 @@ def _cell(text: str, column: int, best: bool, kind: str) -> str:
 def _short(found: re.Match[str]) -> str:
     """Shorten a hash.
 
-    A reader only compares hashes, and a whole one would move all other columns out of sight.
+    A reader only compares hashes. A whole hash would move all other columns out of sight.
     """
     return f'<span title="{found[0]}">{found[0][:HASH_DIGITS]}…</span>'
 

@@ -1,4 +1,4 @@
-"""Read what the devices of a run on this machine have written into their folders about their data."""
+"""Read the files in which the devices of a run on this machine describe their data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def known_counts(folder: Path) -> tuple[FleetCounts, int]:
 
 
 def read_data_file(path: Path) -> DataFile | None:
-    """Read data.json. Return None if the file is damaged or missing, as after an earlier version."""
+    """Read data.json. Return None if the file is damaged or missing. Earlier versions did not write it."""
     try:
         return decode(DataFile, json.loads(path.read_bytes()))
     except (OSError, ValueError, SettingsError, RecursionError):

@@ -1,7 +1,7 @@
 """Write tables for LaTeX. Each name is escaped, so that it contains no command and loses no letter.
 
-pdfLaTeX stops at a letter that it has no font for, and engines that do not stop leave the letter out. Such a
-letter is written as its accents, as mathematics, or as U+ and its number.
+pdfLaTeX stops at a letter that is in none of its fonts. Engines that do not stop leave the letter out.
+Therefore such a letter is written with its accents as commands, as mathematics, or as U+ and its number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "→": r"$\to$", "∞": r"$\infty$", "ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}",
     "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "\u0131": r"\i{}",
 }  # fmt: skip
-TWO_MARKS: Final = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")  # LaTeX would set two of these as another mark.
+TWO_MARKS: Final = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")  # LaTeX would join two of these into another mark.
 ACCENTS: Final = {
     "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
     "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d", "\u0327": "c",
@@ -89,7 +89,7 @@ def latex_letter(letter: str) -> str:
         return letter
     base, *accents = list(unicodedata.normalize("NFD", letter))
     if base.isascii() and base.isalpha() and len(accents) == 1 and accents[0] in ACCENTS:
-        # The base letter without its dot.
+        # An accent above i or j replaces the dot.
         on = rf"\{base}" if base in "ij" and accents[0] not in "\u0323\u0327" else base
         return rf"\{ACCENTS[accents[0]]}{{{on}}}"
     return greek(letter) or rf"\texttt{{U+{ord(letter):04X}}}"

@@ -8,15 +8,16 @@ from typing import Final
 
 from protofleet.lab.report.numbers import percent_points
 
-# One more right answer of 50 is 2 points, and grids search for differences of this size.
+# With 50 images, one more correct answer is 2 points of accuracy. Grids search for differences of this
+# size.
 FEWEST_IMAGES: Final = 50
 
 
 def noise_in(chosen: Sequence[float], equal: Sequence[str], images: int | None, classes: int) -> str:
     """Return the reasons why the choice may be noise; "" if there are none.
 
-    `chosen` has the accuracies of the chosen point's seeds, `equal` the points with the same mean, and
-    `images` the number of validation images that have decided.
+    `chosen` has the accuracies of the chosen point, one for each seed. `equal` has the other points with the
+    same mean. `images` is the number of validation images by which the point was chosen.
     """
     found = []
     if equal:

@@ -35,7 +35,7 @@ REQUIRED_KEYS = (
 )
 
 
-# The sections of the page, from the top. A section that has nothing to show is empty.
+# The sections of the page, from top to bottom. A section with nothing to show is an empty text.
 SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     accuracy_section,
     loss_section,
@@ -91,7 +91,7 @@ def outcome_notice(summary: Mapping[str, Any]) -> str:
 
 
 def stopped_words(summary: Mapping[str, Any]) -> str:
-    """Say why policy.stop has ended a run."""
+    """Return the reason why policy.stop has ended a run."""
     done, planned = summary["rounds_done"], summary["rounds"]
     return f"This run was stopped after {done} of {planned} rounds: {summary['stopped']}."
 
@@ -149,7 +149,7 @@ def rounds_words(summary: Mapping[str, Any]) -> str:
 
 
 def rules_words(summary: Mapping[str, Any]) -> str:
-    """Return the rule that predicts, in words. Summaries of earlier versions do not have it."""
+    """Return the rule of prediction in words. Summaries of earlier versions do not have the rule."""
     rules = dict(summary.get("rules", {}))
     own = rules.pop("predict", "")
     others = "; ".join(f"{way} by {words}" for way, words in rules.items())
@@ -157,7 +157,7 @@ def rules_words(summary: Mapping[str, Any]) -> str:
 
 
 def traffic(summary: Mapping[str, Any]) -> tuple[Mapping[str, int], int, int]:
-    """Return the bytes of a run: of its tensors by direction, on the wire, and those FedAvg would have sent."""
+    """Return the bytes of tensors by direction, the bytes on the wire, and the bytes that FedAvg would send."""
     payload = {direction: sum(kinds.values()) for direction, kinds in summary["payload"].items()}
     wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
     return payload, wire, sum(summary["fedavg"].values())

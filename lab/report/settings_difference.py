@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from protofleet.lab.report.comparison import Group
 
-UNSET: Final = "(not set)"  # The settings file leaves it out, or the method has no such setting.
+UNSET: Final = "(not set)"  # Text for a setting that the file leaves out or that the method does not have.
 NOTE: Final = (
     "Settings that are not the same in all experiments. Seeds, names, ports and the machine do not count. Not set: "
     "its default, or no setting of that method."

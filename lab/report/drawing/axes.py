@@ -15,7 +15,7 @@ Format: TypeAlias = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axes:
-    """The ranges of both axes. They convert a value to pixels."""
+    """The ranges of both axes, which convert values to pixels."""
 
     x_low: float
     x_high: float
@@ -71,8 +71,8 @@ class Axes:
     def x_ticks(self, limit: int) -> list[float]:
         """Return the marks of the x axis, which are multiples of 1, 2 or 5.
 
-        On a logarithmic axis they are powers of ten. If those are few, 2 and 5 times a power of ten are marks
-        too.
+        On a logarithmic axis, the marks are powers of ten. If there are few of them, 2 and 5 times a power of
+        ten are marks too.
         """
         if self.log_x:
             first, last = math.floor(math.log10(self.x_low)), math.ceil(math.log10(self.x_high))
@@ -87,7 +87,7 @@ class Axes:
 
 
 def round_axis_end(value: float) -> float:
-    """Round a value up to a round number for the top of an axis. Its quarters are round too."""
+    """Return the top of an axis: a round number at or above the value, whose quarters are round too."""
     if value <= 0:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))

@@ -1,8 +1,8 @@
 """Draw a picture in two widths: for a wide page, and for a page as narrow as a phone.
 
-A single picture would shrink on a phone until its letters have 6 pixels. The page shows the width that fits,
-by a media query. The other one is hidden from all readers, also from screen readers. The numbers follow as a
-table below the picture.
+A single picture would shrink on a phone, so that its letters would be only 6 pixels high. Therefore the page
+has both widths, and a media query shows the width that fits. The other picture is hidden from all readers,
+also from screen readers. A table below the picture has its numbers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 
 from protofleet.lab.report.html_page import slug, table, unfolded
 
-LETTER_WIDTH: Final = 6.6  # Average pixels of a letter.
-WIDE_LETTER: Final = 7.4  # Pixels of a letter in a wide font, for a name that is followed by another name.
-MAX_RIGHT: Final = 300.0  # Maximum pixels for names at the right of a picture.
-LEGEND_ROW: Final = 18.0  # Pixels of a row of a legend.
-KEY_WIDTH: Final = 18.0  # Pixels of a mark of a legend and the gap after it.
-MOST_ROWS: Final = 400  # Rows of a table of numbers.
+LETTER_WIDTH: Final = 6.6  # Average width of a letter, in pixels.
+WIDE_LETTER: Final = 7.4  # Width of a letter in a wide font, for a name that is followed by another name.
+MAX_RIGHT: Final = 300.0  # Maximum width of names at the right of a picture, in pixels.
+LEGEND_ROW: Final = 18.0  # Height of a row of a legend, in pixels.
+KEY_WIDTH: Final = 18.0  # Width of a mark of a legend and the gap after it, in pixels.
+MOST_ROWS: Final = 400  # Maximum rows of a table of numbers.
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Canvas:
     left: int  # Pixels at the left of the axes, for numbers.
     right: int  # Minimum pixels at the right of the axes, for names.
     plot_height: int
-    most_beside: int  # Names that fit at the right; more names are in rows below the picture.
+    most_beside: int  # Maximum number of names at the right; more names are put in rows below the picture.
     ticks: int  # Maximum number of marks on the x axis.
 
     @property
@@ -114,7 +114,7 @@ class Key:
         return fill_of(self.colour, self.outlined, self.faint)
 
     def at(self, x: float, y: float, room: float) -> str:
-        """Draw the entry. `y` is the middle of its letters, and `room` is the pixels that it may use."""
+        """Draw the entry. `y` is the middle of its letters, and `room` is its maximum width in pixels."""
         weight = ' class="bold"' if self.bold else ""
         name = shortened(self.name, room - KEY_WIDTH)
         text = f'<text x="{x + KEY_WIDTH:.1f}" y="{y + 4:.1f}"{weight}>{escape(name)}</text>'
@@ -138,18 +138,18 @@ def shortened(text: str, room: float) -> str:
 
 
 def right_margin(names: Iterable[str], gap: float) -> float:
-    """Return the pixels for names at the right of the axes. `gap` is the pixels before the names."""
+    """Return the width for names at the right of the axes. `gap` is the space before the names."""
     return min(MAX_RIGHT, max(WIDE.right, gap + LETTER_WIDTH * max(map(len, names), default=0)))
 
 
 def keys_beside(keys: Sequence[Key], x: float, room: float) -> tuple[str, float]:
-    """Draw the entries in a column, and return where the last one ends."""
+    """Draw the entries in a column. Return the drawing, and the position at which the last entry ends."""
     drawn = "".join(key.at(x, TOP + 5.5 + LEGEND_ROW * i, room) for i, key in enumerate(keys))
     return drawn, TOP + LEGEND_ROW * len(keys)
 
 
 def keys_below(keys: Sequence[Key], top: float, canvas: Canvas) -> tuple[str, float]:
-    """Draw the entries in rows as wide as the picture, and return where the last one ends."""
+    """Draw the entries in rows as wide as the picture. Return the drawing, and the position of its end."""
     x, y, drawn = 0.0, top + 10, []
     for key in keys:
         width = KEY_WIDTH + WIDE_LETTER * len(key.name) + 10
@@ -163,7 +163,7 @@ def keys_below(keys: Sequence[Key], top: float, canvas: Canvas) -> tuple[str, fl
 def end_labels(ends: Sequence[tuple[float, float, Key]], canvas: Canvas) -> str:
     """Draw names at the ends of their lines.
 
-    They are moved apart if they would overlap, and they stay inside the picture if they fit.
+    Names that would overlap are moved apart. They stay inside the picture if there is room.
     """
     ends = sorted(ends, key=lambda end: (end[0], end[2].name))
     ys: list[float] = []

@@ -24,7 +24,7 @@ from protofleet.lab.report.drawing.canvas import (
 )
 from protofleet.lab.report.numbers import NONE
 
-MOST_DESCRIBED: Final = 12  # Lines that a description describes one by one.
+MOST_DESCRIBED: Final = 12  # Maximum number of lines that are described one by one.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ChartLine:
     bold: bool = False
     labelled: bool = True
     dash: str = ""
-    band: Sequence[tuple[float, float, float]] = ()  # (x, from, to): the spread of its values.
+    band: Sequence[tuple[float, float, float]] = ()  # The spread of the values: (x, from, to).
     marked: bool = False  # True if each point has a dot.
 
 
@@ -43,7 +43,7 @@ class ChartLine:
 class Bar:
     """A stacked bar, filled or outlined."""
 
-    x: float  # Its nearest whole number is the round or the class to which it belongs.
+    x: float  # Position; the nearest whole number is the round or the class of the bar.
     parts: Sequence[tuple[str, float]]  # (name, size) of each part.
     width: float
     outlined: bool = False
@@ -113,9 +113,9 @@ def plain(value: float) -> str:
 
 
 def numbers_of(series: Sequence[ChartLine], y_format: Format, x_label: str, x_format: Format) -> PictureTable:
-    """Return a row for each x and a column for each line.
+    """Return a table with a row for each x and a column for each line.
 
-    A value with a band is followed by half the width of the band.
+    If a value has a band, half the width of the band follows the value.
     """
     values = [
         {x: y_format(y) for x, y in line.points}
@@ -172,7 +172,7 @@ def bar_chart(
     label: str,
     faint: Sequence[str] = (),
 ) -> str:
-    """Draw a bar chart. `faint` has the names whose bars are the lighter ones of two that share a colour."""
+    """Draw a bar chart. If two names share a colour, the name in `faint` has the lighter bars."""
     top = max((sum(size for _, size in bar.parts) for bar in series), default=1.0)
     first = min((bar.at for bar in series), default=1)
     last = max((bar.x for bar in series), default=1.0)

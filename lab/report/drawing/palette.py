@@ -1,7 +1,7 @@
 """Define the colours of series by names; report.css gives each name a value for white and for dark paper.
 
-Both sets have the hues of Okabe and Ito, which are distinguishable with every kind of colour vision, and four
-more. They are dark or light enough to have a contrast of 3:1 on their paper. No text has these colours: text
+Both sets have the hues of Okabe and Ito, which people with every kind of colour vision can distinguish, and
+four more hues. Each colour has a contrast of at least 3:1 on its paper. Text never has these colours. Text
 is in ink, with a mark of the colour next to it.
 """
 

@@ -19,7 +19,7 @@ from protofleet.lab.report.drawing.canvas import (
 )
 
 Position = Sequence[float]  # The x and the y of a point.
-# Pixels between panels, above a panel, and of a row of the legend.
+# Pixels between panels, pixels above a panel, and height of a row of the legend.
 GAP, TITLE_HEIGHT, LEGEND_ROW = 14, 20, 20
 NARROWEST = 200  # Minimum width of a panel in pixels.
 SPARSE = 200  # A panel with at most this number of points draws them larger.
@@ -40,7 +40,7 @@ SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
         for i, r in enumerate([1.5, 0.65] * 5)
     ),
 }  # fmt: skip
-DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # Stars are for what the server sent.
+DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # Stars are for the points of the server.
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Dots:
 
 @dataclass(frozen=True)
 class Mark:
-    """A large outlined point. Its `tag` is at its upper right."""
+    """A large outlined point. The `tag` is written at its upper right."""
 
     position: Position
     colour: str
     shape: str
     name: str
-    size: float = 6.0  # Half its width, in pixels.
+    size: float = 6.0  # Half the width of the mark, in pixels.
     tag: str = ""
 
 
@@ -79,7 +79,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of the legend. Without a shape it is a heading of the entries after it."""
+    """An entry of the legend. An entry without a shape is a heading of the entries after it."""
 
     name: str
     colour: str = ""
@@ -139,7 +139,7 @@ def panel_svg(panel: Panel, side: float) -> str:
 
 
 def tag(text: str, at: tuple[float, float], distance: float, side: float) -> str:
-    """Draw a tag at the upper right of a mark, or at its left near the end of the panel."""
+    """Draw a tag at the upper right of a mark, or at the left if the mark is near the end of the panel."""
     width = len(text) * LETTER_WIDTH
     x, y = (at[0] + distance + 1, at[1] - distance + 3) if distance else (at[0] - width / 2, at[1] + 4)
     if x + width > side - 3:
@@ -189,7 +189,7 @@ def outline(shape: str, x: float, y: float, size: float) -> str:
 
 
 def legend(entries: Iterable[LegendEntry], top: float, width: float) -> tuple[str, float]:
-    """Draw the entries in rows as wide as the picture, and return the height of the picture too.
+    """Draw the entries in rows as wide as the picture. Return the drawing, and the height of the picture.
 
     Each heading begins a new row.
     """

@@ -1,4 +1,4 @@
-"""The sections of a run's report: a file for each, and what only they compute.
+"""The sections of a run's report, with a file for each section, and computations for the sections alone.
 
 May import: coordinator.observe, lab.report, lab.report.drawing, protocol.link, protocol.settings.
 """

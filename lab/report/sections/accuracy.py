@@ -50,7 +50,7 @@ def loss_section(run: FinishedRun) -> str:
 def domain_lines(run: FinishedRun, measure: str) -> list[ChartLine]:
     """Return a line for each domain and a bold line for their mean, as all present devices measured it.
 
-    If there are sampled cohorts, their means are one more line.
+    If there are sampled cohorts, one more line shows their means.
     """
     points = [p for p in measurements(run.rounds, run.summary["reports"]) if p.of(measure)]
     by_all, sampled = [p for p in points if p.by_all], [p for p in points if not p.by_all]
@@ -74,9 +74,9 @@ def means_of(points: Sequence[Measurement], measure: str) -> list[tuple[float, f
 
 
 def measured_by_table(points: Sequence[Measurement]) -> str:
-    """Say which devices measured each point.
+    """Make a table of the devices that measured each point.
 
-    Points in a row that the same number of devices measured share a row.
+    Points in a row of the table follow each other, and the same number of devices measured them.
     """
     rows = []
     for words, group in groupby(points, key=measured_by):
@@ -107,7 +107,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
 
 
 def views_table(summary: Mapping[str, Any]) -> str:
-    """Return a table if other views were measured too, and not only the one that the paper reports."""
+    """Return a table of all views, if more views were measured than the one that the paper reports."""
     views = summary.get("views", {})
     if len(views) < 2:
         return ""

@@ -12,7 +12,7 @@ from protofleet.lab.report.html_page import section
 
 PREFIX: Final = "margin."
 MEAN: Final = "margin.mean"
-MOST_NAMED: Final = 12  # Classes; more names than this do not help the reader.
+MOST_NAMED: Final = 12  # Maximum number of classes that are named; more names do not help the reader.
 NOTE: Final = (
     "Distance from each class's anchor to its nearest other anchor: the thick line is their mean, the others are "
     "classes."
@@ -41,7 +41,7 @@ def anchor_margins_section(run: FinishedRun) -> str:
 def labels_in(figures: Iterable[Mapping[str, float]]) -> list[str]:
     """Return the labels of classes, in their order.
 
-    A label of a plug-in's method may be no number.
+    A plug-in's method may have a label that is not a number.
     """
     found = {name.removeprefix(PREFIX) for one in figures for name in one if name.startswith(PREFIX)}
     numbers = sorted((label for label in found if label.isdecimal()), key=int)

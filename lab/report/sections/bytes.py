@@ -1,4 +1,4 @@
-"""Make the report's section about bytes by direction, kind and round, with those FedAvg would have sent."""
+"""Make the report's section about bytes by direction, kind and round, compared with FedAvg."""
 
 from __future__ import annotations
 

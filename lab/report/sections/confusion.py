@@ -11,9 +11,9 @@ from protofleet.lab.report.html_page import scrolling, section, table, unfolded
 from protofleet.lab.report.numbers import NONE
 from protofleet.lab.report.sections.accuracy import VIEWS
 
-Matrix: TypeAlias = Sequence[Sequence[int]]  # Class -> predicted class -> number of samples.
+Matrix: TypeAlias = Sequence[Sequence[int]]  # Number of samples by class and predicted class.
 
-# Classes of a matrix that is shown; with more classes, only the table of pairs is shown.
+# Maximum classes of a matrix that is shown. With more classes, only the table of pairs is shown.
 MOST_CLASSES: Final = 30
 MOST_DOMAINS: Final = 20
 MOST_PAIRS: Final = 10

@@ -12,7 +12,8 @@ from protofleet.lab.report.known_data import known_counts
 
 TITLE: Final = "Data"
 CAPTION: Final = "Training samples of each class on each device"
-MOST_CELLS: Final = 20_000  # Cells of a table. A larger table has the rows and columns of the picture.
+# Maximum cells of a table. A larger table has the rows and columns of the picture.
+MOST_CELLS: Final = 20_000
 UNKNOWN: Final = (
     "What the devices learn from is not known here: a device tells its coordinator no more than its method "
     "needs."

@@ -23,7 +23,7 @@ TEXT: Final = (
 def energy_section(run: FinishedRun) -> str:
     """Return the section.
 
-    It is empty for a run of an earlier version and for a centralised run, which has no devices.
+    The section is empty for a run of an earlier version and for a centralised run, which has no devices.
     """
     rounds, summary = run.rounds, run.summary
     if not any("energy" in line for line in rounds) or summary["security"] == "centralised":

@@ -12,7 +12,7 @@ from protofleet.lab.report.numbers import NONE
 
 HEAD: Final = ("party", "software", "machine")
 NOTE: Final = "As each party says it of itself; devices of earlier versions do not say it."
-MOST_NAMED: Final = 12  # Devices with the same software and machine that are named.
+MOST_NAMED: Final = 12  # Maximum number of named devices with the same software and machine.
 
 
 def environment_section(run: FinishedRun) -> str:

@@ -1,7 +1,7 @@
 """Make the sections about the feature space: margins, features over rounds, the prototypes of one class.
 
-They are FedLSA's figs. 1 and 4, FedPall's fig. 4 and the upper row of FedPLCC's fig. 2, drawn from the files
-that a run has saved. A section is empty if the run has not saved its data.
+The sections show FedLSA's figs. 1 and 4, FedPall's fig. 4 and the upper row of FedPLCC's fig. 2. They are
+drawn from the files that a run has saved. A section is empty if the run has not saved the files for it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def margins_section(folder: Path, rounds: int) -> str:
 
 
 def margin_bars(by_name: Mapping[str, Margins]) -> list[Bar]:
-    """Return bars next to each other in each class. The baseline is outlined."""
+    """Return the bars, side by side for each class. The bars of the baseline are outlined."""
     width = 0.8 / len(by_name)
     return [
         Bar(
@@ -153,8 +153,8 @@ def feature_pictures(layouts: Mapping[str, ProjectedPoints], style: PlotStyle) -
 def class_section(folder: Path, rounds: int) -> str:
     """Draw the upper row of FedPLCC's fig. 2, if a class has more than one prototype.
 
-    Devices receive the global prototypes that were made of their prototypes of round r in the task of round r
-    + 1.
+    The server makes global prototypes from the devices' prototypes of round r. The devices receive these
+    global prototypes in the task of round r + 1.
     """
     saved = saved_rounds(folder)
     for number, paths in reversed(saved.items()):
@@ -203,7 +203,7 @@ def class_figure(
 def class_to_show(class_points: Sequence[ClassPoints]) -> int | None:
     """Return class 0, as in the paper, if a device or the server has several points of it.
 
-    Otherwise return the class with the most points, of those with several points.
+    Otherwise, among the classes with several points, return the class with the most points.
     """
     several = {c for points in class_points for c, n in Counter(points.labels.tolist()).items() if n > 1}
     if not several:

@@ -1,6 +1,6 @@
 """Compute margins between classes, as in FedLSA's fig. 1.
 
-They are computed for the points that the server sent and for the devices' own class means.
+There are margins of the points that the server sent, and margins of the devices' own class means.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from protofleet.lab.report.sections.snapshots import (
     unit_length,
 )  # fmt: skip
 
-Margins = dict[int, float]  # Class -> distance to the nearest prototype of another class.
-BASELINE = "largest local"  # In pictures: the margins of the devices' own class means.
+Margins = dict[int, float]  # Distance to the nearest prototype of another class, by class.
+BASELINE = "largest local"  # The name of the margins of the devices' own class means in pictures.
 
 
 def class_margins(points: Array, labels: Array) -> Margins:
-    """Return the least distance from a class's rows to those of another class.
+    """Return the least distance from a row of a class to a row of another class, by class.
 
     The result is empty if there is only one class.
     """
@@ -50,7 +50,8 @@ def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
 def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
     """Return the baseline of FedLSA's fig. 1.
 
-    This is, for each class, the largest margin that the class means of any device have.
+    Each device has margins between its own class means. The baseline of a class is the largest of these
+    margins.
     """
     found: Margins = {}
     for snapshot in snapshots:
@@ -60,9 +61,9 @@ def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
 
 
 def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
-    """Return (round, local margins, shared margins by kind).
+    """Return a round, its local margins, and its shared margins by kind.
 
-    They are those of the last saved round in which class points were received.
+    The round is the last saved round in which class points were received.
     """
     for number, paths in reversed(saved_rounds(folder).items()):
         snapshots = read_snapshots(paths)
@@ -73,9 +74,9 @@ def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
 
 
 def ratio(gaps: Margins, local: Margins) -> float | None:
-    """Return the ratio of the means over the classes that both have, or None.
+    """Return the ratio of the two means over the classes that `gaps` and `local` have in common, or None.
 
-    The ratio can be compared between methods; distances alone cannot.
+    The ratio can be compared between methods. Distances alone cannot be compared.
     """
     both = gaps.keys() & local.keys()
     base = sum(local[c] for c in both)

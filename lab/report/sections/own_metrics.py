@@ -15,11 +15,12 @@ from protofleet.lab.report.html_page import section, table
 from protofleet.lab.report.numbers import NONE, three_places
 from protofleet.lab.report.sections.accuracy import ROUNDS_NOTE, VIEWS
 
-# The metric's name, the measured model with the rule by which it predicts, and the domain. Other figures
-# belong to a method and have no mean.
+# The name of the metric, the model with its rule of prediction, and the domain. Other figures belong to a
+# method and have no mean.
 FIGURE: Final = re.compile(r"([a-z][a-z0-9_]*)\.((?:global|personal)(?:-[^.]+)?)\.(.+)")
 
-Points = dict[str, list[tuple[float, float]]]  # A domain or the mean -> (rounds of training, value).
+# Pairs (rounds of training, value) by domain. The mean has its own entry.
+Points = dict[str, list[tuple[float, float]]]
 
 
 def own_metrics_section(run: FinishedRun) -> str:
@@ -33,7 +34,7 @@ def own_metrics_section(run: FinishedRun) -> str:
 
 
 def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
-    """Return metric -> view -> its points."""
+    """Return the points by metric and view."""
     found: dict[str, dict[str, Points]] = {}
     done = rounds_done(run.rounds)
     for line in run.rounds:
@@ -50,8 +51,8 @@ def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
 def round_of(line: Mapping[str, float], view: str, done: int) -> float:
     """Return the rounds of training until a measurement.
 
-    A global model is measured at the beginning of a round, a device's own model at its end. `done` is the
-    number of all rounds.
+    A global model is measured at the beginning of a round. A device's own model is measured at the end.
+    `done` is the number of all rounds.
     """
     return line["round"] - 1 if is_global(view) else min(line["round"], done)
 

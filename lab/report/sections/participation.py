@@ -29,7 +29,7 @@ ASIDE: Final = "put aside"
 REFUSED: Final = "refused"
 LATE: Final = "late"
 SILENT: Final = "no answer"
-# A device may have several of these states in one round; the first one counts.
+# If a device has several of these states in one round, the state that is first here counts.
 STATES: Final = (ASIDE, ANSWERED, REFUSED, LATE, SILENT)
 KEYS: Final = {
     ANSWERED: Key(ANSWERED, COLOURS[0]),
@@ -38,10 +38,10 @@ KEYS: Final = {
     LATE: Key(LATE, COLOURS[4], faint=True),
     SILENT: Key(SILENT, COLOURS[6], outlined=True),
 }
-MOST_STRIPS: Final = 60  # Devices that are drawn.
-STRIP: Final = 18.0  # Pixels of a device.
-APART: Final = 6.0  # Pixels of a round, from which on each round has its own piece.
-MOST_NAME: Final = 150.0  # Pixels for a device's name on a wide page.
+MOST_STRIPS: Final = 60  # Maximum number of devices that are drawn.
+STRIP: Final = 18.0  # Height of a device's strip, in pixels.
+APART: Final = 6.0  # Rounds of at least this width, in pixels, have their own pieces.
+MOST_NAME: Final = 150.0  # Maximum width of a device's name on a wide page, in pixels.
 NOTE: Final = (
     "A strip is a device, from the first round to the last evaluation; where it is empty, it was not asked."
 )
@@ -137,8 +137,8 @@ class StripFrame:
     def strip(self, one: DeviceRounds, i: int) -> str:
         """Draw the strip of a device.
 
-        If rounds are narrow, neighbours with the same state are one piece, so that thousands of rounds do not
-        need thousands of pieces.
+        If rounds are narrow, consecutive rounds with the same state are one piece. Otherwise thousands of
+        rounds would need thousands of pieces.
         """
         y = TOP + STRIP * i
         name = escape(shortened(one.device, self.left - 6))
@@ -180,7 +180,7 @@ def devices_table(rounds: Rounds) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Write neighbours as a span: 1-4, 7."""
+    """Write consecutive numbers as a range: 1-4, 7."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:

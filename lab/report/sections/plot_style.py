@@ -22,7 +22,7 @@ MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Half the width of a mark, in pixels.
 @dataclass(frozen=True)
 class PlotStyle:
     classes: Sequence[int]  # Classes that are drawn; the index of a class gives its colour.
-    class_count: int  # Number of classes, with those that are not drawn.
+    class_count: int  # Number of all classes, also of those that are not drawn.
     groups: Sequence[str]  # Devices, or domains if there are more devices than shapes.
     group_kind: str  # "device" or "domain".
 
@@ -67,7 +67,7 @@ class PlotStyle:
     def class_marks(self, layout: ProjectedPoints, filled: bool = True) -> list[Mark]:
         """Return the marks of anchors and global prototypes.
 
-        One mark of each class has the number of the class next to it.
+        For each class, the number of the class is next to one of its marks.
         """
         marks, numbered = [], set()
         size = 4.4 if sum(len(points.labels) for points in layout.class_points) > CROWDED else 6.0

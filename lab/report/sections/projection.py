@@ -9,8 +9,8 @@ import numpy as np
 
 from protofleet.lab.report.sections.snapshots import Array, ClassPoints, Snapshot
 
-MAX_POINTS = 1500  # Points in one picture.
-TSNE_STEPS = 500  # Twice as many steps look the same.
+MAX_POINTS = 1500  # Maximum number of points in one picture.
+TSNE_STEPS = 500  # Steps of t-SNE. With twice as many steps, the picture looks the same.
 MIN_TSNE_POINTS = 8  # With fewer points, t-SNE is not worth its time.
 
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
-FEWEST: Final = 20  # One image of 20 is 5 points.
+FEWEST: Final = 20  # With 20 images, one image is 5 points of accuracy.
 
 
 def few_test_images(run: FinishedRun) -> str:
-    """Return the domains with fewer images, in words.
+    """Return a text about the domains with too few test images.
 
-    Return "" if there are none, or if no device has counted its images.
+    Return "" if there are no such domains, or if no device has counted its images.
     """
     found = [line["confusion"] for line in run.rounds if line.get("confusion")]
     if not found:
@@ -30,9 +30,9 @@ def few_test_images(run: FinishedRun) -> str:
 
 
 def _devices_of_one_test(run: FinishedRun) -> Mapping[str, int]:
-    """Return domain -> the number of devices that are tested on the same images.
+    """Return the number of devices that are tested on the same images, by domain.
 
-    Each of these devices has counted the images.
+    Each of these devices has counted all of these images.
     """
     try:
         data: Mapping[str, Any] = read_toml(run.folder / "experiment.toml").get("data", {})

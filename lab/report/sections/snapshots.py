@@ -1,10 +1,10 @@
-"""Read what devices save for pictures: features, prototypes and anchors of a round.
+"""Read the features, prototypes and anchors that devices save for pictures.
 
 devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples,
-computed by the device's model after round 3, and its `domain`. It also holds the arrays that crossed in that
-round: `received.anchors` [C, L], `received.prototypes` [G, D] with `received.labels` and `received.shares`
-[G], `sent.prototypes` [J, D] with `sent.labels` and `sent.counts` [J]. Each of them may be missing. The last
-evaluation counts as a round.
+computed by the device's model after round 3, and its `domain`. The file also holds the arrays that the device
+has received and sent in that round: `received.anchors` [C, L], `received.prototypes` [G, D] with
+`received.labels` and `received.shares` [G], `sent.prototypes` [J, D] with `sent.labels` and `sent.counts`
+[J]. Each of these arrays may be missing. The last evaluation counts as a round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ClassPoints:
     kind: str
     points: Array  # Shape [G, D].
     labels: Array  # Shape [G].
-    sizes: Array  # Shape [G], in any unit; all 1 if the file has none.
+    sizes: Array  # Shape [G], in any unit; all 1 if the file has no sizes.
     device: str = ""  # The device that computed them; "" for the server.
 
 
@@ -145,7 +145,7 @@ def read_class_points(arrays: Mapping[str, Array], name: str, kind: str, sizes: 
 def received_points(snapshots: Iterable[Snapshot]) -> list[ClassPoints]:
     """Return the class points that the server sent.
 
-    They are the same for all devices, so that they are read from the first snapshot that has them.
+    All devices receive the same points. Therefore they are read from the first snapshot that has them.
     """
     found: dict[str, ClassPoints] = {}
     for snapshot in snapshots:
