@@ -66,12 +66,12 @@ class Row:
 class Comparison:
     """A comparison of runs.
 
-    `str` of it is the text that `protofleet compare` prints. A notebook shows the same tables.
+    `str(comparison)` is the text that `protofleet compare` prints. A notebook shows the same tables.
     """
 
     groups: Sequence[Group]
     tables: Sequence[Table]
-    target: AccuracyTarget | None  # The target whose rounds and bytes the last table counts.
+    target: AccuracyTarget | None  # The accuracy to reach, for which the last table has rounds and bytes.
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -115,9 +115,9 @@ def written(path: str | Path | None, text: str) -> str:
 def compare(
     results: Iterable[Result | str | Path], *, view: str = REPORTS, baseline: str = "", share: float = 0.9
 ) -> Comparison:
-    """Compare runs. `results` are those of `run`, or folders of finished runs.
+    """Compare runs. `results` has results of `run`, or folders of finished runs.
 
-    Runs that differ only in their seed are one row.
+    Runs that differ only in their seed share a row.
     """
     if isinstance(results, str | Path | Result):
         results = [results]

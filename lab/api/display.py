@@ -1,6 +1,6 @@
 """Show the progress of a run to a program: in a notebook's cell, at a terminal, to a function, or not at all.
 
-Nothing is written to standard output, because that belongs to the program. Messages go to the log
+Nothing is written to standard output, because standard output belongs to the program. Messages go to the log
 `protofleet`.
 """
 
@@ -21,7 +21,7 @@ from protofleet.protocol.settings.reader import SettingsError
 # A function that is called with each round's line of rounds.jsonl.
 Listener: TypeAlias = Callable[[Mapping[str, Any]], None]
 ProgressChoice: TypeAlias = Literal["auto", "off"] | Listener
-REDRAW_SECONDS: Final = 0.2  # Seconds; a notebook keeps each change that is sent to it.
+REDRAW_SECONDS: Final = 0.2  # Seconds between two updates; a notebook keeps each update that is sent to it.
 
 log = logging.getLogger("protofleet")
 
@@ -85,7 +85,7 @@ class TerminalDisplay(ProgressDisplay):
 
 
 class NotebookDisplay(QuietDisplay):
-    """One line under the cell, which is updated."""
+    """The display of a run on one line under the cell, which is updated."""
 
     def __init__(self, rounds: int, view: str, show: Callable[[str], Callable[[str], None]]) -> None:
         super().__init__(rounds, view)
@@ -110,7 +110,7 @@ class NotebookDisplay(QuietDisplay):
 def notebook_cell() -> Callable[[str], Callable[[str], None]] | None:
     """Return a function that shows a line under the running cell; None outside of a notebook.
 
-    That function returns another one, which changes the line.
+    The function returns another function, which changes this line.
     """
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python is not None else None

@@ -1,6 +1,6 @@
 """Raise the exceptions that a caller may catch.
 
-They cover every error that a user can correct, with the messages of the command line.
+These exceptions cover every error that a user can correct. They have the messages of the command line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, Stopp
 def public_errors() -> Iterator[None]:
     """Raise SettingsError if the command would exit with 2, DivergedError for 4, and RunError for 1.
 
-    The exceptions of bugs are not changed. An interrupt stays a KeyboardInterrupt, because the user has
-    pressed it in the notebook or at the script.
+    The exceptions of bugs are not changed. An interrupt by the user stays a KeyboardInterrupt.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Read an experiment that a program gives as a TOML file or as the same table in a mapping."""
+"""Read an experiment that a program gives as a TOML file or as a mapping with the same content."""
 
 from __future__ import annotations
 

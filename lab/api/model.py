@@ -1,6 +1,6 @@
 """Load a model to predict with, for `protofleet.load_model`.
 
-The model is what a run has learned, an export, or the model that a board serves.
+The model is in a run, in an export, or in the folder of a board that serves it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import Served
 from protofleet.protocol.settings.reader import SettingsError
 
-BATCH: Final = 256  # Samples that pass through the network at once.
+BATCH: Final = 256  # Maximum number of samples that pass through the network at once.
 WEIGHTS: Final = FILES[SAFETENSORS]
 
 Which: TypeAlias = Literal["best", "last"]
@@ -103,9 +103,10 @@ def load_model(
 ) -> Model:
     """Load the model of a run, an export, or the model that a board serves.
 
-    For the last two, `device` and `which` have been chosen already. `device` names the device of a run whose
-    own model is loaded. `which` is "best" (by validation) or "last". `plugins` are files with the user's
-    method or network with which the model was made. A run has kept these files.
+    For a run, `device` names the device whose own model is loaded, and `which` is "best" (by validation) or
+    "last". An export and a board have only one model, so these two arguments are not needed. `plugins` are
+    files with the user's own method or network, if the model was made with them. A run has kept these files
+    itself.
     """
     place = Path(folder)
     with public_errors():
@@ -123,9 +124,9 @@ def load_model(
 
 
 def folder_of_one(place: Path) -> Path | None:
-    """Return the folder that has a card: the folder itself, or the one that a board's link `current` names.
+    """Return the folder that has a card: the folder itself, or the target of a board's link `current`.
 
-    None means that the folder may be that of a run.
+    Return None if there is no such folder. The given folder may then be that of a run.
     """
     for found in (place, place / "current", place / "models" / "current"):
         if (found / CARD).is_file():

@@ -21,7 +21,7 @@ class Bytes:
 
     up: int  # Bytes of tensors from devices.
     down: int  # Bytes of tensors to devices.
-    wire: int  # Bytes of everything that crossed, both ways.
+    wire: int  # Bytes of everything on the network, in both directions.
 
     @property
     def tensors(self) -> int:
@@ -34,19 +34,19 @@ class Point:
     """The accuracy of a run after some rounds of training."""
 
     rounds: int
-    bytes: int  # Bytes of tensors, up and down, that had crossed until then.
+    bytes: int  # Bytes of tensors until then, up and down.
     accuracy: float  # Accuracy on test samples: the unweighted mean of the domains.
     by_domain: Mapping[str, float]
-    validation: float | None  # The same on validation samples; None if there are none.
-    devices: int = 0  # Number of devices that measured it.
-    all_present: bool = True  # True if all present devices were asked for it; False for a sampled cohort.
+    validation: float | None  # Mean accuracy on validation samples; None if there are no such samples.
+    devices: int = 0  # Number of devices that measured the accuracy.
+    all_present: bool = True  # True if all present devices were asked to measure; False for a sampled cohort.
 
 
 class Result:
     """A finished run. `Result("runs/demo")` reads an earlier one.
 
-    Accuracy is that of the model which the method's paper reports: the global model or the devices' own
-    models. `view` names it.
+    Every accuracy is that of the model that the method's paper reports: the global model or the devices' own
+    models. `view` names this model.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -110,7 +110,7 @@ class Result:
     def accuracy(self) -> float:
         """Return the accuracy on test samples after the last round: the unweighted mean of the domains.
 
-        It is NaN if nothing was measured.
+        The accuracy is NaN if nothing was measured.
         """
         return self.points[-1].accuracy if self.points else float("nan")
 
@@ -121,7 +121,7 @@ class Result:
 
     @property
     def bytes(self) -> Bytes:
-        """Return the bytes that crossed in the whole run."""
+        """Return the bytes that were sent in the whole run."""
         run = self._run
         up, down = run.total_bytes("payload", UP), run.total_bytes("payload", DOWN)
         return Bytes(up, down, run.total_bytes("wire", UP, DOWN))
@@ -132,5 +132,5 @@ class Result:
 
     @property
     def report(self) -> Path:
-        """Return the path of the page, which a browser can open."""
+        """Return the path of the report, which is a page for a browser."""
         return self.folder / "report.html"

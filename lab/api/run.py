@@ -1,6 +1,7 @@
 """Implement `protofleet.run`: run an experiment from a script or a notebook.
 
-It does the same as the command `protofleet run`, but it prints no messages and sets no signal handlers.
+The function does the same as the command `protofleet run`, but it prints no messages and sets no signal
+handlers.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ def run(
 ) -> Result:
     """Run a whole federation on this machine until it is finished.
 
-    `experiment` is a TOML file, or its table; `base` in it names a file that it changes. With a `seed` the
-    name of the run is <name>-s<seed>. An unfinished run with the same settings is continued, unless `fresh`
-    is set. The folder of a finished run is renamed. `progress` is "auto" for a line in a notebook and a
-    display at a terminal, "off" for nothing, or a function that is called with each round's record. `track`
-    lists trackers: "tensorboard", "mlflow", "mlflow=URI" ...
+    `experiment` is a TOML file, or a table with the same content. The key `base` in a table names a file
+    whose settings the table changes. With a `seed`, the name of the run is <name>-s<seed>. An unfinished run
+    with the same settings is continued, unless `fresh` is set. The folder of a finished run is renamed.
+    `progress` is "auto" for a line in a notebook and a display at a terminal, "off" for nothing, or a
+    function that is called with each round's record. `track` lists trackers: "tensorboard", "mlflow",
+    "mlflow=URI" ...
 
-    SettingsError, RunError or DivergedError say in one line what is wrong and what to do.
+    The message of a SettingsError, RunError or DivergedError describes in one line what is wrong and what to
+    do.
     """
     folder = Path(runs).absolute()
     with public_errors():

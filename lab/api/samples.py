@@ -1,6 +1,6 @@
 """Convert the inputs of a model: pictures by their paths, or numbers as they are stored.
 
-For all other inputs, SettingsError is raised with one line.
+Any other input raises SettingsError with a message of one line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protofleet.protocol.wire.printable import printable
 Array: TypeAlias = "Tensor | NDArray[Any]"
 Inputs: TypeAlias = "Array | str | Path | Sequence[str | Path] | Sequence[Array]"
 
-NUMBERS: Final = "biuf"  # Kinds of NumPy's types.
+NUMBERS: Final = "biuf"  # Kinds of the NumPy types that are numbers.
 TEXTS: Final = "OU"
 
 
@@ -93,7 +93,7 @@ def _of_numpy(array: NDArray[Any]) -> Tensor:
 def _channels_first(pixels: Tensor, takes: Input) -> Tensor:
     """Move the channels of uint8 pixels to the front.
 
-    A picture or a file of arrays has them as [..., H, W, channels], or [..., H, W] if it is grey.
+    A picture or a file of arrays has the shape [..., H, W, channels], or [..., H, W] if it is grey.
     """
     if takes.kind != "image" or pixels.dtype != torch.uint8 or tuple(pixels.shape[-3:]) == takes.shape:
         return pixels

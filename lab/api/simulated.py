@@ -1,8 +1,9 @@
 """Implement `protofleet.testing.simulate`: run a method's halves in this process, for tests and notebooks.
 
-There is no broker, no clock and no settings file. The messages of the halves still cross as bytes, each
-answer is checked against its ask, and devices measure the same values as in a run. The numbers are those of
-`protofleet run` with these data. `protofleet check` tests what networks and crashes do to a method.
+There is no broker, no clock and no settings file. The messages of the halves are still encoded as bytes, each
+update is checked against its task, and devices measure the same values as in a run. The results are the same
+as with `protofleet run` and these data. `protofleet check` tests a method with a faulty network and with
+crashes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ANY_SAMPLES: Final = "mlp"  # The name in a plan for a network that is an object
 
 @dataclass(frozen=True)
 class OwnPlan(Plan):
-    """The plan of a method, or a network, that is an object of this process and not in a catalog."""
+    """The plan with a method or a network that is an object of this process and not in a catalog."""
 
     own: Method | None = None
     recipe: Recipe | None = None
@@ -65,7 +66,7 @@ class SimulatedRound:
     number: int
     accuracy: Mapping[
         str, Mapping[str, float]
-    ]  # View -> device -> accuracy on its test samples, as in a round of a run.
+    ]  # Accuracy on a device's test samples, by view and device, as in a round of a run.
     bytes_up: int  # Bytes of tensors from all devices.
     bytes_down: int  # Bytes of tensors to all devices.
 
@@ -75,7 +76,7 @@ class Simulated:
     """The result of a simulation. The halves have their state after the last round."""
 
     rounds: Sequence[SimulatedRound]
-    final: Mapping[str, Mapping[str, float]]  # View -> device -> accuracy after the last round.
+    final: Mapping[str, Mapping[str, float]]  # Accuracy after the last round, by view and device.
     view: str  # The view that the method's paper reports.
     server: ServerHalf
     clients: Mapping[str, ClientHalf] = field(repr=False)
@@ -98,11 +99,11 @@ def simulate(
 ) -> Simulated:
     """Run a method in this process on the data of some devices.
 
-    `method` is an object, a name, or the path of a file; `settings` are those of [method] without its name;
-    `network` is a name or a result of `network(...)`.
+    `method` is an object, a name, or the path of a file. `settings` are the settings of the table [method]
+    without its name. `network` is a name or a result of `network(...)`.
 
-    With `reboots` each half is made again from its `state()` before every round. The numbers must be the
-    same. RunError says why an answer or a state is refused.
+    With `reboots`, each half is made again from its `state()` before every round. The results must be the
+    same as without `reboots`. The message of a RunError says why an update or a state is refused.
     """
     with public_errors():
         require_kinds(method, data, settings or {}, network)
@@ -297,7 +298,7 @@ class Federation:
 
 
 def crossed(arrays: Arrays) -> Arrays:
-    """Return the arrays as the receiver gets them after they were encoded and decoded."""
+    """Encode and decode the arrays, and return the arrays that the receiver gets."""
     body = b"".join(bytes(piece) for piece in encode(arrays))
     return dict(Body(lambda start, stop: body[start:stop], len(body)))
 
