@@ -35,7 +35,7 @@ Check: TypeAlias = Callable[[], object]
 class CheckOutcome:
     name: str
     seconds: float
-    problem: str = ""  # Empty if the check holds.
+    problem: str = ""  # Empty if the check has passed.
 
     @property
     def holds(self) -> bool:
@@ -44,7 +44,7 @@ class CheckOutcome:
 
 @dataclass
 class Bench:
-    """The bench for one subject: its unbroken run, and new folders for the other runs."""
+    """The bench for one subject: its run without failures, and new folders for the other runs."""
 
     subject: Subject
     folder: Path
@@ -157,7 +157,7 @@ def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[CheckOutcome]:
 
     `path` is the author's own file. If one of its lines raises an exception, the outcome names that line.
     """
-    # With networks of this size, several threads wait for each other longer than one thread computes.
+    # The networks are so small that several threads are slower than one.
     torch.set_num_threads(1)
     for name, check in checks.items():
         started_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Check a user's data: equal for equal requests, of the requested shape, and fit to learn from."""
+"""Check a user's data: the same for each request, of the right shape, and good enough to learn from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = 3
 def shards_of(settings: DataSettings, allowed: PlugIns) -> dict[str, Shard]:
     """Return the data of the devices of a small federation.
 
-    Wrong data raise DataError, in words for the author.
+    DataError is raised if the data are wrong, with a message for the author.
     """
     shares = (replace(settings, part=i, parts=PARTS) for i in range(PARTS))
     return {f"device-{i}": load_shard(share, allowed) for i, share in enumerate(shares)}

@@ -1,7 +1,7 @@
-"""Check a method's halves directly, without a wire.
+"""Check a method's halves directly, without a network.
 
-The bytes that cross must be those of `cost`, replies must not be kept, and a half must continue from a saved
-state with the same bits.
+The halves must send exactly the bytes that `cost` returns, and must not keep replies. A half that continues
+from a saved state must give the same bits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
 
 
 class Expired(Mapping[str, Tensor]):
-    """A device's answer, which cannot be read after the end of its round.
+    """A device's update, which cannot be read after the end of its round.
 
-    On a coordinator the answer is on the disk and is deleted then.
+    A coordinator keeps the update on the disk, and deletes it at the end of the round.
     """
 
     def __init__(self, payload: Payload) -> None:
@@ -61,7 +61,7 @@ def answer_of(client: ClientHalf, ask: Ask) -> Payload:
 
 
 def bytes_by_kind(payload: Payload) -> Counter[str]:
-    """Count the bytes of every array, under the first part of its name."""
+    """Count the bytes of all arrays by the first part of their names."""
     found: Counter[str] = Counter()
     for name, value in payload.items():
         found[name.partition(".")[0]] += value.nbytes
@@ -71,7 +71,7 @@ def bytes_by_kind(payload: Payload) -> Counter[str]:
 def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
     """Return the rank of each matrix that was sent in factors.
 
-    Such a matrix is one row of rank x (rows + columns + 1) numbers.
+    The factors of a matrix are sent as one row of rank x (rows + columns + 1) numbers.
     """
     shared = getattr(half, "mutual", half.model).state_dict()
     found = {}
@@ -109,7 +109,7 @@ class Halves:
             client.begin(number)
 
     def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
-        """Run a round, and yield each ask with its answers."""
+        """Run a round, and yield each task with the updates of the devices."""
         self.begin(number)
         story, expiring = given.round_of(self.server), list[Expired]()
         ask: Ask | None = given.first_ask(self.server, story)
@@ -127,7 +127,7 @@ class Halves:
             one.over = True
 
     def sizes(self, rounds: int) -> Iterator[tuple[Sizes, Counter[str], Counter[str]]]:
-        """Yield, for each round and device, its sizes and the bytes that went up and down by kind."""
+        """Yield the sizes, the bytes up by kind and the bytes down by kind, for each device in each round."""
         for number in range(1, rounds + 1):
             down, ranks_down = Counter[str](), dict[str, int]()
             up = {n: Counter[str]() for n in self.clients}
@@ -170,8 +170,8 @@ def cost_is_what_crosses(
 def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
     """Require that the method declares exactly the arrays that it uses.
 
-    The rounds refuse arrays that are not declared. Then this looks for a declared array that no round sends
-    or asks for.
+    A round refuses arrays that are not declared. After the rounds, this function looks for a declared array
+    that no round has sent or requested.
     """
     halves, seen = Halves(plan), set[str]()
     for number in range(1, rounds + 1):
@@ -186,7 +186,7 @@ def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
 
 
 def replies_are_not_kept(subject: Subject) -> None:
-    """Require that no Reply is read after its round, because a coordinator has deleted it then."""
+    """Require that no Reply is read after its round, because a coordinator has then deleted the Reply."""
     halves = Halves(subject.plan())
     for number in (1, 2):
         for _ in halves.round(number):
@@ -208,7 +208,7 @@ def state_goes_round(subject: Subject) -> None:
 
 
 def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
-    """Return halves after two rounds, and new halves that were given their state.
+    """Return halves after two rounds, and new halves that have restored the same state.
 
     After one round, much of the state may still have its initial value.
     """
@@ -232,13 +232,13 @@ def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) ->
 
 
 def left_out(subject: Subject) -> str:
-    """Return words that say what state() leaves out; "" if no loss can be seen.
+    """Return the end of an error message, which names what state() leaves out; "" if no loss is found.
 
-    They complete the message about a method that does not come back with the same state.
+    The message is about a half that gives other results after restore(state()).
     """
     halves, again = two_rounds(subject)
     halves.begin(3)
-    again.begin(3)  # This sets the values that belong to a round and need no saving.
+    again.begin(3)  # This sets the values of the round, which need not be saved.
     found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
     words = next((f"{names} of {who}" for who, names in found.items() if names), "")
     return f"; state() leaves out {words}" if words else ""

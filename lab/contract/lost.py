@@ -1,4 +1,4 @@
-"""Find the attributes that a half has lost after restore(state()), for a message about lost bits."""
+"""Find the attributes that a half has lost after restore(state()), for an error message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-MOST: Final = 3  # Attributes that are named.
+MOST: Final = 3  # Maximum number of attributes that are named.
 
 
 def lost(one: object, again: object) -> str:
@@ -18,7 +18,7 @@ def lost(one: object, again: object) -> str:
     A cache may differ although nothing is lost. Therefore this is called only if bits differ.
     """
     found = [name for name, value in vars(one).items() if not same(value, vars(again).get(name))]
-    telling = [name for name in found if name != "model"] or found  # A loss shows in the model too.
+    telling = [name for name in found if name != "model"] or found  # Any loss also changes the model.
     return ", ".join(f"self.{name}" for name in telling[:MOST])
 
 

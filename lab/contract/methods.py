@@ -1,6 +1,6 @@
-"""Check a method through the wire, with both halves in a small federation in virtual time.
+"""Check a method in a small federation in virtual time, with messages between the two halves.
 
-Frames are lost and processes end during these runs.
+In some of these runs, frames are lost or processes end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from protofleet.methods.served.kept import Kept, KeptOrigin, pieces_of_kept, rea
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import rules_of
 
-INTO_A_ROUND: Final = 0.5  # Seconds, of the one second that a device works.
+INTO_A_ROUND: Final = 0.5  # Seconds after the start of a round. A device works for one second.
 ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
 SHORT: Final = RunPolicy(
@@ -159,7 +159,7 @@ def halves_of(run: Simulation) -> list[ClientHalf]:
     return [agent.run.job.half for agent in run.agents.values() if agent.run.job]  # type: ignore[attr-defined]
 
 
-# Checks of changes that must not change a bit.
+# Checks that a failure does not change a bit of the result.
 
 
 def repeats_change_nothing(subject: Subject, run: Simulation, folder: Path) -> None:
@@ -212,9 +212,9 @@ def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) 
 
 
 def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
-    """Do harm in each round after the first one.
+    """Call `harm` in each round after the first one.
 
-    In the first round, most of what a method learns still has its initial value, so that a loss changes no
+    In the first round, most values that a method learns are still initial values. A loss would then change no
     bit.
     """
 
@@ -226,7 +226,7 @@ def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
         run.clock.call_at(run.clock.now + INTO_A_ROUND, harm)
 
 
-# Checks of devices that must not stop the others.
+# Checks that one device cannot stop the others.
 
 
 class Changed:
@@ -361,8 +361,8 @@ def devices_that_sit_out_go_on(subject: Subject, folder: Path) -> None:
 def network_with_batch_norm(subject: Subject, folder: Path) -> None:
     """Require that no running statistic of BatchNorm is refused or negative.
 
-    An extrapolating step makes running variances negative, which is refused. Such a step is for parameters
-    only.
+    A step that extrapolates can make running variances negative, and a negative variance is refused. Such a
+    step is for parameters only.
     """
     watcher, policy = Refusals(), policy_with(rounds=2)
     changed = replace(subject, network=Network("cnn_bn", feature_size=8))

@@ -1,4 +1,4 @@
-"""Check a user's metric: a number for any samples, equal for equal samples, and without side effects."""
+"""Check a user's metric: it returns a number for any samples, equal for equal samples, and has no side effects."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from protofleet.methods.nets import catalog
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Recipe, recipe_of
 
-MOST: int = 256  # Pixels of a side, or steps of a series, that are tried at most.
+MOST: int = 256  # Maximum pixels of a side, or steps of a series, that are tried.
 
 
 def sample_for(recipe: Recipe) -> tuple[int, ...]:
-    """Return the shape of the smallest sample that a network says it takes.
+    """Return the shape of the smallest sample that a network accepts.
 
-    It is at least the size that tests use. If the network takes several numbers of axes, the largest number
-    is used.
+    The shape is at least as large as the samples of tests. If the network accepts several numbers of axes,
+    the largest number is used.
     """
     side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
     require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")

@@ -26,13 +26,13 @@ NAMES: Final = ("cat", "dog", "owl")
 
 @dataclass(frozen=True)
 class RunPolicy(Policy):
-    """A policy, with the number of rounds for which a run keeps it."""
+    """A policy, with the number of rounds of a run."""
 
     rounds: int = 2
 
 
-# The bits depend on the answers of all devices. Therefore no device counts as too slow, however busy the
-# machine is.
+# The bits depend on the updates of all devices. Therefore no device counts as too slow, even on a busy
+# machine.
 POLICY: Final = RunPolicy(
     rounds=3,
     quorum=3,
@@ -44,7 +44,7 @@ POLICY: Final = RunPolicy(
 )
 # Settings that every local training has.
 QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}
-# Settings of the methods that have them. FCCL+ learns nothing if its temperature is as high as the number of
+# Settings that only some methods have. FCCL+ learns nothing if its temperature is as high as the number of
 # classes.
 SMALL: Final = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
 # At the usual rate, FedPall's server moves its classifier so far that single rounds lose a class.
@@ -52,7 +52,7 @@ SLOWER: Final[Mapping[str, Mapping[str, float]]] = {"fedpall": {"lr": 0.01}}
 
 
 class ContractError(Exception):
-    """The error that a requirement does not hold, in words for the author."""
+    """The error that a requirement is not met, with a message for the author."""
 
 
 def require(holds: bool, words: str) -> None:
@@ -62,13 +62,13 @@ def require(holds: bool, words: str) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A method with a network, of which one is checked. Plug-ins have hashes that every device allows."""
+    """A method with a network, for a check of one of the two. Every device allows the hashes of the plug-ins."""
 
     method: str
     plugin: str = ""  # The SHA-256 of the method's plug-in.
     network: Network = field(default_factory=lambda: Network("mlp"))
     allowed: PlugIns = field(default_factory=PlugIns)
-    shards: Mapping[str, Any] | None = None  # None: easy pictures of this size.
+    shards: Mapping[str, Any] | None = None  # None for easy pictures of the usual size.
     hyper: Mapping[str, object] = field(default_factory=dict)
 
     def plan(self, rounds: int = POLICY.rounds) -> Plan:
