@@ -1,4 +1,4 @@
-"""Run exported files in a separate program, and save their answers. It imports nothing of protofleet."""
+"""Run exported files and save the scores, in a separate program that imports nothing of protofleet."""
 
 from __future__ import annotations
 

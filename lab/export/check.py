@@ -1,4 +1,4 @@
-"""Run exported files in another process, where protofleet cannot be imported, and compare the answers."""
+"""Run exported files in another process, where protofleet cannot be imported, and compare the scores."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def require_check(formats: Sequence[str]) -> None:
 def check_files(
     folder: Path, model: Served, card: Card, formats: Sequence[str], say: Callable[[str], None]
 ) -> Mapping[str, float]:
-    """Compare the answers of the files with those of the model, and return the differences.
+    """Compare the scores of the files with those of the model, and return the differences.
 
-    RunError is raised if a file gives another answer than the model. The export is not kept then.
+    RunError is raised if a file gives other scores than the model. The export is then not kept.
     """
     samples = card.input.drawn(SAMPLES)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def _check_tensors(path: Path, card: Card) -> None:
 def difference(given: Scores, wanted: Scores) -> float:
     """Return the largest difference, relative to the largest score.
 
-    A class without a prototype has no finite score, in both.
+    A class without a prototype has no finite score in either array.
     """
     finite = np.isfinite(wanted)
     if given.shape != wanted.shape or not np.array_equal(finite, np.isfinite(given)):

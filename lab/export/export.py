@@ -35,7 +35,7 @@ class Order:
 
     run: Path
     wanted: Wanted = field(default_factory=Wanted)
-    formats: tuple[str, ...] = ()  # Empty: the formats that can be written here.
+    formats: tuple[str, ...] = ()  # Empty for all formats that can be written on this machine.
     out: Path | None = None
     template: bool = False
     check: bool = False
@@ -60,9 +60,7 @@ class Order:
 class Exported:
     folder: Path
     card: Card
-    checked: Mapping[
-        str, float
-    ]  # File -> the largest difference between scores, relative to the largest score.
+    checked: Mapping[str, float]  # Largest difference between scores, relative to the largest score, by file.
 
     def as_object(self) -> dict[str, Any]:
         files = [*self.card.files, CARD]
@@ -75,9 +73,9 @@ class Exported:
 
 def export_model(order: Order, say: Say) -> Exported:
     place = order.place()
-    if order.run.is_dir():  # If there is no run, the missing model is reported first.
+    if order.run.is_dir():  # Without a run, find_model raises the error.
         require_place(place)
-    model = find_model(order.run, order.wanted)  # If there is no model, no message about formats is printed.
+    model = find_model(order.run, order.wanted)  # First, so that no formats are printed without a model.
     formats = _formats(order, say)
     if order.check:
         require_check(formats)
@@ -105,7 +103,7 @@ def _formats(order: Order, say: Say) -> tuple[str, ...]:
 def _write(
     model: ExportedModel, formats: tuple[str, ...], template: bool, folder: Path, software: str
 ) -> Card:
-    """Write the files. The card is the last one, because it has the hashes of the others."""
+    """Write the files. The card is written last, because it has the hashes of the other files."""
     card = replace(
         model.card, software=software, made=datetime.now(timezone.utc).isoformat(timespec="seconds")
     )

@@ -1,9 +1,9 @@
 """Make a folder that appears completely or not at all.
 
-It is written next to its place, synced and renamed. A failure leaves nothing. Several exports may make a
-folder for one place at once, and the last one stays. A lock on the parent folder lets only one of them begin,
-or put its folder in place, at a time. Each export holds a lock on its own folder, so that the others do not
-delete it as the remains of a killed export.
+The folder is written next to its final place, synced and renamed. After a failure, no folder is left. Several
+exports may write a folder for one place at the same time, and the last one stays. A lock on the parent folder
+lets only one export at a time begin, or rename its folder. Each export holds a lock on its own folder.
+Therefore the others do not delete this folder as the remains of a killed export.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def require_place(place: Path) -> None:
 @contextlib.contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
     """Yield a new folder to fill. It replaces an earlier export if nothing fails."""
-    made = [folder for folder in place.parents if not folder.exists()]  # The innermost folder first.
+    made = [folder for folder in place.parents if not folder.exists()]  # The innermost folder is first.
     lock = contextlib.ExitStack()  # The lock ends when the folder has been renamed or removed.
     fresh = _fresh_beside(place, lock)
     try:
@@ -96,9 +96,9 @@ def _put(fresh: Path, place: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Remove what a killed export has left.
+    """Remove the folders that a killed export has left.
 
-    If it was killed between its two renames, the earlier export gets its place back.
+    If an export was killed between its two renames, the earlier export gets its place back.
     """
     for old in place.parent.glob(f".{place.name}.*{OLD}"):
         if not place.exists():

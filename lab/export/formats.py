@@ -24,7 +24,7 @@ FILES: Final[Mapping[str, str]] = {
     SAFETENSORS: "model.safetensors", ONNX: "model.onnx", TORCHSCRIPT: "model.torchscript.pt", PT2: "model.pt2",
 }  # fmt: skip
 INPUT, OUTPUT = "samples", "scores"
-TRACED_WITH: Final = 2  # Samples; the exporter would take one sample for a fixed number.
+TRACED_WITH: Final = 2  # Number of samples. With one sample, the exporter would fix the number at 1.
 QUIET: Final = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._dynamo")
 
 

@@ -16,10 +16,10 @@ SETTINGS: Final = "coordinator.toml"
 
 
 def plugins_of_run(folder: Path, named: PlugIns) -> PlugIns:
-    """Return the plug-ins that the coordinator of a run allowed, and the named ones.
+    """Return the plug-ins that the coordinator of a run allowed, and the plug-ins in `named`.
 
-    The files are the run's own copies, because the folder may have been moved. A coordinator that runs as a
-    service has its settings and its plug-ins in another folder, so that the user has to name them.
+    The files are the copies in the run's folder, because this folder may have been moved. A coordinator that
+    runs as a service has its settings and plug-ins in another folder, so the user has to name the plug-ins.
     """
     path = folder / SETTINGS
     said = read_toml(path).get("plugins") if path.exists() else None

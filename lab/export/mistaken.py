@@ -1,4 +1,4 @@
-"""Say what a wrongly named folder is, and which folder of a run, a model or versions to name instead."""
+"""Make messages about a wrong folder: what the folder is, and which folder the user may have meant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_device(folder: Path) -> bool:
 
 
 def no_run(folder: Path) -> str:
-    """Say why there is nothing to export from."""
+    """Return the reason why there is nothing to export."""
     if wrong := _no_folder(folder, "a run's folder"):
         return wrong
     if (folder / CARD).is_file():
@@ -42,7 +42,7 @@ def no_run(folder: Path) -> str:
 
 
 def no_model(folder: Path) -> str:
-    """Say why there is nothing to predict with."""
+    """Return the reason why there is nothing to predict with."""
     if wrong := _no_folder(folder, "the folder of a model, such as an export's or a device's"):
         return wrong
     if is_run(folder) or is_device(folder):
@@ -54,7 +54,7 @@ def no_model(folder: Path) -> str:
 
 
 def no_versions(folder: Path) -> str:
-    """Say why there are no versions to list, pin or roll back."""
+    """Return the reason why there are no versions to list, pin or roll back."""
     if wrong := _no_folder(folder, "the folder of a device that serves its models"):
         return wrong
     if (folder / CARD).is_file():
@@ -89,7 +89,7 @@ def _served(folder: Path) -> Path | None:
 
 
 def _inside(folder: Path, fits: Callable[[Path], bool]) -> str:
-    """Return matching folders, one or two levels down: those of `runs`, or of a run's `devices`."""
+    """List the matching folders one or two levels down, for example in `runs` or in a run's `devices`."""
     upper = list(_folders(folder))
     found = [one for one in upper if fits(one)] or [one for up in upper for one in _folders(up) if fits(one)]
     return ", ".join(map(str, sorted(found)[:SHOWN])) + (" ..." if len(found) > SHOWN else "")

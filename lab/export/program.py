@@ -78,7 +78,7 @@ BY_TORCHSCRIPT: Final = """\
 ANSWER: Final = """\
     return json.load(open(here / "card.json"))["classes"][int(scores.argmax())]
 """
-# A mistake gives one line and exit code 2, as in `protofleet predict`.
+# A mistake of the user gives one line and exit code 2, as in `protofleet predict`.
 MAIN: Final = """\
 
 

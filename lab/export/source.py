@@ -35,7 +35,7 @@ OLDER: Final = "an earlier version of protofleet wrote it"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The choice of a model of a run. With `device`, it is that device's own model."""
+    """The choice of a model of a run. With `device`, this is the own model of that device."""
 
     chosen: Chosen = "last"
     device: str | None = None
@@ -97,9 +97,9 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Exported
 
 
 def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
-    """Return the form of the input, and words about what is assumed.
+    """Return the form of the input, and a text about an assumed scale.
 
-    The scale of the samples belongs to the data, so that only devices know it.
+    The scale of the samples belongs to the data. Therefore only devices know the scale.
     """
     found = dict[str, Input]()
     for path in sorted((folder / "devices").glob("*")):
@@ -120,7 +120,7 @@ def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
 
 
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
-    """Return the round that begins with the state, and the state."""
+    """Return the round that begins with a saved state, and this state."""
     if chosen == "last":
         over = [
             line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"

@@ -1,7 +1,7 @@
 """Make an ONNX file that a board fills with other numbers.
 
-It is exported once, on this machine, with random numbers. They are all different, so that the exporter does
-not take two tensors for the same one.
+The file is exported once, on this machine, with random numbers. All numbers are different, because the
+exporter would join equal tensors into one.
 """
 
 from __future__ import annotations
