@@ -1,4 +1,4 @@
-"""A run's numbers to TensorBoard, MLflow or a package's tracker, from rounds.jsonl: its parties import none of them.
+"""Trackers, which send a run's numbers from rounds.jsonl to TensorBoard, MLflow or a tracker of a package.
 
 May import: coordinator.observe, lab.report, methods.plugins, protocol.*, runtime.installation.
 """

@@ -1,4 +1,4 @@
-"""Parse the destinations of a run's numbers: `tensorboard[=FOLDER]`, `mlflow[=URI]`, and those of packages."""
+"""Parse the destinations of a run's numbers: `tensorboard[=FOLDER]`, `mlflow[=URI]`, and trackers of packages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def destinations(texts: Iterable[str]) -> list[Destination]:
 def destination(text: str) -> Destination:
     """Parse a destination.
 
-    SettingsError lists the trackers that exist, or says how to install a missing package.
+    The message of a SettingsError lists the trackers that exist, or says how to install a missing package.
     """
     name, has_place, place = text.partition("=")
     if name not in KINDS and name not in (packaged := installed("tracker")):
@@ -95,7 +95,7 @@ def open_mlflow(place: str, run: Path) -> Tracker:
 def open_packaged(one: Packaged, place: str, run: Path) -> Tracker:
     """Open the tracker that an entry point of a package names.
 
-    It is a class or a function that is called with the place and the run's folder.
+    The entry point is a class or a function that is called with the place and the run's folder.
     """
     digest_of(one)  # This raises an error if the package has changed since it was installed.
     tracker = one.load()(place, run)
@@ -115,5 +115,5 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def without_credentials(text: str) -> str:
-    """Remove the credentials between // and @ of an address, or of a text that may contain one."""
+    """Remove the credentials between // and @ from an address, or from a text that may contain an address."""
     return CREDENTIALS.sub("://", text)

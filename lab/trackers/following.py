@@ -24,9 +24,9 @@ from protofleet.protocol.wire.printable import printable
 
 LOOKS_SECONDS: Final = 0.5
 PATIENCE_SECONDS: Final = 30.0  # Seconds that the trackers get after the run is over.
-LONGEST_WORDS: Final = 160  # Letters of an error message that comes from another package.
+LONGEST_WORDS: Final = 160  # Maximum letters of an error message of another package.
 REPORT_SECONDS: Final = 10.0
-AT_ONCE: Final = 100  # Rounds after which the progress is written to the file.
+AT_ONCE: Final = 100  # Maximum number of rounds that are written before the progress is saved.
 
 Say = Callable[[str], None]
 
@@ -38,15 +38,16 @@ def say_on_stderr(words: str) -> None:
 class Follower(threading.Thread):
     """The thread that sends a run's rounds to one tracker.
 
-    `over` returns whether the file has all rounds that there will be.
+    `over` returns whether the file already has all rounds of the run.
     """
 
     def __init__(
         self, destination: Destination, run: Path, over: Callable[[], bool], say: Say, *, ours: bool = False
     ) -> None:
-        """Prepare the thread. `ours` is true for a run of this process.
+        """Prepare the thread. `ours` is true if this process conducts the run.
 
-        If such a run is over without a result, it was stopped. For other runs this is not known.
+        In that case, a run that is over without a result was stopped. For the run of another process, this is
+        not known.
         """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False
@@ -86,7 +87,7 @@ class Follower(threading.Thread):
 
     def _follow(self) -> None:
         with self._book.sole_use(str(self.destination)):
-            # Another process may have written until now.
+            # Another process may have changed the progress until now.
             self._progress = self._book.of(str(self.destination))
             self._bring()
 
@@ -108,7 +109,7 @@ class Follower(threading.Thread):
 
     def _begin(self, tracker: Tracker) -> None:
         known = self._progress
-        # If an older copy of the folder was put back, it has fewer rounds than were written.
+        # If an older copy of the run's folder was restored, it has fewer rounds than the tracker.
         first = min(known.next_round, last_round(self._run) + 1)
         begun = tracker.begin(Start(self._run, settings_of(self._run), known.known_as, first))
         self._note(known_as=begun.known_as, next_round=begun.next_round, ended=False)
@@ -116,8 +117,8 @@ class Follower(threading.Thread):
     def _write_rounds(self, tracker: Tracker) -> None:
         tail = RoundsTail(self._run / ROUNDS, self.next_round)
         while True:
-            # This call comes before the file is read, so that lines which arrive in between are found in the
-            # next loop.
+            # `over` is called before the file is read. Lines that arrive between the two calls are read in
+            # the next loop.
             over = self._over()
             while found := tail.more():
                 for some in (found[i : i + AT_ONCE] for i in range(0, len(found), AT_ONCE)):
@@ -160,7 +161,7 @@ def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_s
 def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_the_end: bool) -> Follower:
     """Send the rounds that exist, or all rounds until the run is over.
 
-    A thread does this, so that an interrupt has an effect at once.
+    The work is done in a thread, so that an interrupt has an effect at once.
     """
     over = WholeRun(run) if to_the_end else lambda: True
     follower = Follower(destination, run, over, say)
@@ -174,7 +175,7 @@ def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_
 class WholeRun:
     """The check whether a run of another process is over.
 
-    Its report comes a moment after its summary, or never.
+    The report of a run is written a moment after the summary, or never.
     """
 
     run: Path

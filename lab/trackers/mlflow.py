@@ -24,7 +24,7 @@ EXPERIMENT: Final = "protofleet"
 DATABASE: Final = "mlflow.db"
 ARTIFACTS: Final = "mlartifacts"
 DATABASES: Final = ("sqlite:", "postgresql", "mysql", "mssql")
-MOST_METRICS: Final = 1000  # Metrics of one call.
+MOST_METRICS: Final = 1000  # Maximum number of metrics in one call.
 MOST_PARAMS: Final = 100
 LONGEST_VALUE: Final = 6000
 LAST_OF_A_ROUND: Final = "seconds"  # A round that has this metric is complete.
@@ -53,7 +53,7 @@ class MLflow:
                 1,
             )
             # An error here occurs again with the first round. By then the identity of the MLflow run is
-            # written down.
+            # saved.
             with contextlib.suppress(MlflowException):
                 self._log_settings(run.settings)
         else:
@@ -119,7 +119,7 @@ class MLflow:
         """Return whether MLflow has these metrics already.
 
         An earlier command may have written them before it failed, for example because the server was killed
-        while it took the files. A second write would store them twice.
+        while it received files. A second write would store the metrics twice.
         """
         if not metrics:
             return True

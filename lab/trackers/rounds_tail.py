@@ -1,4 +1,4 @@
-"""Read the lines that were added to a rounds.jsonl since the last look. Each byte is read once."""
+"""Read the lines that were added to a rounds.jsonl since the last call. Each byte is read once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from protofleet.coordinator.observe.rounds_file import whole_record
 
-MOST_BYTES: Final = 1 << 22  # Bytes that are read at a time, for a run that ended long ago.
+MOST_BYTES: Final = 1 << 22  # Maximum bytes of one read; the file of a run that ended long ago may be large.
 
 
 class RoundsTail:
@@ -20,7 +20,7 @@ class RoundsTail:
         self._path, self._next, self._place = path, next_round, (0, 0)
 
     def more(self) -> list[dict[str, Any]]:
-        """Return the new lines in order, and none of them twice.
+        """Return the new lines in order, each line only once.
 
         The list is empty if there is nothing new.
         """

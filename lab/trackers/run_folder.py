@@ -81,7 +81,7 @@ def ending_of(run: Path) -> Ending:
 def experiment_of(run: Path) -> dict[str, Any]:
     """Return the experiment without the credentials of its broker.
 
-    The readers of a tracker may be other people than those of the run.
+    People who may read the tracker may not be allowed to read the run's folder.
     """
     try:
         return public(read_toml(run / EXPERIMENT)) if (run / EXPERIMENT).exists() else {}

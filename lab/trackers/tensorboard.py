@@ -1,7 +1,7 @@
 """Write event files for TensorBoard: one scalar for each name, and the settings as a text.
 
-A run that is continued begins with a `purge_step`. TensorBoard leaves out what comes after that step, which
-an earlier process wrote without noting it before it ended.
+A run that is continued begins with a `purge_step`. An earlier process may have written later steps, and may
+have ended before it recorded them. TensorBoard leaves these steps out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 from protofleet.lab.report.flat_names import Numbers
 from protofleet.lab.trackers.tracker import Begun, Ending, Start
 
-FOLDER: Final = "tensorboard"  # In the run's own folder: `tensorboard --logdir runs` finds those of all runs.
+# The folder is in the run's own folder. `tensorboard --logdir runs` finds the folders of all runs.
+FOLDER: Final = "tensorboard"
 
 
 class TensorBoard:

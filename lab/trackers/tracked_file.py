@@ -1,7 +1,8 @@
-"""Keep RUN/tracked.json, the progress of each tracker, so that a later command begins after it.
+"""Keep the progress of each tracker in RUN/tracked.json, so that a later command continues from there.
 
-Two commands may follow one run into different trackers. A command that changes the file holds the lock of its
-folder. Only one command may follow a run into one tracker, because each number would be there twice.
+Two commands may send one run to different trackers at the same time. A command that changes the file holds
+the lock of the file's folder. Only one command at a time may send a run to the same tracker, because
+otherwise the tracker would have each number twice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TrackedProgress:
 
 
 class TakenError(Exception):
-    """The error that another process sends the run to this tracker."""
+    """The error that another process already sends the run to this tracker."""
 
 
 class TrackedFile:
@@ -53,7 +54,7 @@ class TrackedFile:
 
     @contextlib.contextmanager
     def sole_use(self, destination: str) -> Iterator[None]:
-        """Hold the lock of a destination. TakenError is raised if another process has it.
+        """Hold the lock of a destination. TakenError is raised if another process has the lock.
 
         The kernel releases the lock when a process ends in any way.
         """

@@ -1,4 +1,4 @@
-"""Define what a tracker gets from a run."""
+"""Define the data that a tracker gets from a run, and the methods that a tracker must have."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Start:
 
     folder: Path
     settings: Mapping[str, str]  # The settings by dotted names, without credentials of a broker.
-    # The value that `begin` returned when this run was first written there; "" if it is new there.
+    # The identity that `begin` returned when this run was first written to the tracker; "" for a new run.
     known_as: str
-    next_round: int  # The first round that is not written there yet, according to tracked.json.
+    next_round: int  # The first round that the tracker does not have yet, according to tracked.json.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Ending:
     """The end of a run. After `stopped`, the same command can continue it later."""
 
     state: State
-    # As in Start; the settings of a service's run are known only when it is over.
+    # The same as in Start. The settings of a service's run are known only after its end.
     settings: Mapping[str, str]
     numbers: Numbers
     files: Sequence[Path]
-    texts: Mapping[str, str]  # Name of a file -> its text.
+    texts: Mapping[str, str]  # Texts by file name.
 
 
 class Tracker(Protocol):
@@ -50,7 +50,7 @@ class Tracker(Protocol):
     def begin(self, run: Start) -> Begun: ...
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        """Write rounds. When this returns, they must be stored, also if this process dies."""
+        """Write rounds. On return, they must be stored, so that they are kept if this process dies."""
 
     def end(self, ending: Ending) -> None: ...
 
