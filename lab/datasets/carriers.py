@@ -1,4 +1,4 @@
-"""Install packages that carry data, each by its hash and alone, into a temporary folder."""
+"""Install packages that contain data, each by its hash and without dependencies, into a temporary folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofleet.runtime.locks.lockfile import LockedPackage, write_lock
 
 
 def install(name: str, locked: list[LockedPackage], target: Path) -> None:
-    """Install a package by its known hashes. The installer's own cache has what was downloaded before."""
+    """Install a package by its known hashes. The installer takes earlier downloads from its own cache."""
     with tempfile.TemporaryDirectory() as made:
         lock = Path(made) / "data.txt"
         lock.write_text(write_lock(locked, name))

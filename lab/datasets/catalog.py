@@ -16,13 +16,13 @@ from protofleet.lab.datasets.torchvision_lists import Published, archived, mirro
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
-DIGITS: Final = "digits"  # They come from packages, see digits_packages.py.
+DIGITS: Final = "digits"  # The pictures are taken from packages; see digits_packages.py.
 BY_HAND: Final = "docs/data.md says where its data come from and where they go"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    licence: str  # One line.
+    licence: str  # The licence on one line.
     published: Callable[[], Published] | None = None
     packaged: Callable[[Path, Callable[[str], None]], None] | None = (
         None  # Takes the data set from an installable package, by pip.
@@ -61,7 +61,7 @@ OFFERED: Final = (DIGITS, *(name.replace("_", "-") for name in SETS))  # The nam
 
 
 def named(text: str) -> str:
-    """Return the source that is meant: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
+    """Return the source for a name in any common form: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
     plain = text.strip().lower()
     name = plain.replace("-", "").replace(" ", "")
     for found in (plain.replace("-", "_").replace(" ", "_"), name):

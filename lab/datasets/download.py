@@ -1,7 +1,7 @@
 """Download one file over HTTP, completely or not at all.
 
-After a broken connection, the received bytes are kept, and the next try continues there. Until its checksum
-is right, a file is called <name>.part, so that no reader takes a partial file for a complete one.
+After a broken connection, the received bytes are kept, and the next try continues after them. A file is
+called <name>.part until its checksum is right. Therefore no reader uses a partial file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SILENT_SECONDS: Final = 30.0
 SHOWN_SECONDS: Final = 5.0
 PASSING: Final = frozenset(
     {408, 425, 429, 500, 502, 503, 504}
-)  # Answers of a server after which a later request may succeed.
-TRIES: Final = 4  # Tries in a row at one address that bring no more bytes.
-MOST_BYTES: Final = 8 << 30  # Bytes of one file; the known files have less than a tenth of it.
+)  # HTTP status codes after which a later request may succeed.
+TRIES: Final = 4  # Maximum tries in a row at one address without new bytes.
+MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file; the known files have less than a tenth of this.
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 AGENT: Final = "protofleet (+urllib)"  # Some servers refuse clients without a name.
 BROKEN: Final = (OSError, http.client.HTTPException)
@@ -67,7 +67,7 @@ class Downloader:
                 self._fetch_from(address, part)
                 require_checksum(part, file, address)
             except (RequestRefusedError, *BROKEN) as error:
-                if isinstance(error, OSError) and error.filename:  # The error is of this machine's disk.
+                if isinstance(error, OSError) and error.filename:  # The error is about this machine's disk.
                     raise disk_error(error, part) from None
                 problems.append(f"{address}: {words_of(error)}")
             except KeyboardInterrupt:
@@ -166,7 +166,7 @@ def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | N
 def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
     """Delete the file and raise an error if its checksum is wrong.
 
-    It is not known which part of the file is right, so that a new try must begin at the start.
+    The checksum does not show which part of the file is right, so a new try must begin at the start.
     """
     if (found := md5_of(part)) == file.md5:
         return
@@ -179,9 +179,9 @@ def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the MD5 of a file, as in its publishers' lists.
+    """Return the MD5 of a file, as in the lists of the publishers.
 
-    MD5 finds a damaged file. It is weak against an attacker.
+    MD5 finds a damaged file. It does not protect against an attacker.
     """
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
@@ -208,9 +208,9 @@ def kept(part: Path, target: Path) -> str:
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Return whether the name has no address.
+    """Return whether the host name has no address.
 
-    Mostly there is no network, and there will be none some seconds later.
+    In most cases there is no network, and another try some seconds later would fail too.
     """
     return isinstance(error, urllib.error.URLError) and isinstance(error.reason, socket.gaierror)
 

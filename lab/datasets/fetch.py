@@ -35,9 +35,9 @@ def is_unpacked(published: Published, folder: Path) -> bool:
 
 
 def unpack(archive: Path, published: Published, folder: Path) -> None:
-    """Unpack the listed files of an archive and no others, all at once.
+    """Unpack only the listed files of an archive, all or none.
 
-    They go into a new folder, which then replaces the old one.
+    The files are unpacked into a new folder, which then replaces the old folder.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacked-") as made:
         new = Path(made) / published.folder

