@@ -81,7 +81,8 @@ class Simulation:
     serves: Mapping[str, ModelSettings] = field(
         default_factory=dict
     )  # Settings of the devices that serve models; other devices serve none.
-    # Seconds for which a turn of a loop takes items before the turn is committed and its messages are sent.
+    # Seconds for which a turn of a loop takes items. After that, the turn is committed and its messages are
+    # sent.
     turn_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Simulation:
         return self
 
     def boot_coordinator(self) -> None:
-        """Start a coordinator that knows only what the disk holds, as after a crash."""
+        """Start a coordinator from the files on the disk alone, as after a crash."""
         self._stop_worker(COORDINATOR)
         self.boots += 1
         disk = self.make_disk(COORDINATOR)

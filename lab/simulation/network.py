@@ -60,7 +60,7 @@ class SimulatedTransport:
     alive: bool = True
     errors: CaughtErrors = field(default_factory=CaughtErrors)
     broker_certificate_ends: float | None = None
-    # Called before each frame is sent, in the same way as the `before_step` of a Disk before each write.
+    # Called before each frame is sent. A Disk calls its `before_step` before each write in the same way.
     before_step: Callable[[str, str], None] = lambda step, topic: None
 
     def subscribe(self, topic: str) -> None:
@@ -114,7 +114,7 @@ class SimulatedBroker:
         return client
 
     def lose_client(self, name: str) -> None:
-        """End a client, as if its process had ended: the broker publishes its will."""
+        """Disconnect a client as if its process had ended. The broker publishes its will."""
         client = self.clients.pop(name)
         client.alive = False
         if client.will:
@@ -134,7 +134,7 @@ class SimulatedBroker:
                 self._send(client, topic, frame)
 
     def _send(self, client: SimulatedTransport, topic: str, frame: bytes) -> None:
-        """Deliver late, twice or never, according to the network conditions."""
+        """Deliver a frame late, twice or never, according to the network conditions."""
         copies = 0 if self._rng.random() < self.conditions.loss else 1
         copies += self._rng.random() < self.conditions.repeat
         for _ in range(copies):
