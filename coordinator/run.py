@@ -311,7 +311,7 @@ class Run:
         )  # fmt: skip
         if command.returned:
             log.error(
-                "the answer of %s to round %d counts again: without it the same happened",
+                "the answer of %s to round %d is used again: without it, the same failure occurred",
                 ", ".join(command.returned), command.round,
             )  # fmt: skip
         self.spool.put_aside(

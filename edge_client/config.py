@@ -122,7 +122,7 @@ class DeviceSettings:
         if self.trainer not in TRAINERS:
             raise ValueError(f"trainer is {self.trainer!r}, it must be one of {', '.join(TRAINERS)}")
         if self.tuning and not self.enrolled:
-            raise ValueError("tuning is set, but nobody's root is known that could sign it; set enrolled")
+            raise ValueError("tuning is set, but no root is known that could have signed it; set enrolled")
         try:
             self.data.check_shape()
         except ValueError as error:

@@ -200,7 +200,7 @@ class TaskHandler:
             if isinstance(result, DamagedError) or not expected:
                 raise result
             log.warning("in work for another run: %s", result)
-        log.info("what was worked on is for another run, or plan; it is dropped")
+        log.info("the present work is for another run or plan; it is dropped")
         self.queue.done()
         self.hellos.send()
 

@@ -113,13 +113,20 @@ class Bans:
             (self._folder / BANNED / valid_name(name)).write_text(f"{ban.since:.0f} {ban.times}\n")
         except OSError as error:  # the disk has no room for a file
             seconds = self.pause(name, now, BAN_SECONDS)
-            log.warning("%s floods; its ban is not written (%s): %.0f s", name, error.strerror, seconds)
+            log.warning(
+                "%s floods: it is banned for %.0f s; the ban cannot be stored (%s)",
+                name,
+                seconds,
+                error.strerror,
+            )
             return True
         self._bans[name] = ban
         self._update(now)
         self._logged_at = now
         command = f"protofleet unban {name} --folder {self._folder.parent}"
-        log.warning("%s floods: nothing of it is read until %s or `%s`", name, _as_time(ban.until), command)
+        log.warning(
+            "%s floods: its messages are ignored until %s or `%s`", name, _as_time(ban.until), command
+        )
         return True
 
     def pause(self, name: str, now: float, first: float = PAUSE_SECONDS) -> float:
@@ -157,7 +164,12 @@ class Bans:
                 dropped, self._dropped = self._dropped, 0
             self._logged_at = now
             names = ", ".join(sorted(self.banned)[:20])
-            log.warning("%d are banned (%s); %d frames were dropped", len(self.banned), names, dropped)
+            log.warning(
+                "%d devices are banned (%s); %d of their frames were dropped",
+                len(self.banned),
+                names,
+                dropped,
+            )
 
     def _update(self, now: float) -> None:
         at = self._clock()

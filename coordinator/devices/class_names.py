@@ -157,8 +157,8 @@ class ClassNameVote:
         self.fixed = ClassNames(leading, self._names_of.get(leading, ()))
         self.wake_at = 0.0 if self._waiting else float("inf")
         log.info(
-            "the classes of this run are called %s, as %d of %d devices say; from now on nobody who says something "
-            "else takes part", listed(self.names) or leading.hex(), self._votes[leading], total,
+            "the classes of this run are called %s, as %d of %d devices say; from now on, devices with other "
+            "names take no part", listed(self.names) or leading.hex(), self._votes[leading], total,
         )  # fmt: skip
 
     def wake(self, now: float) -> None:

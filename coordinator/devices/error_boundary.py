@@ -46,7 +46,9 @@ class ErrorBoundary:
             pause = self._bans.pause(who, self._now())
             if self._log_rate.take(self._now()):
                 log.exception(
-                    "an error with %s, which is not listened to for %.0f s", who or "a stranger", pause
+                    "an internal error with %s, whose messages are ignored for %.0f s",
+                    who or "an unknown name",
+                    pause,
                 )
             self.cut_off += 1
             self.exclude(device)

@@ -109,7 +109,7 @@ def update_problem(update: Update, member: Member) -> Problem | None:
     if update.examples > member.examples:
         return Problem(
             Reason.BAD_CLAIM,
-            f"it stands on {update.examples} examples, its device has stated {member.examples}",
+            f"its answer states {update.examples} examples, its device has stated {member.examples}",
         )
     return _metrics_problem(update.metrics)
 

@@ -33,7 +33,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is no summary of a run; {WAY_OUT}")
     sealed = summary.pop("seal", None)
     if sealed is None and (odd := sorted(summary.keys() - UNSEALED)):
-        raise DamagedError(f"{path} is damaged: {odd[0][:40]!r} is nothing that it says; {WAY_OUT}")
+        raise DamagedError(f"{path} is damaged: {odd[0][:40]!r} is no key of a summary; {WAY_OUT}")
     if sealed is None and (words := odd_summary(summary)):
         raise DamagedError(f"{path} is no summary of a run: {words}; {WAY_OUT}")
     if sealed is not None and sealed != _seal(summary):

@@ -133,7 +133,7 @@ class CulpritSearch:
         except Exception as error:
             if is_ours(error):
                 raise
-            log.exception("an error in comparing answers; none is told from the others")
+            log.exception("an error in comparing answers; no answer can be singled out")
             return Blamed(failed.past, failed.phase, words=f"{blame.why}; its answers cannot be compared")
 
     def _works_with_all(self, failed: FailedRound) -> bool:

@@ -42,8 +42,9 @@ def next_epoch(known: Iterable[int], clock: int) -> int:
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):
         log.warning(
-            "epoch %d is known here, %s ahead of this clock: a clock was ahead once, and epochs are counted from "
-            "this one again. If it is this one that is wrong, set it and start again",
+            "epoch %d is known here, %s ahead of this clock. An earlier clock seems to have been wrong, and "
+            "epochs are counted from this clock again. If this clock is wrong, correct it and start the "
+            "coordinator again",
             known[-1], days(far),
         )  # fmt: skip
     return max((epoch + 1 for epoch in known if not ahead(epoch, clock)), default=0)

@@ -111,7 +111,7 @@ class OlderCopyDetector:
             return
         self._ahead[device] = round
         if self._count_and_may_log(device, OURS, now):
-            log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
+            log.error("%s has answered round %d, but the newest round in %s is %d", device, round, self._spool.folder,
                       self._spool.newest_round)  # fmt: skip
         self.wake_at = max(now, self._listening_since + self._listen)
 
@@ -154,9 +154,9 @@ class OlderCopyDetector:
             return
         self._spool.fallbacks["folder"] = 1
         log.error(
-            "%d of %d devices (%s) know more of this run than %s: where that is an older copy, no round ends, as "
-            "devices answer no question of an earlier round than their last. Then put the newest copy back; or see "
-            "`protofleet go-on --help`; or begin the run anew under another name",
+            "%d of %d devices (%s) know more of this run than %s. If that folder is an older copy, no round "
+            "can end, because devices do not answer rounds before their last one. Then put the newest copy back; or "
+            "see `protofleet go-on --help`; or begin the run anew under another name",
             len(who), len(present), _first_three(who), self._spool.folder,
         )  # fmt: skip
 
@@ -173,7 +173,7 @@ class OlderCopyDetector:
             return
         self._hold_unknown.add(device)
         if self._count_and_may_log(device, OURS, now):
-            log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
+            log.error("%s holds a broadcast that is unknown to %s", device, self._spool.folder)
 
     def hello_received(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
         """Check whether a device that has started again still has the state of its last accepted update."""

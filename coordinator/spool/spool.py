@@ -520,13 +520,13 @@ class Spool:
         last = self.final_round
         if self.newest_round >= last:
             raise ValueError(
-                f"{self.folder} knows of the final evaluation, round {last}: no later round is left to go on in. "
-                "Where the run is not finished, start its coordinator as ever; a finished one needs nothing"
+                f"{self.folder} has the final evaluation, round {last}: there is no later round to go on in. "
+                "If the run is not finished, start its coordinator as usual; a finished run needs nothing"
             )
         if not self.newest_round < round <= last:
             raise ValueError(
-                f"--from-round is {round}, it must be above {self.newest_round}, the last round that {self.folder} "
-                f"knows of, and at most {last}, the final evaluation"
+                f"--from-round is {round}, it must be above {self.newest_round}, the last round in "
+                f"{self.folder}, and at most {last}, the final evaluation"
             )
 
     def skip_to(self, round: int) -> None:

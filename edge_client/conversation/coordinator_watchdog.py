@@ -41,7 +41,7 @@ class CoordinatorWatchdog:
         if now >= self.alarm_at:
             self.expired = True
             log.warning(
-                "connected, but nothing new from the coordinator for %.0f s: it is away, or the broker holds back "
-                "what it says; see whether it runs and what it logs",
+                "connected, but nothing new from the coordinator for %.0f s: it is away, or the broker "
+                "withholds its messages; check whether it runs, and its log",
                 now - self.since,
             )

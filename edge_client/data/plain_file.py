@@ -34,7 +34,7 @@ def content_of(path: Path, *, links: bool = True) -> bytes:
     try:
         found = os.fstat(handle)
         if stat.S_ISDIR(found.st_mode):
-            raise UnusableError("it is a folder; put its files right into the class's folder")
+            raise UnusableError("it is a folder; put its files directly into the folder of the class")
         if not stat.S_ISREG(found.st_mode):
             raise UnusableError("it is no regular file")
         with os.fdopen(handle, "rb", closefd=False) as file:

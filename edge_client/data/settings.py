@@ -141,15 +141,15 @@ class DataSettings:
     def _name_own(self) -> None:
         if self.name and not self.file:
             raise ValueError(
-                f"name is {self.name!r}, which names a data.file; a source is called by data.source"
+                f"name is {self.name!r}, and is only for data.file; set a source with data.source"
             )
         if self.file and self.source == DEFAULT_SOURCE:
             object.__setattr__(self, "source", self.name or Path(self.file).stem)
         for key in THEIR_OWN_AFFAIR if self.is_plugin else ():
             if (value := getattr(self, key)) not in (None, ()):
                 raise ValueError(
-                    f"{key} is {encode(value)}, and of {self.source} a function of its own gives the data; leave it "
-                    "out, and let the function choose"
+                    f"{key} is {encode(value)}, but the function of {self.source} gives the data and decides "
+                    "this; leave the key out"
                 )
 
     def _check_names(self) -> None:

@@ -267,7 +267,10 @@ def _comparable(classes: tuple[str, ...]) -> Names:
     """Return the names in a form that can be compared between devices; empty if this is not possible."""
     names = normalized(classes)
     if problem := problem_with(names):
-        log.warning("%s; so nobody is told what the classes are called, and nobody can compare", problem)
+        log.warning(
+            "%s; so this device does not send its class names, and they cannot be compared with others",
+            problem,
+        )
         return ()
     return names
 

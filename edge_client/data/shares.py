@@ -69,8 +69,8 @@ def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableR
                 )
     raise DataError(
         f"{len(train)} training and {len(test)} test samples cannot be split among {parts} clients with beta "
-        f"{beta}: in {ATTEMPTS} draws somebody always had fewer than {MIN_SAMPLES_IF_SKEWED} for training or none "
-        "for the test; take a larger beta, fewer parts or more data"
+        f"{beta}: in each of {ATTEMPTS} draws, a client had fewer than {MIN_SAMPLES_IF_SKEWED} training "
+        "samples or no test samples; take a larger beta, fewer parts or more data"
     )
 
 

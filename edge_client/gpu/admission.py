@@ -82,8 +82,8 @@ class Admission:
         result = self._in_turn(work, needs, do)
         if isinstance(result, _OutOfMemory) and needs is not None:
             log.warning(
-                "%s ran out of the GPU's memory, for which %s were expected to do; trying again when no other device "
-                "works: %s", work.name, megabytes(needs), result.message,
+                "%s ran out of the GPU's memory, although %s were expected to be enough; trying again when no other "
+                "device works: %s", work.name, megabytes(needs), result.message,
             )  # fmt: skip
             result = self._in_turn(work, None, do)
         if isinstance(result, _OutOfMemory):
@@ -124,7 +124,9 @@ class Admission:
         known = self._peaks.get(work.kind)
         if known is None:
             log.info(
-                "%s takes %s of the GPU's memory; devices are admitted by that", work.name, megabytes(size)
+                "%s takes %s of the GPU's memory; this decides how many devices work at the same time",
+                work.name,
+                megabytes(size),
             )
         if known is None or size > known.needs(work):
             self._peaks[work.kind] = Peak(size, work.data_bytes)

@@ -51,7 +51,7 @@ class EnergyMeter:
                 self._lost = False
             except UNREADABLE as error:
                 if not self._gaps:
-                    log.warning("%s: %s; what was drawn meanwhile is not known", self._sensor.name, error)
+                    log.warning("%s: %s; the energy of this time is unknown", self._sensor.name, error)
                 self._gaps, self._lost = self._gaps + 1, True
                 self._sensor.forget()
             return Drawn(self._joules, self._gaps)

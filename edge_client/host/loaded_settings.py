@@ -60,12 +60,12 @@ def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
     if not is_signed(path):
         if enrolled:
             raise SettingsError(
-                f"{path} is not signed, and with --enrolled only settings are taken that the root of {enrolled} has "
-                "signed; sign them, or start without --enrolled if they are your own"
+                f"{path} is not signed, but with --enrolled, only settings that the root of {enrolled} has "
+                "signed are accepted; sign them, or start without --enrolled if they are your own"
             )
         return None
     if not enrolled:
-        raise SettingsError(f"{path} is signed; say --enrolled FOLDER, whose root has to have signed it")
+        raise SettingsError(f"{path} is signed; use --enrolled FOLDER with the root that signed it")
     trust = load_trust(Path(enrolled) / CURRENT)
     signed = read_settings(read_armoured(SETTINGS, path), trust.roots.keys)
     if signed.federation != trust.roots.federation:

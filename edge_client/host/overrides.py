@@ -70,7 +70,7 @@ class OverridesFile:
 
     def check(self) -> None:
         if self.current != Overrides() and self.clock() >= self._until:
-            log.info("tuning has ended; the device goes on by its own settings")
+            log.info("tuning has ended; the device uses its own settings again")
             self._set(Overrides(), 0.0)
         try:
             status = self.path.stat()

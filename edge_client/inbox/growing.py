@@ -235,7 +235,7 @@ def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -
         raise SettingsError(f"data.inbox is {settings.inbox!r}, and there is no such folder; make it")
     if not trainer.data.names:
         raise SettingsError(
-            f"data.inbox is {settings.inbox!r}, and nobody knows what the classes of {settings.source} are called; "
+            f"data.inbox is {settings.inbox!r}, and {settings.source} does not name its classes; "
             "name them in data.classes"
         )
     samples = samples_of(settings, state.folder, state.disk)

@@ -97,7 +97,9 @@ class ModelPublisher:
         self.versions.disk.make(self.versions.folder)
         free = self.versions.disk.free_bytes(self.versions.folder)
         if free < ROOM * wanted:
-            raise NoRoom(f"a version takes {wanted} bytes and training some more, {free} are free")
+            raise NoRoom(
+                f"a version takes {wanted} bytes, and training needs space as well, but only {free} bytes are free"
+            )
 
     def _warn(self, error: Exception) -> None:
         """Log a warning, but only once until a version is written again."""
@@ -110,9 +112,9 @@ class ModelPublisher:
 
     def _say_without_global(self, method: str) -> None:
         if not self._without_global:
-            words = "say personal or auto"
+            words = "set models.serve to personal or auto"
             log.warning(
-                "models.serve is global, and %s makes no model of all; none is served: %s", method, words
+                "models.serve is global, but %s has no global model, so none is served: %s", method, words
             )
         self._without_global = True
 

@@ -172,6 +172,6 @@ def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoc
 
 
 def _forget(state: DeviceState, heard: HeardFile, epoch: int, why: str) -> None:
-    log.warning("the epoch %d that was heard last is forgotten: %s", epoch, why)
+    log.warning("the last known epoch, %d, is forgotten: %s", epoch, why)
     heard.forget()
     state.forget_epoch()

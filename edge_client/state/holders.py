@@ -39,7 +39,7 @@ def read_holders(folder: Path) -> Holders:
     except FileNotFoundError:
         return Holders()
     except CONTENT_ERRORS as error:
-        log.warning("%s is damaged (%.80s); boots are counted onwards", path, error)
+        log.warning("%s is damaged (%.80s); boots continue to be counted", path, error)
         return Holders()
     return found
 

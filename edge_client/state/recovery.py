@@ -67,7 +67,8 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         return _fall_back(files, saved, fallback, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
         log.warning(
-            "%s; it is the previous generation, the device goes on", _describe_fault(files.previous, previous)
+            "%s; the device continues, because this is only the previous generation",
+            _describe_fault(files.previous, previous),
         )
     return RecoveredState(
         _without_lost_objects(saved, store),
@@ -99,7 +100,7 @@ def _fall_back(
         raise _unrecoverable(
             files,
             fault,
-            "" if fallback else f"what was before it, of {files.previous}, is gone or damaged",
+            "" if fallback else f"the state before it, {files.previous}, is gone or damaged",
         )
     last = newest.answers[-1]
     here = not last.base or store.has(bytes.fromhex(last.base))

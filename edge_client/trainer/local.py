@@ -83,9 +83,7 @@ class LocalTrainer:
         """Return whether the GPU trains this plan; with `auto`, the CPU trains plans with little work."""
         pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
         if not pays:
-            log.info(
-                "the plan's network is too little work for the GPU to pay, so the CPU trains it: docs/gpu.md"
-            )
+            log.info("the plan's network is so small that the CPU trains it faster than the GPU: docs/gpu.md")
         return pays
 
     @property

@@ -161,7 +161,7 @@ def test_going_on_with_a_finished_run_says_that_there_is_nothing_left_and_takes_
     run.service.run.spool.close()
     code, said = command(tmp_path, "go-on", "run", "--from-round", "2")
     assert code == 2 and len(said.splitlines()) == 1
-    assert "knows of the final evaluation" in said and "a finished one needs nothing" in said
+    assert "has the final evaluation" in said and "a finished run needs nothing" in said
     assert epoch_of(tmp_path / "run" / "coordinator") == before
 
 

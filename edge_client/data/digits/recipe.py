@@ -35,8 +35,8 @@ def build(domain: str) -> Arrays:
     found, expected = checksum(arrays), CHECKSUMS[domain]
     if found != expected:
         raise DataError(
-            f"the digits of {domain} come out as {found[:12]}... here, not as {expected[:12]}..., though all that "
-            f"they are made of is right; NumPy {np.__version__} on {platform.machine()} seems to compute otherwise. "
+            f"the digits of {domain} come out as {found[:12]}... here, not as {expected[:12]}..., although their "
+            f"sources are right; NumPy {np.__version__} on {platform.machine()} seems to compute other values. "
             "Please report it, and copy the file from a machine that has built it"
         )
     return arrays

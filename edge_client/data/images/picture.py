@@ -68,7 +68,7 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
     width, height = image.size
     if image.mode in DEEP:
         raise UnusableError(
-            "it has 32 bits a pixel, of which nobody knows what is white; save it with 8 or 16"
+            "it has 32 bits a pixel, and its value for white is unknown; save it with 8 or 16 bits"
         )
     if width * height > MOST_PIXELS:
         raise UnusableError(
@@ -79,7 +79,7 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
     if memory > MOST_MEMORY:
         raise UnusableError(
             f"it has {width} x {height} pixels ({image.format}, {image.mode}), which take {memory:,} bytes to "
-            f"decode; at most {MOST_MEMORY:,} are taken; save it smaller"
+            f"decode; at most {MOST_MEMORY:,} are allowed; save it smaller"
         )
 
 

@@ -31,7 +31,9 @@ def test_the_owners_plain_settings_allow_files_that_lie_beside_them(tmp_path):
 def test_unsigned_settings_allow_nothing_where_signed_ones_are_demanded(tmp_path, fleet):
     path = tmp_path / "device.toml"
     path.write_text(TEXT)
-    with pytest.raises(SettingsError, match="is not signed, and with --enrolled only settings are taken"):
+    with pytest.raises(
+        SettingsError, match="is not signed, but with --enrolled, only settings that the root of"
+    ):
         load_settings(path, str(fleet.folder_of("a")), [])
 
 

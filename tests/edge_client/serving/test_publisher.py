@@ -85,7 +85,7 @@ def test_where_a_method_makes_no_model_of_all_that_is_said_once(tmp_path, caplog
     for _ in range(2):
         job, made = job_of("fedproto", published)
         job.run(TRAIN, 2, first_payload(made))
-    assert caplog.text.count("models.serve is global, and fedproto makes no model of all") == 1
+    assert caplog.text.count("models.serve is global, but fedproto has no global model") == 1
     assert not published.versions.folder.exists()
 
 

@@ -91,7 +91,10 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
     assert "cat/broken.png is skipped: it is no picture of the formats BMP, GIF, JPEG, PNG" in said
     assert "cat/pipe.png is skipped: it is no regular file" in said
     assert "cat/link.png is skipped: it is a link; put the file itself there" in said
-    assert "cat/folder.png is skipped: it is a folder; put its files right into the class's folder" in said
+    assert (
+        "cat/folder.png is skipped: it is a folder; put its files directly into the folder of the class"
+        in said
+    )
     assert "dog/twice.png is skipped: the same file is in the folder of another class" in said
     assert (
         "cat/other.npy is skipped: it has float64 [3, 4, 4], and this run learns from images [3, 8, 8]"
