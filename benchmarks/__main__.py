@@ -1,4 +1,4 @@
-"""`python -m benchmarks [MEASURE ...]` takes measures and keeps them; `check` says what has become worse."""
+"""`python -m benchmarks [MEASURE ...]` measures costs and stores the figures; `check` names worse ones."""
 
 from __future__ import annotations
 

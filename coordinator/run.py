@@ -243,7 +243,7 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            self._link.answers.abandon()  # unfinished updates are offered again; the round needs this write
+            self._link.answers.abandon()  # devices offer updates again; the round waits for this write
             write()
 
     def _write(self, command: Command) -> None:

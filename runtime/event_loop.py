@@ -168,7 +168,7 @@ def serve(
 def _take_what_is_there(
     app: EventLoopApp[T], receive_queue: queue.SimpleQueue[T], clock: Callable[[], float]
 ) -> None:
-    """Take items without waiting, for a short time only, because deadlines are checked once a turn."""
+    """Take the items that are there, for a short time at most, because deadlines are checked between such times."""
     end = clock() + TURN_SECONDS
     for _ in range(TURN_ITEMS - 1):
         if app.finished or clock() >= end:

@@ -73,18 +73,19 @@ def words_of(node: ast.expr) -> str:
 def comments(source: str) -> Iterator[tuple[str, int, str]]:
     """Yield each comment; a comment of several lines is one text."""
     lines: list[str] = []
-    first = last = 0
+    first, last, was_alone = 0, 0, False
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or DIRECTIVE.match(token.string):
             continue
         text, line = token.string.lstrip("#! "), token.start[0]
-        if lines and line == last + 1 and not token.line[: token.start[1]].strip():
+        alone = not token.line[: token.start[1]].strip()
+        if lines and line == last + 1 and alone and was_alone:
             lines.append(text)
         else:
             if lines:
                 yield "comment", first, " ".join(lines)
             lines, first = [text], line
-        last = line
+        last, was_alone = line, alone
     if lines:
         yield "comment", first, " ".join(lines)
 

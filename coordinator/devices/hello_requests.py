@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-REQUEST_SECONDS: Final = 600.0  # after this time the device sends a hello by itself, or stays away
+REQUEST_SECONDS: Final = 600.0  # after this time the device has sent a hello by itself, or it will send none
 
 
 class HelloRequests:

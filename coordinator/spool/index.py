@@ -311,7 +311,7 @@ class Index:
             return self._connect()
         try:
             if fresh:
-                raise DamagedError("it is gone or empty, and the run has begun")
+                raise DamagedError("the file is missing or empty, although the run has begun")
             put_foreign_log_aside(self.path, self.disk)
             return self._connect()
         except NewerFormatError as fault:

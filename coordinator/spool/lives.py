@@ -47,7 +47,7 @@ class Life:
 
 
 def _read(path: Path) -> tuple[bool, float]:
-    """Read the record of the previous coordinator; if it cannot be read, assume an end in order.
+    """Read the record of the previous coordinator. If the record cannot be read, assume that it stopped normally.
 
     An unreadable file is no reason for an alarm.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofleet.methods.maths.geometry import unit
 
-LEAST = 1e-6  # The least cosine before the root is taken, because the root is infinitely steep at 0.
+LEAST = 1e-6  # Cosines are raised to this value before the square root, because the root is infinitely steep at 0.
 
 
 def cosines(z: Tensor, prototypes: Tensor) -> Tensor:

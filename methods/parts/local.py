@@ -74,8 +74,8 @@ def train(
 ) -> None:
     """Train on shuffled batches.
 
-    No sample is dropped. A device without samples changes nothing. A network without a trainable parameter
-    does not change either; the rest of a network with a frozen backbone may be such a network.
+    No sample is dropped. Without samples, or without a trainable parameter, nothing changes. If the backbone
+    is frozen, the rest of the network may have no trainable parameter.
 
     `optimizers` are the caller's own. Without them, a new SGD trains all parameters of the model. For each
     module in `clipped`, the norm of its gradient is bounded separately. Without `clipped`, the norm of the

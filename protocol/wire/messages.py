@@ -125,7 +125,7 @@ class ArraySpec:
     # None: as in the broadcast. A name in the shape stands for a free length; equal names stand for equal
     # lengths.
     shape: tuple[int | str, ...] | None
-    most: int | None  # the highest value of a free length
+    most: int | None  # the highest length of a dimension whose length is not fixed
     low: float | None
     high: float | None
     norm: float | None  # the largest Euclidean norm

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         found = as_authors(problem) or problem
         if (exit_status := exit_code(found)) is None:
-            raise  # A bug of this program keeps its traceback.
+            raise  # This is a bug of this program, so the traceback is shown.
         return say(message(found), exit_status)
     return code
 

@@ -68,7 +68,7 @@ class SweptMethod:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the trial with the best mean on validation samples, of those with a result of each seed."""
+        """Return the trial with the best validation mean. Only trials with a result for every seed count."""
         whole = [trial for trial in self.trials if len(trial["validation"]) == len(trial["runs"])]
         return max(whole, key=lambda trial: sum(trial["validation"]))
 
