@@ -1,4 +1,4 @@
-"""Hosts over SSH: plans, their execution, waves behind a canary, and the way back.
+"""Deployment over SSH: plans, their execution, waves after a canary wave, and the rollback.
 
 May import: coordinator, deploy.fleet.device, deploy.fleet.setup, edge_client.*, federation.brokers,
 federation.enrol, methods.plugins, protocol.*, runtime.*.

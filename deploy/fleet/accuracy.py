@@ -1,4 +1,4 @@
-"""Check whether a change of the fleet has cost accuracy, by the coordinator's metrics.
+"""Check by the coordinator's metrics whether a change has lowered the accuracy of the fleet.
 
 A device does not know the accuracy of the fleet.
 """
@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.runtime.command.errors import RunError
 
-# Measurements to wait for. A round measures the model that it began with, so the answers of a round show
-# their effect in the next one.
+# Measurements to wait for. A round measures the model that it began with, so the updates of a round change
+# only the measurement of the next round.
 TIMES: Final = 2
 POLL_SECONDS: Final = 0.5
 FETCH_SECONDS: Final = 10.0
@@ -29,7 +29,7 @@ Series: TypeAlias = tuple[str, str, str]  # domain, split, view
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    rounds: int  # It changes with each round in which all present devices have measured.
+    rounds: int  # The last round in which all present devices have measured.
     accuracy: dict[Series, float]
 
 

@@ -1,4 +1,4 @@
-"""Find the certificates of the fleet's hosts, and tell which of them must be renewed."""
+"""Find the certificates of the fleet's hosts, and decide which of them must be renewed."""
 
 from __future__ import annotations
 

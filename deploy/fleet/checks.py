@@ -134,7 +134,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
-    """Check the interpreter that software.python names; it is the one that makes the venv."""
+    """Check the interpreter that software.python names, because it makes the venv."""
     named = f"{use.python} (software.python)"
     package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = _numbers(f.python)[:2]

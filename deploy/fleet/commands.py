@@ -52,7 +52,7 @@ LOCAL_SECONDS: Final = 240.0  # Seconds that the script gets to gather the facts
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The fleet's file and what one command needs of it: the rollout, and connections to the chosen hosts."""
+    """The context of one command: the fleet's settings, the rollout, and connections to the chosen hosts."""
 
     fleet: Fleet
     rollout: Rollout
@@ -77,9 +77,9 @@ class Deployment:
 @dataclass(frozen=True, slots=True)
 class Command:
     run: Callable[[Deployment, Options], int]
-    changes: bool = False  # It changes hosts, so only one such command may run at a time.
+    changes: bool = False  # The command changes hosts, so only one such command may run at a time.
     needs_hosts: bool = False  # At least one host must be named: the command does not default to all hosts.
-    devices_only: bool = False  # If no host is named, the command is for all devices.
+    devices_only: bool = False  # If no host is named, the command runs on all devices.
 
 
 def run(step: str, o: Options, connect: Connect = connections) -> int:
@@ -123,7 +123,7 @@ def known_hosts(o: Options) -> int:
     ask = _ask_for_fingerprint(o, whose, "does the host's own screen, or its provider, say so?")
 
     def show(name: str, fingerprint: str) -> bool:
-        """Print a fingerprint if there is no terminal; the operator compares it and then uses --yes."""
+        """Print a fingerprint, which the operator compares before the next run with --yes."""
         _print(name, f"fingerprint {whose}: {fingerprint}")
         unasked.append(name)
         return False
@@ -352,7 +352,7 @@ def restore(d: Deployment, o: Options) -> int:
 
 
 def forget(d: Deployment, o: Options) -> int:
-    """Remove what ties a host to its present federation, so that it can join the federation of this file."""
+    """Make a host leave its present federation, so that the host can join the federation of this file."""
 
     def forgotten(ssh: Ssh) -> str:
         require_success(_run_step(d, ssh, "forget"))
@@ -382,7 +382,7 @@ def tune(d: Deployment, o: Options) -> int:
 def revoke(d: Deployment, o: Options) -> int:
     """Revoke devices at the federation's root, and then destroy the keys on the devices.
 
-    The root comes first, so that a device that cannot be reached is revoked too.
+    The root revokes first. So a device that cannot be reached is revoked too.
     """
 
     def erased(ssh: Ssh) -> str:
@@ -473,7 +473,7 @@ def _ask_for_fingerprint(
 ) -> Callable[[str, str], bool]:
     """Return a function that asks the operator whether a host's fingerprint is the right one.
 
-    It asks for one host after the other.
+    The function asks about one host at a time.
     """
     prompt = threading.Lock()
 

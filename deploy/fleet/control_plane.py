@@ -1,4 +1,4 @@
-"""The operator's side of a deployment: what each host should be, and what the root signs for it."""
+"""The operator's side of a deployment: the desired state of each host, and the root that signs for the hosts."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class ControlPlane:
 def open_root(fleet: Fleet) -> Authority:
     """Open the fleet's root; raise the error of a lost root if the root is gone.
 
-    A deployment, an enrolled broker or `init` leaves files. If they exist and the root does not, the root is
-    lost.
+    The root is lost if files of a deployment, of an enrolled broker or of `init` exist without a root.
     """
     root, left = Path(fleet.root), [Path(fleet.log), Path(fleet.file).parent / TARGETS_FILE]
     if fleet.broker:

@@ -152,14 +152,16 @@ class DesiredState:
         return sorted((Path(self._fleet.root) / "records").glob("*.record"))
 
     def roots_files(self, installed: Installed) -> dict[str, str]:
-        """Return the files with which a host begins to accept our roots, or follows them.
+        """Return the files with which a host begins to accept our roots, or accepts a change of them.
 
-        A host that an earlier release of ours has deployed holds the statement of its roots alone, which
-        ssh-keygen cannot read. So the same roots are sent once more in the form that ssh-keygen reads.
+        A host that was deployed with an earlier release holds only the statement of its roots. ssh-keygen
+        cannot read this statement, so the same roots are sent once more in a form that ssh-keygen reads.
         """
         text, signatures = self._authority.allowed_signers()
         statement = (Path(self._fleet.root) / ROOTS_FILE).read_text()
         files = {ROOTS: statement, SIGNERS: text, SIGNERS + ENDING: signatures}
-        with contextlib.suppress(StatementError):  # The host holds none, and says so if it needs them.
+        with contextlib.suppress(
+            StatementError
+        ):  # The host holds no roots; it reports an error if it needs them.
             files[HELD_SIGNERS] = allowed_signers(first_roots(installed.held_roots), installed.pinned)
         return files

@@ -29,7 +29,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.command.errors import RunError
 
-# It is called with a device's name and the fingerprint of its request.
+# The function is called with a device's name and the fingerprint of the device's request.
 ConfirmFingerprint = Callable[[str, str], bool]
 
 
@@ -72,7 +72,7 @@ class HostEnrolment:
     def _review(self, name: str, request: str) -> ReviewedRequest:
         """Read a host's request; raise RunError if it is bad or asks for another name or role.
 
-        A bad request lets only the deployment of this host fail.
+        After a bad request, only the deployment of this host fails.
         """
         try:
             data = from_armour(REQUEST, request.encode(), f"the request of {name}")
@@ -117,10 +117,10 @@ class HostEnrolment:
         )
 
     def older_root(self, facts: Mapping[str, Facts]) -> str:
-        """Return the reason why nothing may be made of this root, or "".
+        """Return the reason why this root must not sign anything, or "".
 
-        The reason is that one of these hosts, or the folder of our own broker, holds later lists than this
-        root.
+        The root is an older copy if one of these hosts, or the folder of our own broker, holds later lists
+        than the root.
         """
         held = {
             name: read_held(self._authority, here.held_revoked, here.held_roots, here.held_crl)

@@ -65,16 +65,16 @@ REQUEST: Final = re.compile(
 
 
 class StepError(RunError):
-    """The error that a step has failed on the host."""
+    """The error for a step that has failed on the host."""
 
 
 class NonsenseError(RunError):
-    """The error that a host has sent a value that is not of the expected type."""
+    """The error for a value of a host that is not of the expected type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of a service, with the status of its own process or the answer that the service gives."""
+    """The state of a service, with the status of its process or the result of its health check."""
 
     service: Service
     status: Status | None
@@ -176,7 +176,7 @@ class Executor:
     def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
         """Sign the earlier settings again, and upload them; the unit is the one that the device has kept.
 
-        The manifest lists the hash of the kept unit, so the device refuses any other unit.
+        The manifest lists the hash of this unit, so the device refuses any other unit.
         """
         desired = self.target.desired
         settings = self.control.signer.signed_settings(desired.name, text, version)
@@ -262,10 +262,10 @@ class Executor:
         """
         started_at, restarts, failures = time.monotonic(), self.service_state().service.restarts, 0
         steady = STEADY_SECONDS if self.place.role == DEVICE else 0.0
-        healthy_since = (0, 0.0)  # process id, and since when it has been healthy
+        healthy_since = (0, 0.0)  # the process id, and the time since which this process has been healthy
         while True:
             seen, now = self.service_state(), time.monotonic()
-            # The first failure may be one of the earlier process.
+            # The first failure may be a failure of the earlier process.
             failures += seen.service.sub == "auto-restart"
             if seen.healthy:
                 if healthy_since[0] != seen.service.pid or not healthy_since[1]:

@@ -39,7 +39,7 @@ def issue_manifest(
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in the folder, but for those of a manifest."""
+    """Return the SHA-256 of each file in the folder, except the files of a manifest."""
     return {
         path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in MANIFEST_FILES
     }

@@ -31,7 +31,7 @@ class Desired:
     settings: str  # digest of the settings' text
     unit: str  # SHA-256 of the unit file
     unit_mark: str  # the id that this unit puts into the environment of its processes
-    tls: frozenset[str]  # SHA-256 of the valid certificates of this name; empty: a new one is needed
+    tls: frozenset[str]  # SHA-256 of the valid certificates of this name; empty: a new certificate is needed
     roots: str
     coordinator: str
     care: RolloutSettings

@@ -49,7 +49,7 @@ from protofleet.runtime.command.errors import RunError
 BY_HAND: Final = "by hand"  # The reason that is noted when a release is blocked but has not failed.
 ROLLBACK_DRAIN_SECONDS: Final = 30.0  # Seconds that the work in progress of a failed release gets to end.
 
-# It is called with the name of a host and a message about what happens there.
+# The function is called with the name of a host and a message about what happens on this host.
 Report = Callable[[str, str], None]
 
 
@@ -77,7 +77,8 @@ def connections(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]
 def waves(names: list[str], canary: int, share: float) -> list[list[str]]:
     """Split the names into waves: the canary devices, then a share of the fleet, then the rest.
 
-    If the share has no more devices than the canary wave, as in a small fleet, its wave is left out.
+    In a small fleet, the share can have no more devices than the canary wave. Then the wave of the share is
+    left out.
     """
     second = canary + (part if (part := round(share * len(names))) > canary else 0)
     parts = (names[:canary], names[canary:second], names[second:])
@@ -100,22 +101,22 @@ class Rollout:
     ) -> None:  # fmt: skip
         """Keep the parts of a rollout.
 
-        `infrastructure` holds the connections to the hosts of the broker and the coordinator, also when these
+        `infrastructure` holds the connections to the hosts of the broker and the coordinator, even if these
         hosts are not to be changed.
         """
         self._infrastructure, self._admitting = infrastructure or {}, threading.Lock()
         self.fleet, self.control, self.log, self.report, self.force = fleet, control, log, report, force
         self.accuracy = AccuracyCheck(fleet.care)
         self.stopped = ""  # The reason why no further wave is deployed; empty while there is none.
-        # Facts of the infrastructure's hosts that older_root has gathered; the first plan of a host uses
-        # them.
+        # What older_root has read from the hosts of the broker and the coordinator. The first plan of each of
+        # these hosts uses it.
         self._looked: dict[str, Facts] = {}
 
     def older_root(self) -> str:
-        """Return the reason why nothing may be made of this root, or "".
+        """Return the reason why this root must not sign anything, or "".
 
-        The broker and the coordinator are asked for what they hold. If they cannot be reached, the result is
-        "" too.
+        The lists on the hosts of the broker and the coordinator show whether this root is an older copy. If
+        the hosts cannot be reached, the result is "" too.
         """
         with ThreadPoolExecutor(max(1, len(self._infrastructure))) as pool:
             looked = pool.map(self._facts_or_none, self._infrastructure.values())
@@ -238,7 +239,7 @@ class Rollout:
         return HostOutcome(ssh.name, done)
 
     def tell_lists(self) -> list[HostOutcome]:
-        """Send the broker and the coordinator the lists of who takes part; change nothing else there."""
+        """Send the broker and the coordinator the lists of enrolled and revoked names, and nothing else."""
         return [self._tell_list(ssh) for ssh in self._infrastructure.values()]
 
     def _tell_brokers(self) -> None:
@@ -279,7 +280,7 @@ class Rollout:
     def _admit(self, ssh: Ssh) -> None:
         try:
             facts = gather_facts(ssh, self.control.desired.place(ssh.name))
-            # If the user is missing, the coordinator's own deployment sends all records.
+            # If the host has no user for the service yet, the coordinator's own deployment sends all records.
             if facts.installed.user:
                 target = self.control.desired.target(ssh.name, facts)
                 Executor(ssh, self.control, target, lambda said: self.report(ssh.name, said)).admit()
@@ -330,8 +331,8 @@ class Rollout:
     def restore(self, executor: Executor, which: str, good: KnownGood) -> None:
         """Restore a state that the device has kept.
 
-        Its settings are signed again with a new version, because a device accepts no version that is older
-        than the installed one.
+        The settings of this state are signed again with a new version, because a device refuses settings
+        whose version is older than the installed version.
         """
         facts = gather_facts(executor.ssh, executor.place)
         here, name = facts.installed, executor.ssh.name
@@ -363,7 +364,7 @@ def _with_a_start(steps: list[Step], care: RolloutSettings) -> list[Step]:
 
 
 def roll_back_by_hand(rollout: Rollout, ssh: Ssh) -> str:
-    """Roll a device back to the good state before the present one.
+    """Roll a device back to the known good state that preceded the present state.
 
     The present state is blocked: it can be deployed again only with --force.
     """

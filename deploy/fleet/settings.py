@@ -346,7 +346,7 @@ def read_fleet(path: Path) -> Fleet:
         device=_device_from(base, fleet.device), coordinator=seen_from(fleet.coordinator, base),
         software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
-    object.__setattr__(found, "file", str(path))  # `file` is no setting, so it is no argument of the class.
+    object.__setattr__(found, "file", str(path))  # `file` is not a setting, so it is not an argument.
     return found
 
 

@@ -28,7 +28,7 @@ from protofleet.protocol.security.statements import StatementError, armoured
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
 from protofleet.runtime.command.errors import RunError
 
-DIGEST_DIGITS: Final = 16  # the number of digits that are kept of the digest of settings
+DIGEST_DIGITS: Final = 16  # the number of digits of a settings digest that are kept
 
 
 class Signer:
@@ -69,7 +69,7 @@ class Signer:
     def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:
         """Sign overrides of settings that are valid for some hours; raise SettingsError for a mistake.
 
-        A mistake is thus found here and not on the device.
+        So a mistake is found here and not on the device.
         """
         for change in changes:
             if "=" not in change:

@@ -1,4 +1,4 @@
-"""Build what is shipped to a host: wheels or a container's image, with a name for exactly these files."""
+"""Build the wheels or the container image for a host, under a name that is a digest of the files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from protofleet.runtime.locks.lockfile import LOCKS_FOLDER, read_lock, read_whee
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")
 DATA_LOCK: Final = "data"  # packages with the bundled data; they are installed without their dependencies
-# The name of a file that is shipped too; it has the arguments of the step that installs the release.
+# A file of this name is shipped too. It holds the arguments of the step that installs the release.
 INSTALL_FILE: Final = "how"
 NAME_DIGITS: Final = 16  # the number of digits in a release's name
 
@@ -108,8 +108,9 @@ def make_release(
 def make_image(software: Software, folder: Path) -> Release:
     """Make a release that is a container's image.
 
-    Its name is a digest of the image and of the options for `docker run`. An image that the device pulls
-    counts by its name, which contains its digest. An archive counts by its content.
+    Its name is a digest of the image and of the options for `docker run`. For an image
+    that the device pulls, its name counts, because this name contains a digest. For an archive, the content
+    counts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = " ".join(software.options)

@@ -18,8 +18,8 @@ from protofleet.runtime.command.errors import RunError
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
 SSH_FAILED: Final = 255  # the exit code of ssh itself; any other code is the remote command's
-AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # The shell on the host evaluates it.
-LONGEST_SHOWN: Final = 2000  # the largest number of a host's characters that are printed
+AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # The shell on the host evaluates this text.
+LONGEST_SHOWN: Final = 2000  # the largest number of characters of a host's output that are printed
 
 # A text that ssh prints, and its explanation for the operator. The first text that is found counts.
 EXPLANATIONS: Final = (
@@ -40,7 +40,7 @@ EXPLANATIONS: Final = (
 
 
 class UnreachableError(RunError):
-    """The error that a host cannot be reached. The message gives the reason and a way out."""
+    """The error for a host that cannot be reached. The message gives the reason and a way out."""
 
 
 @dataclass(frozen=True, slots=True)

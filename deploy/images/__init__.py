@@ -1,4 +1,4 @@
-"""Container images: what they are made of, the build, what they weigh.
+"""Container images: their contents, their build, and their sizes.
 
 May import: protocol.security, protocol.settings, runtime.*.
 """

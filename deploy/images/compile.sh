@@ -1,6 +1,6 @@
 #!/bin/sh
-# Bytecode of what is really imported, and of the packages named after it: the root is read-only later, and a start
-# without bytecode is slow. All of it would double the Python in the image.
+# Compile the modules that are really imported, and the packages that the arguments name. The root is read-only later,
+# and a start without bytecode is slow. Bytecode of all modules would double the size of Python in the image.
 set -eu
 HOME=/tmp /opt/protofleet/bin/python -c "$1"
 shift

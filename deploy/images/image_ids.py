@@ -1,6 +1,6 @@
 """Keep the id of each image that was built here.
 
-The name may have been given to another image since then, but the id is always of the same image.
+A name can later be given to another image. An id always means the same image.
 """
 
 from __future__ import annotations

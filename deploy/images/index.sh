@@ -1,7 +1,7 @@
-# Sourced before pip, which would try an unreachable index for minutes, package by package. If an index cannot be reached,
-# only the wheels in /wheels are used; without wheels, the build ends with one line.
+# This file is sourced before pip runs, because pip would try an unreachable index for minutes, package by package. If an
+# index cannot be reached, only the wheels in /wheels are used. Without wheels, the build ends with one line.
 : "${WHEELS:=/wheels}"
-asked() {  # INDEX_OPTIONS: in one line why none of them can be reached; nothing where one can, or pip is older than 21.2
+asked() {  # INDEX_OPTIONS: prints the URL that cannot be reached; nothing if it can, or if pip is older than 21.2
     python3 -m pip index --help >/dev/null 2>&1 || return 0
     python3 -m pip --disable-pip-version-check index versions pip -vv --retries 0 --timeout 8 "$@" 2>&1 \
         | sed -n 's/^ *Could not fetch URL \([^ ]*\/\)pip\/: \(connection error\|timed out\|There was a problem confirming\).*/\1/p' \

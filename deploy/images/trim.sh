@@ -1,6 +1,6 @@
 #!/bin/sh
-# Leave out what no program of ours loads: the tests inside packages, what they are compiled against, parts of SciPy and
-# scikit-learn that nothing we import imports, and the languages that rich could colour. FINCH, t-SNE and MATLAB files stay.
+# Remove files that our programs never load: the tests and C sources inside packages, unused parts of SciPy and
+# scikit-learn, and the languages that rich could colour. The parts for FINCH, t-SNE and MATLAB files stay.
 set -eu
 cd /opt/protofleet/lib/python3*/site-packages
 for package in scipy sklearn; do

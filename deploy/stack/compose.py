@@ -46,7 +46,7 @@ def up(folder: Path) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Tell whether the stack has a coordinator that runs."""
+    """Return whether the stack has a coordinator that runs."""
     return bool(_asked(folder, "ps", "--status", "running", "--quiet", COORDINATOR).strip())
 
 

@@ -1,6 +1,6 @@
 """Find the runs that a stack's folder holds already.
 
-A run with other settings never ends, mixes with or removes the runs that are there.
+A run with other settings must not end, remove or mix with an earlier run.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
 
 
 def _write_rabbitmq(stack: Stack) -> None:
-    """Write the certificate and the settings of all three nodes, which are the same for each.
+    """Write the certificate and the settings that all three nodes share.
 
-    The nodes authenticate each other with a cookie, which is written too.
+    The cookie with which the nodes authenticate each other is written too.
     """
     folder = stack.federation.folder_of(BROKER)
     definitions = BROKER_ROOT / "definitions.json"

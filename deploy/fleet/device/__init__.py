@@ -1,4 +1,4 @@
-"""Programs on a host during a deployment: they report facts and verify signatures; and the systemd unit.
+"""The systemd unit of a host, and the programs that report its state and verify signatures.
 
 May import: coordinator, coordinator.spool, deploy.fleet, edge_client, edge_client.host, methods.plugins,
 methods.served, protocol.*, runtime.command.

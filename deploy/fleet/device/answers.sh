@@ -1,10 +1,11 @@
-# The form in which facts.sh and remote.sh print a value (fields.py reads it): it ends with a NUL byte, which none can hold.
+# Print a value as facts.sh and remote.sh do: it ends with a NUL byte, which no value can contain. fields.py reads it.
 say() { printf '%s=%s\000' "$1" "$2"; }
-# How a service that writes no status file is: asked as its clients ask it, by its own user, as its files are that user's.
+# Check the health of a service that writes no status file: connect as its clients do. The check runs as the service's
+# user, who owns the files.
 ask() { # program ...
     env HOME=/nonexistent setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs -- timeout 10 "$@" 2>&1 </dev/null 9>&- | tail -n 1 | cut -c1-500
 }
-answers() { # prints ok, or what is wrong
+answers() { # prints ok, or the problem
     case $role in
         coordinator) ask "$python" -I -c '
 import json, sys, urllib.error, urllib.request

@@ -76,14 +76,12 @@ class Installed:
     held_roots: bytes = b""
     held_crl: bytes = b""
     targets: str = ""  # SHA-256 of the targets for the Prometheus on the host
-    signers: str = (
-        ""  # SHA-256 of the roots in the form that ssh-keygen reads; "": an earlier release was here
-    )
+    signers: str = ""  # SHA-256 of the roots in the form that ssh-keygen reads; "": an earlier release did not store this form
     good: KnownGood | None = None
     previous: KnownGood | None = None  # the known good state before `good`
     service: Service = field(default_factory=Service)
     status: Status | None = None
-    answers: str = ""  # health of a service that writes no status: ok, or what is wrong
+    answers: str = ""  # health of a service that writes no status file: ok, or the problem
     # the versions by link: current, champion, pinned
     models: Mapping[str, ServedVersion] = field(default_factory=dict)
 
@@ -143,7 +141,7 @@ class Facts:
 
 
 class IncompleteError(SettingsError):
-    """The error that the script of facts was interrupted before its end."""
+    """The error for an output of `facts.sh` that is not complete, because the script was interrupted."""
 
 
 def read_facts(text: str) -> Facts:

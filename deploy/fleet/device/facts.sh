@@ -1,6 +1,7 @@
-# The state of a host, as key=value and a NUL byte. Reads only; runs in any POSIX shell, after the names of roles.py.
-# Arguments: deep | quick. Deep also tries torch and the broker, which takes seconds.
-# Files of the device's own user are read as that user: a link among them could lead root to any file.
+# Print the state of a host, each value as key=value and a NUL byte. The script only reads. It runs in any POSIX shell,
+# after the variables of roles.py.
+# The argument is deep or quick. With deep, the script also tries torch and the broker, which takes seconds.
+# Files of the device's user are read as that user, because a link among them could lead root to any file.
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -13,7 +14,7 @@ as_user() { # command ...: in the groups that may use a GPU
   if [ -n "$gpu" ]; then groups=--groups=${gpu%,}; else groups=--clear-groups; fi
   env HOME="$home" setpriv --reuid="$user" --regid="$user" "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
-known_keys() { tr -d '\000' | grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500 | tr '\n' '\000'; } # of the output of a program that runs as that user
+known_keys() { tr -d '\000' | grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500 | tr '\n' '\000'; } # filters the output of a program that runs as that user
 read_as_user() { as_user timeout 5 head -c "${2:-65536}" "$1" 2>/dev/null; }
 sha256_as_user() { digest=$(read_as_user "$1" | sha256sum | cut -d' ' -f1); [ "$digest" != "$of_nothing" ] && echo "$digest"; }
 of_nothing=$(sha256sum </dev/null | cut -d' ' -f1)
@@ -75,7 +76,8 @@ id "$user" >/dev/null 2>&1 && say user "$user"
 say tls "$(sha256_as_user $keys/current/tls.crt)"
 say roots "$(sha256_as_user $keys/current/roots)"
 say coordinator "$(sha256_as_user $keys/current/coordinator.record)"
-# By these a root that was put back from an old copy is known: a list of 8,192 serial numbers takes 88 kB, as X.509 more.
+# These lists show whether a root was restored from an old copy. A list of 8,192 serial numbers takes 88 kB, and more in
+# the form of X.509.
 [ $role = broker ] || say held_revoked "$(read_as_user $keys/current/revoked 131072)"
 case $role in
   broker)
@@ -86,7 +88,7 @@ case $role in
     say revoked "$(sha256_as_user $keys/current/revoked)"
     say targets "$(sha256 /etc/prometheus/protofleet/targets.json)" ;;
 esac
-# Of the versions that a device serves: what a link names, and the round on its card.
+# For each link to a version that the device serves: the name of the version, and the round on its card.
 [ -n "$models" ] && for link in current champion pinned; do
   version=$(as_user timeout 5 readlink "$models/$link") || continue
   say served "$link $version $(as_user timeout 5 sed -n 's/^ "round": \([0-9]*\),\{0,1\}$/\1/p' "$models/$version/card.json" 2>/dev/null | head -c 20)"
@@ -98,7 +100,7 @@ if has systemctl && [ -e "$unit" ]; then
   done
   pid=$(systemctl show -p MainPID --value "$name")
   say agent "$pid"
-  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container has process ids of its own
+  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container has its own process ids
     say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]\{1,10\}\),$/\1/p' | head -n 1)"
   [ "$pid" != 0 ] && {
     say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n "1s|^$top/releases/\\([0-9a-f]*\\)/.*|\\1|p; s|^protofleet.release=||p")"
@@ -109,12 +111,12 @@ fi
 [ -n "$status" ] && say status "$status"
 [ $role != device ] && [ "${pid:-0}" != 0 ] && say answers "$(answers)"
 
-# Older releases have the program under its old name; nothing of the working directory is imported.
+# Older releases have the program under its old name. Nothing is imported from the working directory.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
 runpy.run_module(name, run_name="__main__", alter_sys=True)'
-if [ "$1" = deep ]; then # followed by an interpreter that has our program, the broker's host and port
+if [ "$1" = deep ]; then # the next arguments: an interpreter that has our program, the broker's host and port
   has "$python" && [ -n "${3:-}" ] && {
     with_timeout "$python" -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
       && say broker_tcp yes || say broker_tcp no

@@ -1,7 +1,7 @@
 """Read the values that our scripts print on a host: each is `key=value` and a NUL byte.
 
 No value can hold a NUL byte, so nothing that a host's user writes into a value can be read as another key. A
-value that is not of its type is an error of this host alone.
+value of the wrong type is an error for this host only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protofleet.protocol.wire.printable import printable
 
 T = TypeVar("T")
 NUMBER: Final = re.compile(r"[0-9]{1,15}")
-# the end of the year 9999, which is the last that a date can show, in Unix time
+# Unix time of the end of the year 9999, the last year that a date can show
 LATEST: Final = 253_402_300_799
 LONGEST_TEXT: Final = 4096  # the largest number of characters of a text
 LONGEST_SHOWN: Final = 80  # the largest number of characters that are shown of a refused value

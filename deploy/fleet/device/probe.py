@@ -107,7 +107,7 @@ def coordinator_broker() -> BrokerAddress | None:
 def print_torch() -> None:
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - a vendor's torch fails in many ways, and each is a fact
+    except Exception as error:  # noqa: BLE001 - a vendor's torch fails in many ways, and each is reported
         print(f"cuda=no\ntorch_problem={type(error).__name__}: {error}")
         return
     print(f"torch={torch.__version__}\ncuda={'yes' if torch.cuda.is_available() else 'no'}")
@@ -117,7 +117,7 @@ def print_torch() -> None:
 
 
 def torch_bytes(folder: Path) -> int:
-    """Return the size of torch on the disk, with the packages next to it that its build for a GPU loads."""
+    """Return the size of torch on the disk, with the packages that a build for a GPU loads."""
     parts = [folder, *(folder.parent / name for name in ("nvidia", "triton"))]
     files = (Path(where) / name for part in parts for where, _, names in os.walk(part) for name in names)
     return sum(path.lstat().st_size for path in files)
@@ -126,8 +126,8 @@ def torch_bytes(folder: Path) -> int:
 def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:
     """Print when the certificate ends, and whether the broker accepts it.
 
-    If the service is connected, no connection is tried, because the broker would give the service's session
-    to us.
+    While the service is connected, this function does not connect, because the broker would end the service's
+    connection.
     """
     from cryptography import x509
 

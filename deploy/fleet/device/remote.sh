@@ -1,27 +1,27 @@
-# The steps of a deployment, run as root on the host, after the names of roles.py. Each can be interrupted anywhere
-# and run again.
+# The steps of a deployment. They run as root on the host, after the variables of roles.py. Each step can be
+# interrupted anywhere and run again.
 #
-# $home and $shown belong to the service's user, which an attacker may control: root neither
-# reads nor writes there, for a link could lead it to any file. What has to be done there is done as that user.
+# $home and $shown belong to the service's user, and an attacker may control this user. Root neither reads nor writes
+# in these folders, because a link could lead root to any file. All work in these folders is done as that user.
 set -eu
 umask 022
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 builder=protofleet-build
-other_role=$([ $role = device ] || echo $role) # earlier releases know of devices alone
+other_role=$([ $role = device ] || echo $role) # earlier releases know only devices
 fail() { echo "$*" >&2; exit 1; }
-try() { # problem, command ...: where it fails, the problem and its error line, or its last line
+try() { # problem, command ...: if the command fails, print the problem and the command's error line or last line
     problem=$1
     shift
     output=$("$@" 2>&1) || fail "$problem: $(printf '%s\n' "$output" | { grep -m 1 '^ERROR' || printf '%s\n' "$output" | grep . | tail -n 1; })$(unreachable "$output")"
 }
-# A pip that cannot reach an index ends with "no such version"; why is in its last warning before.
-unreachable() { # what it said
+# If pip cannot reach an index, its last error is "no such version". The reason is in the warning before it.
+unreachable() { # the output of pip
     why=$(printf '%s\n' "$1" | sed -n "s/.*Retry(total=0,.* after connection broken by '\(.*\)': .*/\1/p" | tail -n 1 |
         sed "s/.*object at 0x[0-9a-f]*>: //; s/^[A-Za-z(0-9, ]*[\"']//; s/[\"'])*\$//")
     [ -z "$why" ] || printf '; an index cannot be reached: %s; set a mirror, a proxy or a certificate in /etc/pip.conf on that host' "$why"
 }
-as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
+as_user() { # user command ...: the command inherits nothing from root, neither the lock nor the rest of this script
     name_of_user=$1
     shift
     env HOME=$home setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
@@ -31,7 +31,7 @@ as_device() { # release program ...: a container switches to the user by itself
     shift
     if [ -e "$installed/image" ]; then "$installed/bin/$@" </dev/null 9>&-; else as_user $user "$installed/bin/$@"; fi
 }
-read_as_user() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: it may be a pipe that never ends
+read_as_user() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: the file may be a pipe that never ends
 # Our program on the device, started in a way that works with releases of all versions.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ show() { systemctl show -p "$1" --value $name; }
 # Atomic replace: the bytes are on the disk before the file has its name.
 replace() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
-settle() { :; } # done once a step whose connection was lost has ended: it may still use and remove what was uploaded
+settle() { :; } # waits for the lock: an earlier step whose connection was lost may still use and remove uploaded files
 
 prepare() {
     id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir $home --shell /usr/sbin/nologin $user
@@ -49,7 +49,7 @@ prepare() {
     install -d -m 0755 $top $top/releases $top/wheels $top/kept $top/blocked $top/incoming $etc
     install -d -m 0700 -o $user -g $user $home
     case $role in
-        broker) # what it runs is of the host's packages: there is nothing to build
+        broker) # the broker's program comes from the host's packages, so there is nothing to build
             install -d -m 0755 $top/releases/0 $keys
             : >$top/releases/0/.complete
             as_user $user mkdir -p -m 0700 $home/data ;;
@@ -57,19 +57,19 @@ prepare() {
     esac
 }
 
-# Nothing that was copied here is used before the signature of the federation's root over it was verified.
+# No copied file is used before the signature of the federation's root is verified.
 verified() { output=$(verifier | "$python" -I -S - "$@" 2>&1) || fail "$output"; }
 pin() {
     verified roots $top/incoming $etc
     for file in allowed_signers roots; do replace $top/incoming/$file $etc/$file 0644; done
     rm -f $top/incoming/roots $top/incoming/*signers $top/incoming/*signers.sig
 }
-verify_release() { # release, and how it is to be installed
+verify_release() { # release, and the way in which it is installed
     verified release "$top/wheels/$1" $etc "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
 $3" ] || fail "the signed manifest of release $1 asks for another way to install it; deploy again"
 }
-# A release is activated only if all its files are still what was built.
+# A release is activated only if all its files are unchanged since the build.
 list_files() {
     cd "$1"
     find . -type l -printf '%p %l\n' | sort
@@ -80,7 +80,7 @@ mark_complete() { # release
     sync "$top/releases/$1" "$top/releases/$1/.files"
     touch "$top/releases/$1/.complete"
 }
-verify_unchanged() { # release; the oldest ones have no list of files
+verify_unchanged() { # release; the oldest releases have no list of files
     built=$top/releases/$1
     [ -e "$built/.files" ] || return 0
     [ ! -e "$built/image" ] || [ "$(docker image inspect -f '{{.Id}}' "protofleet-release:$1")" = "$(cat "$built/image")" ] ||
@@ -89,20 +89,21 @@ verify_unchanged() { # release; the oldest ones have no list of files
     [ -z "$other" ] || { rm -f "$built/.complete"; fail "$other in release $1 was changed since it was built; deploy again"; }
 }
 
-# The pip that Python carries for new environments runs from where it lies.
+# Python ships a pip for new environments. This pip runs from its own place.
 find_pip() { # release
     for wheel in /usr/share/python-wheels/pip-*.whl; do [ -e "$wheel" ] && { echo "$wheel/pip"; return; }; done
     as_builder "$1/bin/python" -m ensurepip >/dev/null 2>&1 && echo "$1/lib/$(ls "$1/lib")/site-packages/pip"
 }
 as_builder() { env HOME=/nonexistent setpriv --reuid=$builder --regid=$builder --clear-groups --no-new-privs -- "$@" </dev/null; }
-pip() { # arguments ...: into $release; wheels alone, so that no code of a package runs while it is installed
+pip() { # arguments ...: runs pip in $release
     command=$1
     shift
     as_builder "$release/bin/python" "$pip" "$command" --disable-pip-version-check --no-input --no-cache-dir "$@"
 }
+# Only wheels are installed, so no code of a package runs during the installation.
 wheels_alone() { pip install -q --no-warn-script-location --only-binary=:all: "$@"; }
 locked() { wheels_alone --require-hashes --no-deps --find-links "$wheels" "$@"; }
-from_index() { # the build for CPUs, where there is one; else that of the index, with what it needs for CUDA
+from_index() { # torch's build for CPUs if there is one; else the build of the index, with its CUDA packages
     [ ! -e "$wheels/cpu.txt" ] || locked -r "$wheels/cpu.txt" >/dev/null 2>&1 || :
     locked -r "$wheels/torch.txt" &&
         if pip check | grep -E '^torch .* requires (nvidia|cuda|triton)' >/dev/null; then locked -r "$wheels/cuda.txt"; fi &&
@@ -137,7 +138,7 @@ build() { # release python dependencies
     mark_complete "$1"
 }
 
-load() { # release image options; without an image it has been shipped
+load() { # release image options; without an image name, the image was shipped as a file
     release=$top/releases/$1 shipped=$top/wheels/$1/image.tar
     [ ! -e "$release/.complete" ] || return 0
     verify_release "$1" "$2" "$3"
@@ -161,7 +162,7 @@ load() { # release image options; without an image it has been shipped
     rm -f "$shipped"
 }
 
-wrapper() { # release program options image-id: with the least privileges; the unit adds its own options
+wrapper() { # release program options image-id: the container gets the least privileges; the unit adds its own options
     cat <<END
 #!/bin/sh
 # shellcheck disable=SC2086
@@ -183,7 +184,7 @@ enrol() { # release root's-fingerprint
     as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
 }
 
-# The broker's keys were made where the root is. They are put beside those in use, then the link moves.
+# The broker's keys were made on the machine with the root. They are stored next to the keys in use, then the link moves.
 install_keys() { # name
     verified folder $top/incoming $etc "keys $1"
     set=set-$(date +%s)-$$
@@ -203,10 +204,10 @@ install_keys() { # name
         case $(basename "$old") in "$set" | "$used") ;; *) rm -rf "$old" ;; esac
     done
     [ "$(show ActiveState)" = active ] || return 0
-    # Mosquitto reads its lists again while it runs; its certificate and authorities when it starts.
+    # Mosquitto reads its lists again while it runs. It reads its certificate and its authorities only when it starts.
     if [ -n "$restart" ]; then systemctl restart $name; else systemctl reload $name; fi
 }
-# The runs of a coordinator as one file, read and written by its own user; its keys stay where they are.
+# Pack the runs of a coordinator into one file. The coordinator's user reads and writes the runs. The keys are not packed.
 runs_as_user() { env HOME=$home setpriv --reuid=$user --regid=$user --clear-groups --no-new-privs -- "$@" 9>&-; }
 pack() {
     install -d -m 0700 $top/copy
@@ -224,7 +225,7 @@ put_before_back() {
 }
 go_on() { as_device "$1" protofleet go-on "$home/runs/$2" --from-round "$3" >&2; } # release run round
 discard() { rm -rf $top/copy; }
-forget() { # of which federation this host is; who deploys next may be of another
+forget() { # forget the federation of this host, so that the host can join another federation
     [ $role = broker ] || erase_keys
     systemctl disable -q --now $name 2>/dev/null || :
     rm -rf $etc/roots $etc/allowed_signers $top/kept $top/blocked
@@ -257,7 +258,7 @@ switch() { # release device
     systemctl enable -q $name
 }
 
-drain() { # seconds; only a device has work in hand that its process would lose
+drain() { # seconds; only a device has unfinished work that would be lost with its process
     [ $role = device ] || return 0
     pid=$(show MainPID)
     [ "$pid" != 0 ] && [ "$(show ActiveState)" = active ] || return 0
@@ -279,7 +280,7 @@ stop() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/n
 
 state() {
     for key in ActiveState SubState NRestarts; do say $key "$(show $key)"; done
-    if [ -e $top/current/image ]; then # a container has process ids of its own
+    if [ -e $top/current/image ]; then # a container has its own process ids
         say agent "$(read_as_user 65536 $shown/status.json | sed -n 's/^ "pid": \([0-9]\{1,10\}\),$/\1/p' | head -n 1)"
     else
         say agent "$(show MainPID)"
@@ -290,7 +291,7 @@ state() {
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
 
-record() { # JSON: the release in use is known good now, and a rollback goes to it
+record() { # JSON: the release in use is known good now, so a rollback returns to this release
     release=$(basename "$(readlink $top/current)")
     if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
         rm -rf $top/kept/new
@@ -302,7 +303,7 @@ record() { # JSON: the release in use is known good now, and a rollback goes to 
         if [ -e $top/kept/good ]; then rm -rf $top/kept/previous; mv $top/kept/good $top/kept/previous; fi
         mv $top/kept/new $top/kept/good
     fi
-    for old in "$top"/releases/*; do # all but those that a rollback may need
+    for old in "$top"/releases/*; do # remove all releases except those that a rollback may need
         number=$(basename "$old")
         if [ "$number" = "$release" ] || grep -qs "\"$number\"" $top/kept/*/record; then continue; fi
         [ ! -e "$old/image" ] || docker rmi "protofleet-release:$number" >/dev/null 2>&1 || :
@@ -310,7 +311,7 @@ record() { # JSON: the release in use is known good now, and a rollback goes to 
     done
 }
 
-block() { # release-settings, and "by hand" where it has not failed
+block() { # release-settings, and "by hand" if the release has not failed
     install -d $top/blocked
     printf '%s' "${2:-}" >"$top/blocked/$1"
     sync $top/blocked
@@ -318,7 +319,7 @@ block() { # release-settings, and "by hand" where it has not failed
 allow() { rm -f "$top/blocked/$1"; }
 
 tune() { replace $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }
-restore_unit() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings come signed anew
+restore_unit() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings are signed again and uploaded
 
 erase_keys() {
     systemctl disable -q --now $name 2>/dev/null || :
@@ -327,14 +328,14 @@ erase_keys() {
     as_user $user sh -c 'for key in "$1"/current/*.key "$1"/set*/*.key "$1"/pending/*.key; do
         [ ! -e "$key" ] || shred -u "$key" 2>/dev/null || rm -f "$key"
     done' sh $keys || :
-    rm -rf $keys # removes links and follows none
+    rm -rf $keys # rm removes links and does not follow them
 }
 
-case $1 in # the name of a release may have come from the device, which reports what it has kept
+case $1 in # the name of a release may come from the device, which reports the releases that it has kept
     build | load | request | enrol | check | switch | block | allow | go_on)
         case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is not the name of a release, which is hexadecimal" ;; esac ;;
 esac
-# One deployment at a time; a step whose connection was lost ends first.
+# Only one deployment runs at a time. A step whose connection was lost ends first.
 case $1 in
     state | journal) ;;
     *) exec 9>/run/protofleet-deploy.lock

@@ -61,7 +61,7 @@ class Role:
     def script_head(self, python: str, endpoint: str, models: str) -> str:
         """Return the variables with which `facts.sh` and `remote.sh` begin.
 
-        `endpoint` is the address at which the service is asked for its health. `models` is the folder in
+        `endpoint` is the address of the service's health check. `models` is the folder in
         which a device keeps the versions that it serves.
         """
         values = {
@@ -74,7 +74,7 @@ class Role:
 
 
 DEVICE: Final = Role("device", "protofleet", "protofleet")
-# The order is that of a deployment: the hosts that are asked come before the hosts that ask them.
+# The order of a deployment: a server comes before its clients.
 ROLES: Final = {
     role.name: role
     for role in (

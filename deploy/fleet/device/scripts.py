@@ -28,7 +28,7 @@ class HostRole:
 
     role: Role = DEVICE
     python: str = "python3"
-    # address at which the service is asked for its health; "" for a device, which has a status file
+    # address of the service's health check; "" for a device, which has a status file
     endpoint: str = ""
     models: str = ""  # folder of the model versions that a device serves; "": it serves none
 

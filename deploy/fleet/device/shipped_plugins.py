@@ -1,6 +1,6 @@
-"""Ship the plug-ins of a fleet: files of the operator's machine, each of which is allowed by its hash.
+"""Ship the plug-ins of a fleet, which are files on the operator's machine. A hash allows each file.
 
-They lie next to the wheels on the host.
+On the host, the files are next to the wheels.
 """
 
 from __future__ import annotations

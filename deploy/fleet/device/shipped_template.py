@@ -1,4 +1,4 @@
-"""Ship the ONNX template of a fleet's boards, a folder of the operator's machine, next to the wheels.
+"""Ship the ONNX template for a fleet's boards: a folder on the operator's machine goes next to the wheels.
 
 If the settings name an absolute path and this machine has no such folder, the template is on the boards
 already.

@@ -4,7 +4,7 @@
     verify.py folder FOLDER ETC SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
     verify.py release FOLDER ETC SUBJECT the same, but files that the manifest does not list are removed
 
-Root runs this program on a host, with the system's Python alone. `ssh-keygen -Y verify` verifies the signatures.
+Root runs this program on a host, and only with the system's Python. `ssh-keygen -Y verify` verifies the signatures.
 A file of signatures has one signature for each root that has signed.
 """
 
@@ -49,7 +49,7 @@ class Signers:
 
 
 def check_roots(folder: str, etc: str) -> None:
-    """Raise RefusedError if the new roots may not replace those that are held.
+    """Raise ReleaseRefusedError if the new roots may not replace the roots that the host holds.
 
     The first roots need only their own signatures, because the person who deploys has root's rights on the
     host anyway.
@@ -78,8 +78,8 @@ def check_roots(folder: str, etc: str) -> None:
 def held_signers(etc: str, *sent: str) -> Signers:
     """Return the roots that this host holds.
 
-    Earlier releases of ours store the statement alone. For such a host, the machine that sends this program
-    also sends a file with the roots of that very statement.
+    Earlier releases store only the statement. For such a host, the machine that sends this program also sends
+    a file with the roots of this statement.
     """
     statement = digest_of(f"{etc}/{ROOTS}")
     for path in (f"{etc}/{SIGNERS}", *sent):
@@ -100,10 +100,9 @@ def read_signers(path: str) -> Signers:
 
 
 def check_folder(folder: str, etc: str, subject: str, prune: bool = False) -> None:
-    """Raise RefusedError if the folder differs from its signed manifest.
+    """Raise ReleaseRefusedError if the folder differs from its signed manifest.
 
-    If `prune` is true, files that the manifest does not list are removed; their content has not been read
-    before.
+    If `prune` is true, files that the manifest does not list are removed. Their content is never read.
     """
     signers, path = held_signers(etc), f"{folder}/{MANIFEST}"
     lines = check_signature(path, "protofleet-manifest", signers.federation, signers.lines).splitlines()
@@ -125,7 +124,7 @@ def check_folder(folder: str, etc: str, subject: str, prune: bool = False) -> No
 
 
 def check_signature(path: str, namespace: str, federation: str, lines: list[str]) -> str:
-    """Return the text of a file that a root in one of these lines has signed; raise RefusedError otherwise."""
+    """Return the text of a file if a root in one of these lines has signed it, or raise ReleaseRefusedError."""
     data, answer = read(path), "there is no signature"
     with tempfile.TemporaryDirectory() as folder:
         allowed, one = Path(folder, SIGNERS), Path(folder, "signature")

@@ -1,4 +1,4 @@
-"""How a fleet begins: its file, its root and its pace, and whose host keys are believed.
+"""The setup of a fleet: its file, its root, its pace, and the host keys that are trusted.
 
 May import: coordinator, coordinator.round, deploy.fleet, deploy.fleet.device, edge_client.data,
 federation.enrol, methods.contract, protocol.settings, protocol.wire, runtime.command.

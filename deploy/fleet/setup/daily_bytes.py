@@ -51,8 +51,8 @@ def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
     cost = cost_of(Sizes(half.model, held=plan.classes, public=PublicSet().batches))
     up, down = (sum(way.values()) for way in (cost.bytes_up, cost.bytes_down))
     kept, model = bytes_in(half.state()), bytes_in(half.model.state_dict())
-    # These are the broadcast, the answer, the state of the half, the device's own model, and the version that
-    # it serves.
+    # A device writes the broadcast, the update, the state of its half of the method, its own model, and the
+    # version that it serves.
     written = up + down + kept + 2 * model
     return RoundBytes(WIRE * up + TALK, WIRE * down + TALK, FLASH * written + NOTES)
 
@@ -62,7 +62,7 @@ def bytes_in(tensors: Mapping[str, Tensor]) -> int:
 
 
 def most_rounds_a_day(policy: Policy) -> float:
-    """Return how many rounds the policy lets begin in a day; infinity if it sets no pause between rounds."""
+    """Return the largest number of rounds in a day; infinity if the policy has no pause between rounds."""
     if not policy.pause_seconds:
         return math.inf
     hours = hours_of(policy.hours)

@@ -1,6 +1,6 @@
 """Ask hosts for their ssh keys, let a person compare the fingerprints, and keep the confirmed keys.
 
-A key that is known is not asked about again.
+The person is not asked about keys that are known already.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protofleet.runtime.command.errors import RunError
 SECONDS: Final = 10
 KEY_TYPE: Final = "ed25519"
 
-Confirm = Callable[[str, str], bool]  # It is called with a host's name and the fingerprint of its key.
+Confirm = Callable[[str, str], bool]  # It gets a host's name and the fingerprint of the host's key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) 
 def ask_for_key(host: Host) -> HostKey:
     command = ["ssh-keyscan", "-T", str(SECONDS), "-t", KEY_TYPE]
     found = _run([*command, *(["-p", str(host.port)] if host.port else []), host.address])
-    # Lines of other hosts and comments with this host's banner are ignored: they do not hold its key.
+    # Lines of other hosts and comments with this host's banner are ignored: they contain no key of this host.
     wanted = _place(host).lower()
     lines = [
         line for line in found.split("\n") if line.split(" ")[0].lower() == wanted and line.isprintable()

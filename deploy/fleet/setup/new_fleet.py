@@ -41,12 +41,12 @@ RUN: Final[Mapping[str, Any]] = {
 # Seconds between two rounds. With this pause a board writes less than 100 MB a day to its disk, which may be
 # an SD card; daily_bytes.py counts these bytes.
 PAUSE_SECONDS: Final = 960.0
-# Evaluations after which a run that learns nothing more ends; they take about five hours.
+# A run ends after this number of evaluations without an improvement. They take about five hours.
 STOP_PATIENCE: Final = 20
 # Any device may have digits of any domain, so the limits do not depend on a device's name.
 SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
-# Seconds from the first board on in which the others can be built and installed: torch takes a while on a
-# small board.
+# Seconds that the coordinator waits for more boards after the first board. The installation of torch takes a
+# while on a small board.
 PATIENCE_SECONDS: Final = 1800.0
 # A board serves its model, because the purpose of a board is to use what it learns.
 MODELS: Final[Mapping[str, Any]] = {"serve": "auto"}
@@ -156,9 +156,9 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
 
 
 def policy_for(devices: int) -> dict[str, Any]:
-    """Return the policy of a run that begins with all devices, and needs only half of them.
+    """Return the policy of a run that begins with all devices, but needs only half of them.
 
-    Half of the devices are enough if a device does not come.
+    If devices are missing, the run begins and goes on with the others.
     """
     return {
         "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
