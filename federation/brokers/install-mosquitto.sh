@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install Mosquitto with the system's package manager, or say in one line how.
+# Install Mosquitto with the system's package manager, or print in one line how to install it.
 set -u
 say() { echo "the tests need Mosquitto 2: $1" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo -n "$@"; else return 1; fi; }

@@ -1,7 +1,7 @@
 """Run a broker for local clients only: Mosquitto if it is installed, else the broker that pip installs.
 
-It listens on the loopback, and accepts all clients; if `mutual_tls` is given, only clients with a
-certificate. It keeps nothing on disk, and ends with the process that started it.
+The broker listens on the loopback and accepts all clients. If `mutual_tls` is given, it accepts only clients
+with a certificate. It keeps nothing on disk, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ INSTALL_HINT: Final = (
     f"install Mosquitto (apt-get install mosquitto) or the embedded one ({install_hint('broker')})"
 )
 
-# The shell ends the broker when the pipe on its standard input closes, in whatever way this process has
-# ended.
+# The shell ends the broker when the pipe on its standard input closes. The pipe closes when this process
+# ends, even if this process is killed.
 GUARD: Final = """\
 exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
@@ -83,7 +83,7 @@ dynamic_filters = true
 @dataclass(frozen=True, slots=True)
 class BrokerProgram:
     kind: str
-    command: tuple[str, ...]  # the path of the settings file is appended to it
+    command: tuple[str, ...]  # the path of the settings file is appended to this command
     description: str
     settings: str
     # A text that the broker logs once it listens. It proves that this broker answers on the port.
@@ -205,7 +205,7 @@ class LocalBroker:
     def stop(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        self._process.stdin.close()  # The shell then ends the broker.
+        self._process.stdin.close()  # This makes the shell end the broker.
         children.wait([self._process], STOP_SECONDS)
         self.kill()
 

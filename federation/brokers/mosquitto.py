@@ -23,7 +23,8 @@ DATA_FOLDER: Final = "data"
 
 # 20 blocks of 64 KiB in flight fill a line of 200 Mbit/s with a round trip of 50 ms. If a queue is full,
 # Mosquitto drops messages but acknowledges them; the receiver asks for the dropped blocks again. Version 2.1
-# accepts packets of 2 MB by default, and 2.0 packets of any size. With the limit, both do the same.
+# accepts packets of 2 MB by default, and version 2.0 accepts packets of any size. With the limit, both versions
+# accept the same packets.
 LIMITS: Final = """\
 max_packet_size 2097152
 max_inflight_messages 20
@@ -73,7 +74,7 @@ def queue_limits(memory: int, devices: int) -> QueueLimits:
 
 
 def queues_are_full(devices: int) -> bool:
-    """Tell whether this device is the first for which the limits have to change."""
+    """Return whether this device is the first for which the limits have to change."""
     return (
         devices > DEFAULT_DEVICES and queue_limits(0, devices).devices > queue_limits(0, devices - 1).devices
     )

@@ -22,8 +22,8 @@ def free_port() -> int:
     """Return a free port below the ports that the machine gives to connections; take the ports in turn.
 
     If a port is only checked to be free, it is sometimes taken before its program listens: by a connection of
-    any process, or by another process that looks for a port too. With turns, the processes of a user come to
-    the same port again only after thousands of others.
+    any process, or by another process that looks for a port too. With turns, the processes of a user get the
+    same port again only after thousands of other ports.
     """
     span = _first_of_connections() - FIRST
     while True:
@@ -53,8 +53,10 @@ def _next_in(path: Path, first: int) -> int:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            return first  # Another user could hold the file's lock for ever, and a pipe has no text.
-        fcntl.flock(file, fcntl.LOCK_EX)  # The lock ends with the process, in whatever way the process ends.
+            return first  # Another user could hold the lock for ever. A pipe has no text.
+        fcntl.flock(
+            file, fcntl.LOCK_EX
+        )  # The lock is freed when the process ends, even if the process is killed.
         text = file.read(20)
         turn = int(text) + 1 if text.isdigit() else first
         file.seek(0)

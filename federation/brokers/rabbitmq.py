@@ -25,7 +25,7 @@ ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"  # A device's name may contain dots, which
 # Connections of one user. With 1, a client could not reconnect until the broker notices that its old
 # connection is dead.
 CONNECTIONS: Final = 4
-# Bytes in the queue of one session, as for Mosquitto. If there are more, the oldest messages are dropped.
+# The largest queue of one session in bytes, as for Mosquitto. If it is full, the oldest messages are dropped.
 QUEUED_BYTES: Final = 536_870_912
 
 # Quorum queues survive the loss of a node. Retained messages stay on one node, because the protocol does not

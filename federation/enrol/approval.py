@@ -1,6 +1,6 @@
 """Issue and read the operator's approval of a request.
 
-It holds all that the sender needs, in one statement that the root has signed.
+The approval is one statement that the root has signed. It holds all that the sender of the request needs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def unverified_roots(data: bytes) -> bytes:
 def unverified_approval(data: bytes) -> Approval:
     """Return an approval whose signature was not checked.
 
-    It may be refused for its content, but it must never be accepted.
+    A caller may refuse the approval for its content, but must never accept it.
     """
     return _read(unverified_body(APPROVAL, data))
 

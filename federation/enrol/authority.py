@@ -4,7 +4,7 @@ roots/1/root.key    Ed25519: signs records, lists and approvals    } for offline
 roots/1/tls-ca.key  P-256: signs TLS certificates and their list   } readable by the owner alone
 roots/1/tls-ca.crt
 roots.statement  revoked.statement  register.json
-allowed_signers  allowed_signers.sig       the roots once more, for ssh-keygen on the hosts
+allowed_signers  allowed_signers.sig       the same roots in the form that ssh-keygen on the hosts reads
 requests/ records/ certs/ approvals/       all public
 """
 
@@ -197,8 +197,8 @@ class Authority:
         with self._lock.held():
             save_register(self.folder, self.register, self.durable)
             roots = self.roots_statement(signed_by)
-            # The statement comes last: once it is there, the keys of a retired root are destroyed, which have
-            # to sign the other files too.
+            # The statement is written last. After that the keys of a retired root are destroyed, and these keys
+            # have to sign the other files first.
             text, signatures = self.allowed_signers(roots, signed_by)
             self.write(SIGNATURES_FILE, signatures)
             self.write(SIGNERS_FILE, text)
@@ -257,7 +257,7 @@ class Authority:
     def allowed_signers(self, roots: bytes = b"", signed_by: Iterable[Root] = ()) -> tuple[str, str]:
         """Return the file of allowed signers for the statement of the roots, and the signatures of the file.
 
-        The stored signatures are kept while they fit, because a retired root can sign no more.
+        Stored signatures are kept while they are valid for the file, because a retired root cannot sign again.
         """
         statement = roots or self.roots_statement()
         digest = hashlib.sha256(armoured(ROOTS, statement).encode()).hexdigest()
@@ -320,7 +320,7 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
 def _rename_unused(target: Path) -> None:
     """Rename a root that is not in the register.
 
-    A command that was killed has made it, or it is newer than a register from a backup.
+    A command that was killed has made this root, or the register is from a backup that is older than the root.
     """
     if target.exists():
         names = (target.with_name(f"{target.name}.unused-{i}") for i in itertools.count(1))
@@ -330,7 +330,7 @@ def _rename_unused(target: Path) -> None:
 
 
 def _stored_roots(folder: Path) -> list[int]:
-    """Return the numbers of the roots of which this folder has at least one private key."""
+    """Return the numbers of the roots for which this folder has at least one private key."""
     folders = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
     return sorted(int(p.name) for p in folders if any((p / name).exists() for name in PRIVATE_KEYS))
 

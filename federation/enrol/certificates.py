@@ -110,9 +110,9 @@ def revocation_list(ca: TlsCa, serials: Iterable[int], issued_at: dt.datetime) -
     """Return a revocation list in PEM.
 
     If Mosquitto has two lists, OpenSSL prefers the one with the later date, and it refuses all clients while
-    this date is in the future. So the date is earlier by as much as a clock may be behind. The list expires
-    with the CA, because Mosquitto refuses all clients once the list has expired. The operator knows how new a
-    copied list is.
+    this date is in the future. So the date is set back by the time that a clock may be behind. The list expires
+    only with its CA, because Mosquitto refuses all clients when the list has expired. The operator has to know
+    whether a copied list is the newest one.
     """
     at = max(issued_at - SKEW, ca.cert.not_valid_before_utc)
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.cert.subject)

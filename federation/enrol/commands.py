@@ -296,9 +296,9 @@ def _confirmed(o: Options, seen: str, owner: str) -> bool:
 
 
 def _check_fingerprint(o: Options, data: bytes) -> None:
-    """Raise StatementError if the known root has another fingerprint than --fingerprint.
+    """Raise StatementError if the fingerprint of the known root is not the one in --fingerprint.
 
-    This is checked even though the root is known already. No person is asked.
+    No person is asked.
     """
     if not o.fingerprint or not (o.folder / CURRENT).exists():
         return

@@ -1,7 +1,7 @@
 """Make requests and install approvals in the folder of keys of a device, coordinator or broker.
 
 <folder>/pending/  private keys, which never leave this machine, and the request for them, until it is approved
-<folder>/set<N>/   the same keys with what was approved; <folder>/current is a link to the newest set
+<folder>/set<N>/   the same keys and the approved files; <folder>/current is a link to the newest set
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import COORDINATOR
 
 PENDING: Final = "pending"
-KEPT_SETS: Final = 2  # The previous set stays, because a process may just be reading it.
+KEPT_SETS: Final = 2  # The previous set is kept, because a process may still read it.
 
-# It returns whether this fingerprint of a root that is not known here yet is the right one.
+# The function gets the fingerprint of a root that is not known here yet, and returns whether it is right.
 Confirm = Callable[[str], bool]
 
 
@@ -129,9 +129,9 @@ def install(
 
 
 def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
-    """Return the trust and an approval that a known root has signed.
+    """Return the trust and the approval, which a known root must have signed.
 
-    The first time no root is known, so a person compares the root's fingerprint.
+    At the first approval no root is known, so a person compares the root's fingerprint.
     """
     claimed = unverified_roots(data)
     if (folder / CURRENT).exists():
@@ -159,7 +159,7 @@ def current_serial(folder: Path) -> int:
 
 
 def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -> tuple[PrivateKeys, Path]:
-    """Return the private keys to which the approval belongs, and the folder that they are in."""
+    """Return the private keys to which the approval belongs, and the folder of these keys."""
     for source in (folder / PENDING, folder / CURRENT):
         if not (source / TLS_KEY).exists():
             continue

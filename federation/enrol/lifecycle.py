@@ -102,7 +102,7 @@ def approve(
 def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
     """Return whether the keys are those of this name's last approved request.
 
-    The result is False if that request cannot be read any more.
+    The result is False if the last approved request cannot be read any more.
     """
     new = reviewed.request
     try:
@@ -167,8 +167,9 @@ def _reissue(authority: Authority, entry: RegisterEntry) -> None:
 def issuing_root(authority: Authority, request: Request) -> Root:
     """Return the root that signs the certificate for this request.
 
-    During a rotation the new root signs certificates of devices at once. The coordinator gets one of the new
-    root when all devices know this root, and brokers get one when all devices and the coordinator know it.
+    During a rotation the new root signs the certificates of devices at once. The coordinator gets a certificate
+    of the new root when all devices know the new root. Brokers get such a certificate when all devices and the
+    coordinator know the new root.
     """
     verified_by = {"device": (), "coordinator": ("device",), "broker": ("device", "coordinator")}[
         request.part
@@ -183,7 +184,7 @@ def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
 
 
 def begin_rotation(authority: Authority, years: float) -> Authority:
-    """Add a second root; each name gets a certificate of it with its next approval.
+    """Add a second root; each name gets a certificate of the new root with its next approval.
 
     If there are two roots already, only the approvals are written again, because an interrupted command may
     not have written them.
@@ -203,8 +204,8 @@ def begin_rotation(authority: Authority, years: float) -> Authority:
 def finish_rotation(authority: Authority, force: bool) -> Authority:
     """Retire the old root, and destroy its private keys.
 
-    If that is done already, only the approvals are written again, because an interrupted command may not have
-    written them.
+    If the old root is retired already, only the approvals are written again, because an interrupted command may
+    not have written them.
     """
     if authority.register.roots == (1,):
         raise SettingsError("there is one root; `enrol rotate` begins to replace it")

@@ -1,6 +1,6 @@
 """Enrol a whole federation on one machine, for local runs, stacks and tests.
 
-One folder contains all of its key folders.
+One folder contains all key folders of the federation.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def enrol_federation(
 
 
 def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
-    """Make a request, approve it and install the approval in one step: both sides are on this machine."""
+    """Make a request, approve it and install the approval in one step, because both sides are on this machine."""
     if (folder / CURRENT).exists():
         return
     request, data = make_request(

@@ -20,7 +20,7 @@ LOCK: Final = "lock"
 class RegisterLock:
     """The optimistic lock of a register.
 
-    It is taken only to write. It is refused if the register has changed since it was read.
+    A command takes the lock only to write. The lock is refused if the register has changed since the command read it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Write a broker's mosquitto.conf once, because its operator may change it afterwards.
 
-Later, only the files that it names are renewed. The options are checked before anything is written, so an
+Later, only the files that mosquitto.conf names are renewed. The options are checked before anything is written, so an
 error leaves nothing half done.
 """
 
@@ -169,7 +169,7 @@ def _reason_to_stay_root(folder: Path) -> str:
 def _first_closed_folder(folder: Path, user: str) -> Path | None:
     """Return the topmost parent folder that the user may not enter, or None.
 
-    Folders that do not exist yet are left out, because all users will be able to enter them.
+    Folders that do not exist yet do not count, because all users will be able to enter them.
     """
     account = pwd.getpwnam(user)
     groups = os.getgrouplist(user, account.pw_gid)

@@ -1,7 +1,7 @@
 """Find out whether this root is an older copy.
 
-Hosts hold statements that the root has signed, and accept no older ones. If a root from before a revocation
-is put back, every plan that is made with it brings the revoked party back.
+Hosts hold statements that the root has signed, and refuse older statements. If a copy of the root from before a
+revocation is restored, every plan that is made with this copy brings the revoked party back.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _read_crl(authority: Authority, text: bytes) -> tuple[int, frozenset[int]]:
 
 
 def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[str]) -> str:
-    """Return the reason why nothing may be made of this root, in one line, or "".
+    """Return the reason in one line why this root must not sign anything, or "".
 
     `held` maps the names of hosts to what they hold. `devices` are the names that `deploy revoke` knows.
     """
@@ -96,7 +96,7 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
 
 
 def _lost(authority: Authority, held: Mapping[str, Held]) -> dict[str, list[str]]:
-    """Return the names whose certificates are valid here but revoked at hosts, with these hosts."""
+    """Return the names whose certificates are valid here but revoked at some hosts, with these hosts."""
     now = authority.now()
     good = [e for e in authority.register.entries if e.part != CHECK and e.is_valid(now)]
     return {

@@ -12,7 +12,7 @@ from protofleet.protocol.security.records import MAX_SERIALS
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
-# The part of short-lived certificates with which we test a broker; no participant has one.
+# The part in short-lived certificates with which we test a broker. No participant has this part.
 CHECK: Final = "check"
 
 
@@ -59,7 +59,7 @@ class Register:
         return [e for e in self._newest() if e.is_valid(now)]
 
     def due_entries(self, until: float) -> list[RegisterEntry]:
-        """Return the newest entries that end by then and are not revoked; the earliest end comes first.
+        """Return the entries that end by this time and are not revoked; the earliest end comes first.
 
         Only the newest entry of each name counts.
         """
@@ -100,7 +100,7 @@ class Register:
 
 
 class NoRootError(SettingsError):
-    """The error that a folder is no root. The folder itself cannot show whether it was one before."""
+    """The error for a folder that is not a root. The folder cannot show whether it was a root before."""
 
 
 def lost(what: Path, folder: Path) -> SettingsError:

@@ -53,7 +53,7 @@ class Request:
     federation: str
     name: str
     part: Part
-    hosts: tuple[str, ...]  # of a broker: the names and addresses to which clients connect
+    hosts: tuple[str, ...]  # only for a broker: the names and addresses to which clients connect
     sign: bytes
     receive: bytes
     csr: bytes  # PKCS#10, DER: signed by the TLS key

@@ -1,7 +1,8 @@
-"""Write what `ssh-keygen -Y verify` reads: signatures, and the file of the keys that may sign.
+"""Write the signatures and the file of allowed signers that `ssh-keygen -Y verify` reads.
 
-A host verifies with OpenSSH alone what the root has signed, before any program of ours is installed there. The form
-is that of PROTOCOL.sshsig of OpenSSH. No other signature of a root begins with its six letters SSHSIG.
+With OpenSSH alone, a host verifies files that the root has signed, before any program of ours is installed there. The
+file PROTOCOL.sshsig of OpenSSH describes the form. It begins the signed bytes with SSHSIG, as no other signature of a
+root does.
 """
 
 from __future__ import annotations
