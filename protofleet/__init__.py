@@ -1,8 +1,8 @@
 """Federated learning for fleets of edge devices over MQTT, with every byte counted.
 
-Public is what `__all__` names and what docs/python.md lists beside it; everything else may change without a word.
-The names are found when they are first used: `protofleet --help` waits for no torch. Their types stand in
-`__init__.pyi`, since an import here would be a circle: every module of ours begins with importing this one.
+The public names are those in `__all__` and the further names in docs/python.md. Everything else may change without
+notice. A name is imported when it is first used, so `protofleet --help` does not wait for torch. The types of the
+names are in `__init__.pyi`, because an import here would be circular: every module of ours imports this one first.
 """
 
 from importlib import import_module as _import_module

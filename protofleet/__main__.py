@@ -6,8 +6,8 @@ import contextlib
 import os
 import sys
 
-with contextlib.suppress(OSError):  # a folder that is gone holds nothing
-    if sys.path and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib would be looked for in it
+with contextlib.suppress(OSError):  # a folder that was removed holds nothing to import
+    if sys.path and sys.path[0] == os.getcwd():  # noqa: PTH109 - the import system would search this folder for pathlib
         del sys.path[0]
 
 from protofleet.cli.main import program

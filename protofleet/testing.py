@@ -1,4 +1,4 @@
-"""Tools for tests of your own method: `simulate` runs it in this process, as a federation would."""
+"""Tools for tests of your own method: `simulate` runs a federation with it in this process."""
 
 from protofleet.lab.api.simulated import Simulated, SimulatedRound, simulate
 

@@ -112,7 +112,7 @@ def chosen(options: argparse.Namespace, names: dict[str, object]) -> list[str]:
 
 
 def demand(kind: str, name: str, sha256: str) -> None:
-    """Raise the error of a file with no usable object once, before each check would report it."""
+    """Raise the error of a file without a usable object, so that not every check reports it again."""
     from protofleet.edge_client.data.own import loader
     from protofleet.methods.contract.catalog import load
     from protofleet.methods.contract.own_metrics import metrics_of

@@ -1,7 +1,7 @@
-"""Count the numbers that one device sends and receives in a round, for settings with costs in papers.
+"""Count the numbers that one device sends and receives in a round, for settings whose costs are in papers.
 
 Every figure comes from a method's closed form and from a network's shapes, which are made without values (on
-torch's meta device). tests/methods/contract/test_cost.py checks the closed forms against what is really sent.
+torch's meta device). tests/methods/contract/test_cost.py compares the closed forms with the sent bytes.
 """
 
 from __future__ import annotations

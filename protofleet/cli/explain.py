@@ -43,7 +43,7 @@ def settings_of(name: str) -> dict[str, Any]:
 def known_method(name: str) -> tuple[Method, str]:
     """Return a method and the text at the beginning of its file.
 
-    The file may be the user's own or that of a package.
+    The file may be the user's own or a file of a package.
     """
     if name.endswith(".py"):
         return of_plugin(Path(name).stem, own_plugins([name]).hashes[0])

@@ -1,4 +1,4 @@
-"""Implement `protofleet export`: write a model of a run as files that other programs can run."""
+"""Implement `protofleet export`: write a run's model as files that other programs can use."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SECONDS: Final = 5.0
 
 
 def health(settings: Path) -> dict[str, str]:
-    """Return the name of each check -> its problem; "" if there is none."""
+    """Return the problem of each check by the check's name; a problem is "" if the check passes."""
     url = endpoint(settings).url("/health")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -34,7 +34,7 @@ def health(settings: Path) -> dict[str, str]:
 
 
 def endpoint(settings: Path) -> Endpoint:
-    """Return the endpoint of a settings file, which may be a coordinator's or a device's."""
+    """Return the endpoint in the settings file of a coordinator or a device."""
     table = read_toml(settings)
     port, host = table.get("metrics_port", 0), table.get("metrics_host", LOOPBACK)
     if not port:

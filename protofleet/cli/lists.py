@@ -157,7 +157,7 @@ def overviews(names: Iterable[str]) -> tuple[list[Overview], dict[str, str]]:
 
 
 def list_plugins(listing: Listing, kind: str, ours: list[str]) -> list[dict[str, str]]:
-    """List the plug-ins of packages. None is imported, so that a broken one does not stop the list."""
+    """List the plug-ins of packages. No plug-in is imported, so a broken plug-in does not stop the list."""
     from protofleet.methods.plugins.packages import clashes, installed
 
     found = [one for name, one in sorted(installed(kind).items()) if name not in ours]
@@ -194,7 +194,7 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def taken(network: Size, rank: int) -> str:
-    """Return the samples with this number of axes that the network takes, in words."""
+    """Describe the samples with this number of axes that the network accepts."""
     from protofleet.protocol.settings.input_shape import KINDS
 
     if rank == 3:
@@ -232,7 +232,7 @@ def data(options: argparse.Namespace) -> int:
 
 
 def held_by(participant: Participant) -> tuple[str, dict[str, Any]]:
-    """Return what a participant holds, as a line of text and as an object.
+    """Return the data that a participant holds, as a line of text and as an object.
 
     If the data are not on this machine, only the names of classes are known.
     """

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     say = print_error
-    try:  # An interrupt during an import outside of this block would print a traceback.
+    try:  # During an import outside this block, an interrupt would print a traceback.
         from protofleet.protocol.settings.reader import SettingsError
         from protofleet.runtime.children import end_with_parent
         from protofleet.runtime.logs import set_up_logging
@@ -91,7 +91,7 @@ def exit_process(code: int) -> NoReturn:
         exec("")
         sys.exit(code)
     logging.shutdown()
-    with contextlib.suppress(OSError, ValueError):  # The reader has gone, or the stream is closed.
+    with contextlib.suppress(OSError, ValueError):  # The reader has closed the pipe, or the stream is closed.
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -1,8 +1,8 @@
 """Watch a folder for new pictures that are complete.
 
-A picture is tried when it has been the same in two looks, which is soon. But the copy of a file may pause for
-longer. Therefore a prediction counts only if the file has not changed since. A file that cannot be read is
-tried again, and it is reported after some time without a change.
+A picture is tried when two checks in a row find the same file. But the copy of a file may pause for longer than
+the time between two checks. Therefore a prediction counts only if the file has not changed since the picture was
+tried. A file that cannot be read is tried again, and it is reported after some time without a change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Seen:
 
 
 class NewPictures:
-    """The pictures that come into a folder from now on, or change there."""
+    """The pictures that are added to a folder from now on, or change there."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
@@ -56,7 +56,7 @@ class NewPictures:
     def is_as_tried(self, path: Path) -> bool:
         """Return whether a prediction counts, and mark the picture as predicted.
 
-        Otherwise the file has changed while it was read, and it arrives again.
+        Otherwise the file has changed during the prediction, and `arrived` returns it again.
         """
         seen = self._seen[path]
         seen.predicted = _is_still(path, seen)
@@ -65,7 +65,7 @@ class NewPictures:
     def is_broken(self, path: Path) -> bool:
         """Return whether to report that the picture cannot be read, and remember that.
 
-        Otherwise another program may still be writing the file, and it arrives again.
+        Otherwise another program may still be writing the file, and `arrived` returns it again.
         """
         seen = self._seen[path]
         seen.told = self._clock() - seen.since >= SETTLE_SECONDS and _is_still(path, seen)

@@ -31,7 +31,7 @@ from protofleet.runtime.command.parser import Parser
 from protofleet.runtime.installation.version import installed_version
 
 
-@functools.cache  # A forked process shares what its parent has made.
+@functools.cache  # A forked process shares the parser that its parent has made.
 def parser() -> Parser:
     top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
     top.add_argument("--version", action="version", version=f"protofleet {installed_version()}")

@@ -1,4 +1,4 @@
-"""Find the participants that a settings file names, whichever kind of file it is."""
+"""Find the participants that a settings file of any kind names."""
 
 from __future__ import annotations
 

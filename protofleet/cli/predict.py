@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protofleet.edge_client.serving.predictor import Prediction, Predictor
 
 MOST_NAMED: Final = 3  # Folders in an error, and pictures in the last message.
-LOOK_SECONDS: Final = 0.5  # Seconds between two looks into a watched folder.
+LOOK_SECONDS: Final = 0.5  # Seconds between two checks of a watched folder.
 
 
 def add_predict(commands: Subparsers) -> None:

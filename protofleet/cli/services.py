@@ -1,6 +1,6 @@
 """Implement `protofleet coordinator`, `device` and `fleet`.
 
-The commands `health`, `unban` and `go-on` are for those that run or have run.
+The commands `health`, `unban` and `go-on` are for processes that run or have run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
-    # With --enrolled, the missing signature is reported for a file of any kind.
+    # With --enrolled, a missing signature is reported for every kind of file.
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
@@ -75,7 +75,7 @@ def coordinator(options: argparse.Namespace) -> int:
 def report_on(folder: Path) -> None:
     """Write the report of a run that has ended.
 
-    summary.json has the result already, so that an error of the page changes nothing.
+    summary.json has the result already, so an error in the report changes nothing.
     """
     from protofleet.lab.report.run_page import write_report
 

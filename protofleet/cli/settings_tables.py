@@ -82,7 +82,7 @@ LOCAL: Final = SettingsTable(METHOD, (), LocalHyper)
 
 
 def _matches(given: str, name: str) -> bool:
-    """Return whether a name is meant; NAME stands for any name, and may be left out at the end."""
+    """Return whether the given text means this name. NAME matches any name, and may be left out at the end."""
     words, parts = given.split("."), name.split(".")
     if parts[-1] == ANY_NAME and len(words) == len(parts) - 1:
         parts = parts[:-1]
@@ -100,7 +100,7 @@ def by_class(found: Iterable[SettingsTable]) -> Iterator[tuple[type, list[Settin
 
 
 def heading(found: Iterable[SettingsTable]) -> str:
-    """Return where tables of one class stand, such as "[network] of an experiment or a device"."""
+    """Describe the places of tables of one class, such as "[network] of an experiment or a device"."""
     files: dict[str, list[str]] = {}
     for table in found:
         if table.file == METHOD:

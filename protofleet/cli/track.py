@@ -1,4 +1,4 @@
-"""Implement `protofleet track`: send a run's numbers to a tracker, while it runs elsewhere or afterwards."""
+"""Implement `protofleet track`: send the numbers of a run to a tracker, during the run or afterwards."""
 
 from __future__ import annotations
 
