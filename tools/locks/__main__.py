@@ -1,8 +1,9 @@
 """python -m tools.locks: write the locks anew, from pyproject.toml and runtime/constraints.txt.
 
-uv resolves for every Python and machine at once, and says the hash of every file of each version. It lives in an
-environment of its own and is no dependency. `--wheels DIR` adds builds that are on no public index, as some of torch.
-`--check` writes nothing: it asks the index whether all that is locked can be had for each Python and machine.
+uv resolves the versions for every Python and machine at once, and lists the hash of every file of each version. It
+is installed in its own environment and is no dependency. `--wheels DIR` adds builds that are on no public index, such
+as some builds of torch. `--check` writes nothing: it looks up on the index whether every locked package can be
+installed for each Python and machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MACHINES: Final = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 CHECK_SECONDS: Final = 120.0
 NOT_CHECKED: Final = 3
 TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
-# The build of our own wheel needs these, as pyproject.toml says.
+# The build of our own wheel needs these packages; pyproject.toml lists them too.
 BUILD_PACKAGES: Final = frozenset({"setuptools"})
 CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
 EXTRAS: Final = {  # The order is that of the locks: a package is in the first lock that needs it.
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_with_tool(folder: Path) -> int:
     """Check the locks; return 3 if no index can be reached.
 
-    The locks are not called installable if they were not looked up.
+    Without an index, the check must not report that the locks can be installed.
     """
     try:
         uv = install_tool(RESOLVER, folder, "--only-binary=:all:")

@@ -1,8 +1,8 @@
 """make audit: known vulnerabilities of the pinned packages, as pip-audit finds them in a public database.
 
-pip-audit lives in a virtual environment of its own, so that the scanner is no dependency of what it scans. Where
-the scanner or the database cannot be reached, or does not know a package, one line says so, with exit code 3: not
-looked up is not the same as not vulnerable.
+pip-audit is installed in its own virtual environment, so it is no dependency of the project that it scans. If the
+scanner or the database cannot be reached, or does not know a package, the command prints this in one line and ends
+with exit code 3, because a package that was not looked up can be vulnerable.
 """
 
 from __future__ import annotations

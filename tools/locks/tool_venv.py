@@ -1,4 +1,4 @@
-"""Install tools in virtual environments of their own, so that they are no dependencies of ours."""
+"""Install tools in their own virtual environments, so that the project does not depend on them."""
 
 from __future__ import annotations
 

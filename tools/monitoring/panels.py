@@ -68,7 +68,7 @@ def stat(
 
 
 def bar_gauge(title: str, unit: str, *queries: Query, description: str = "") -> Panel:
-    """Return a panel of the present values of all series, as one bar for each."""
+    """Return a panel with the present values of all series, with one bar for each series."""
     defaults = _field(unit) | {"min": 0}
     options = {
         "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True,

@@ -1,4 +1,4 @@
-"""Define the dashboard for what was rejected and why, and for what expires."""
+"""Define the dashboard for rejected messages and their reasons, and for expiring certificates."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C)
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
 
-# The phase, the arrays that are sent, and the arrays that must come back.
+# The phase, the arrays that are sent, and the arrays that an update must have.
 Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]
 
 
 def questions(method: str) -> Iterator[Question]:
-    """Yield what a server half asks its cohort in two rounds and at the end.
+    """Yield the tasks that a server half gives its cohort in two rounds and at the end.
 
-    The answers are the smallest ones that it accepts.
+    The updates are the smallest ones that the server half accepts.
     """
     plan = Plan(
         method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=cheap_settings(method)
@@ -85,7 +85,7 @@ def table() -> str:
 def _lines(method: str) -> Iterator[str]:
     """Yield one line for each phase.
 
-    The arrays that are sent may differ from round to round, but the arrays that must come back are the same.
+    The arrays that are sent may differ from round to round, but the arrays that an update must have are the same.
     """
     sent: dict[tuple[str, str], dict[str, None]] = {}
     for phase, payload, rows in questions(method):

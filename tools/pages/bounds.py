@@ -59,7 +59,7 @@ def section(title: str, cls: type) -> str:
 
 
 def all_settings() -> Iterator[str]:
-    """Yield a table of keys for each TOML table; of a method, the keys that not every method has alike."""
+    """Yield a table of keys for each TOML table; a method's table has only the keys that are special to it."""
     for cls, tables in by_class([*file_tables(), LOCAL]):
         yield described(tables, summary(cls), keys(cls))
     for name in names():

@@ -123,8 +123,7 @@ class RankOne(Mapping[str, int]):
 def cost_of_rank_one(of: Overview) -> Cost:
     """Return the cost if every matrix has rank 1.
 
-    Ranks depend on the data. If fewer bytes cross with small ranks, the page writes "at most" before the
-    usual number.
+    Ranks depend on the data. If small ranks need fewer bytes, the page has "at most" before the usual number.
     """
     reference = Reference()
     plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)

@@ -84,8 +84,7 @@ class Rows(CollectorRegistry):
     def register(self, collector: Any) -> None:
         super().register(collector)
         for family in collector.describe():
-            # The client keeps the names of labels in the family, or in the metric itself, and publishes
-            # neither.
+            # The client library has the names of labels in a private attribute of the family or the metric.
             named = collector if isinstance(collector, MetricWrapperBase) else family
             self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
 

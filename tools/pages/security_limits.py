@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 from tools.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "security-limits.md"
-# What is limited; its bound, if it is not a number in the code; where it is set; what happens above it.
+# The columns: the limited thing; its bound, if the bound is not a number in the code; the place in the code;
+# what happens above the bound.
 Row: TypeAlias = tuple[str, ...]
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (
@@ -252,9 +253,9 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
 
 
 def row(what: str, bound: str, place: str, *beyond: str) -> str:
-    """Return a row. The first name of the place is that of the number.
+    """Return a row. The first name in `place` is the name of the number.
 
-    The bound says at which position the number stands.
+    In `bound`, {} is replaced by this number.
     """
     if place.startswith("`protofleet.") and (not bound or "{}" in bound):
         bound = (bound or "{}").replace("{}", f"{int(pkgutil.resolve_name(place.split('`')[1])):,}")
