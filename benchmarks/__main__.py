@@ -70,10 +70,9 @@ def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int
 
 
 def check(chosen: Sequence[Measure], times: int) -> int:
-    """Take each measure that has landed figures, in pairs with the commit of these figures.
+    """Run each measure that has landed figures, in pairs with the commit of these figures.
 
-    A figure that seems worse is taken once more: of dozens of figures, one in thirty leaves its interval by
-    chance.
+    A figure that seems worse is measured once more, because one figure in thirty leaves its interval by chance.
     """
     landed, found = history.read(), list[str]()
     for measure in chosen:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.scale`: writes docs/scale.md and its pictures from the figures in benchmarks/results.
 
-The newest figures of each measure count. A point without figures is left out. A value that is computed from
-several points uses the points that exist.
+Only the newest figures of each measure are used. A point without figures is left out. A value that is computed
+from several points uses the points that exist.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def one_curve(curve: Curve, entries: Sequence[Entry]) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of one more answer, robot or device, as far as the points show it."""
+    """The cost of one more update, robot or device, if the points show it."""
 
     answer_ms: float
     wire: float  # Bytes on the wire over those of the payload.

@@ -1,1 +1,1 @@
-"""The harness: it takes measures of this tree and of another tree in turn, and compares the figures."""
+"""The harness: it runs measures with this tree and with another tree in turn, and compares the figures."""

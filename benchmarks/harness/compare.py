@@ -1,4 +1,4 @@
-"""Taking a measure several times, with two trees in turn, and the comparison of the values."""
+"""Repeated runs of a measure, with two trees in turn, and the comparison of the values."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def row_of(entry: Entry, name: str, figure: Figure) -> Row:
 def worse(new: Entry, landed: Entry, figures: Mapping[str, Figure]) -> dict[str, str]:
     """Return a line, by figure, for each figure that is worse than the landed one by more than the noise.
 
-    If the new entry has pairs with the landed commit, these pairs decide. Seconds from another time are
-    compared with nothing. Steady figures of the same machine are compared.
+    If the new entry has pairs with the landed commit, these pairs decide. Otherwise only steady figures of the
+    same machine are compared. Seconds that were measured at another time are not compared.
     """
     found = {}
     for row in rows(new, figures):

@@ -15,7 +15,7 @@ from benchmarks.harness.trees import ROOT
 FILE = ROOT / "benchmarks" / "results" / "history.jsonl"
 DIGITS = 4  # Number of digits that are kept.
 
-Series = dict[str, list[float]]  # Figure -> its value each time.
+Series = dict[str, list[float]]  # The values of each figure, by its name.
 
 
 @dataclass(frozen=True, slots=True)

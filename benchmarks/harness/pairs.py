@@ -11,7 +11,7 @@ from enum import Enum
 from benchmarks.harness.measure import Better
 
 COVERAGE = 0.9
-# The fewest pairs. With fewer pairs, the true median lies between the extremes in less than 7 of 8 cases.
+# Smallest number of pairs. With fewer, the true median is between the extremes in less than 7 of 8 cases.
 FEWEST = 4
 
 

@@ -1,1 +1,1 @@
-"""The measures: a module for each question that a user could ask, and the catalog of all."""
+"""The measures: a module for each question of users, and the catalog of all measures."""

@@ -1,4 +1,4 @@
-"""The cost of an answer for a coordinator: CPU, seconds, bytes on wire and disk, syncs, repeated answers.
+"""The cost of an update for a coordinator: CPU, seconds, bytes on wire and disk, syncs, repeated updates.
 
 A real coordinator process runs with a real Mosquitto, and robots (benchmarks/programs/robots.py) play the
 devices: FedProto, with 20 kB of prototypes each. The figures are counted from the end of the first round to
@@ -34,7 +34,7 @@ LIMIT_SECONDS = 900.0
 SHARED_MEMORY = Path("/dev/shm")
 LAST_SEEN = "protofleet_device_last_seen_timestamp_seconds{"
 
-# Settings with answers of 20 kB.
+# Settings with updates of 20 kB.
 PROTOTYPES = {"method": {"name": "fedproto"}, "network": {"name": "cnn4"}, "size": 32}
 # The figures that `cost` gives.
 COST = {
@@ -80,7 +80,7 @@ class Answers:
 
 
 def cost(before: Sample, after: Sample, records: list[dict[str, Any]], answers: int) -> dict[str, float]:
-    """Return the figures of `answers` answers between two samples, in the rounds of these records."""
+    """Return the figures of `answers` updates between two samples, in the rounds of these records."""
     said = after.told["answers said"] - before.told["answers said"]
     seconds = [phase["seconds"] for record in records for phase in record["phases"]]
     return {
@@ -109,7 +109,7 @@ class Swarm:
         cohort: int = 0, hold_seconds: float = 0.0, sync_seconds: float = 0.0,
         learning: Mapping[str, Any] = PROTOTYPES,
     ) -> None:  # fmt: skip
-        """Keep the settings; `learning` has those of the work for which the robots are asked."""
+        """Keep the settings; `learning` has the settings of the robots' tasks."""
         self.tree, self.folder, self.rounds, self.cohort = tree, folder, rounds, cohort or robots
         # The names are short, so that ten thousand fit into one argument of a command.
         self.names = [f"r{i}" for i in range(robots)]
@@ -176,7 +176,7 @@ class Swarm:
         return {"answers said": 0, "hellos": 0, "answers": 0, "back again": 0, **told}
 
     def heard_since(self, moment: float) -> int:
-        """Return the number of robots from which the coordinator has a new message since this moment."""
+        """Return the number of robots from which the coordinator has received a message since this moment."""
         with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=60) as page:
             lines = page.read().decode().splitlines()
         return sum(float(line.split()[-1]) > moment for line in lines if line.startswith(LAST_SEEN))

@@ -1,6 +1,6 @@
 """All measures, by name.
 
-Measures that take minutes, or need something that not every machine has, are taken only if they are named.
+Some measures take minutes, or need something that not every machine has. They run only if they are named.
 """
 
 from __future__ import annotations

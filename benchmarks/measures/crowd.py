@@ -1,4 +1,4 @@
-"""Fleets of which few devices are asked: ten thousand connected, and a broker restart with a thousand."""
+"""Fleets in which few devices get tasks: ten thousand connected, and a broker restart with a thousand."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Restart:
         }
 
     def _watch(self, swarm: Swarm, killed: float) -> tuple[float, float, float]:
-        """Return seconds from the broker's start to three moments.
+        """Return the seconds from the broker's start to three moments.
 
         They are the hello of the first robot, the hello of the last robot, and the moment when the
-        coordinator has heard every robot. A hello that comes before the coordinator listens again is lost.
-        But the first message of a robot's new connection is retained.
+        coordinator has received a message from every robot. A hello is lost if the coordinator is not
+        connected again yet, but the first message of a robot's new connection is retained.
         """
         began, first, last = time.monotonic(), 0.0, 0.0
         while (seconds := time.monotonic() - began) < LIMIT_SECONDS:

@@ -5,12 +5,12 @@ its own virtual environment with Flower and NumPy. Its app trains nothing and ne
 light as Flower can be. Our devices load torch and train a real network. Telemetry and the check for updates
 are off, and so is `uv sync` for every task. No other setting is changed.
 
-A round of Flower is timed from the end of the round before, and a round of protofleet from the ask to the
-last answer. The same proxy counts the bytes of both, in front of the superlink and of the broker, from the
-moment when all devices are present to the end of the last round. It counts all bytes of the devices' TCP
-streams, also polls. Bytes that Flower's processes of one device send to each other are not counted. Idle
-memory is that of all processes, with all devices present and before the first round: RSS counts shared pages
-in each process, PSS once.
+A round of Flower is timed from the end of the previous round, and a round of protofleet from the task to the
+last update. The same proxy counts the bytes of both. It is in front of the superlink or the broker, and counts
+from the moment when all devices are present to the end of the last round. It counts all bytes of the devices'
+TCP streams, including polls. Bytes that Flower's processes of one device send to each other are not counted.
+Idle memory is the memory of all processes before the first round, when all devices are present. RSS counts
+shared pages in each process, and PSS counts them once.
 """
 
 from __future__ import annotations
@@ -192,7 +192,10 @@ def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
 
 
 def follow(notes: Path, proxy: CountingProxy, rounds: int) -> list[tuple[float, int]]:
-    """Return pairs (end of a round, bytes until then); the first pair is the beginning of the first round."""
+    """Return pairs of the end of a round and the bytes until this end.
+
+    The first pair is for the beginning of the first round.
+    """
     marks: list[tuple[float, int]] = []
     deadline = time.monotonic() + START_SECONDS
     while len(marks) <= rounds and time.monotonic() < deadline:

@@ -1,10 +1,10 @@
 """A round of ten devices that train: ours in shared processes, and Flower's simulation, in the same run.
 
 Both train the network of benchmarks/programs/bare.py on the same number of samples with the same steps, with
-as many worker processes of one torch thread as there are cores. Our round goes through a real broker, sealed,
-and is on the disk after each answer. Flower's simulation (Ray, in its own environment) passes objects in
-memory. Neither evaluates. Seconds and CPU of all processes are counted from the end of the first round to the
-end of the last one.
+as many worker processes of one torch thread as there are cores. Our messages are sealed and go through a
+real broker, and each update is stored on the disk. Flower's simulation (Ray, in its own environment) passes
+objects in memory. Neither evaluates. Seconds and CPU of all processes are counted from the end of the first
+round to the end of the last one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The cost of devices that are not asked: a round asks ten of many devices.
+"""The cost of devices without a task: in a round, only ten of many devices get a task.
 
-These ten hold their answers for minutes.
+These ten devices send their updates only after minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.measures.answers import Swarm
 class Idle:
     robots: int
     asked: int = 10
-    settle_seconds: float = 60.0  # Seconds from the first ask to the start of the count.
+    settle_seconds: float = 60.0  # Seconds from the first task to the start of the count.
     seconds: float = 120.0
     figures: ClassVar = {
         "coordinator's CPU": Figure("% of a core"),

@@ -1,4 +1,4 @@
-"""A measure that one of benchmarks/programs takes itself, with the tree's code."""
+"""A measure that a program in benchmarks/programs makes, with the tree's code."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The training of a round and a plain PyTorch loop over the same data, in turn in this process.
 
 The loop is a round of federated averaging without a framework: it loads the model, trains on each device's
-data, and sums the weights. The product's trainer does the same without the sum. It does so with everything
-that it adds in a process of devices (jobs, signs of life at each module, deadlines), and without a wire or a
-disk.
+data, and sums the weights. The product's trainer does the same without the sum. It includes everything
+that a process of devices adds (jobs, signs of life at each module, deadlines), but no network and no disk.
 """
 
 from __future__ import annotations

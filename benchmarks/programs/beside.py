@@ -108,7 +108,7 @@ def ratio(found: dict[str, float]) -> float:
 
 
 def ratio_up(found: dict[str, float]) -> float:
-    """Return wire over payload for the answer, including the messages that ask for it."""
+    """Return wire over payload for the update, including the messages that ask for its blocks."""
     return (found["arrays up"] + found["want"] + found["update"]) / found["arrays up"]
 
 

@@ -50,18 +50,18 @@ class EndRun(BaseException):
 
 @dataclass
 class Clockwork:
-    """An observer that notes how long each phase took, and how long its slowest device worked in it."""
+    """An observer that notes the duration of each phase, and the working time of its slowest device."""
 
     asked_at: float = 0.0
     slowest: float = 0.0
-    # Tuples (phase, seconds, seconds of work in them).
+    # Tuples (phase, seconds of the phase, seconds of work in the phase).
     phases: list[tuple[str, float, float]] = field(default_factory=list)
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
-        """Do nothing, because phases are timed from the ask to the last answer."""
+        """Do nothing, because phases are timed from the task to the last update."""
 
     def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
-        """Do nothing; this is called every few seconds during an answer that takes long."""
+        """Do nothing; this is called every few seconds while an update is transferred."""
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
         self.asked_at, self.slowest = time.monotonic(), 0.0

@@ -1,4 +1,4 @@
-"""Many devices that share processes: memory of all, and CPU of a device's round with coordinator and broker.
+"""Many devices that share processes: their memory, and the CPU of a device's round with coordinator and broker.
 
 The network has 53,002 parameters, and each device trains one epoch on 600 samples, as in `round_cost`. The
 coordinator runs in this process. CPU is counted from the end of the first training phase to the end of the
@@ -51,7 +51,7 @@ class MadeUpShards(Shards):
 class MemoryClock(CpuClock):
     """An observer that also notes the memory of its processes at the end of the first training phase.
 
-    A training phase ends with its last answer.
+    A training phase ends with its last update.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Large models: the bytes that a coordinator writes for its answers, and the peak memory of a device."""
+"""Large models: the bytes that a coordinator writes for its updates, and the peak memory of a device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan_of(megabytes: float, rounds: int, steps: int) -> Plan:
 
 
 class Peaks(Clockwork):
-    """An observer that notes the peak memory of a process at every answer."""
+    """An observer that notes the peak memory of a process at every update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Peaks(Clockwork):
 
 
 def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: int = 1) -> dict[str, float]:
-    """Measure the bytes that this process has made dirty on the disk, over those of answers, and peaks.
+    """Measure peaks, and the ratio of the bytes that this process makes dirty on the disk to those of updates.
 
     This process conducts the run.
     """

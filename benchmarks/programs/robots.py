@@ -1,9 +1,9 @@
-"""Devices that speak the wire and train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`.
+"""Devices that use the real protocol but train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`.
 
-Many devices run in one process, on one thread. They have the product's link, its times for hellos and repeats
-and its stores. Their answers are made-up prototypes, or the model of the broadcast with changed numbers. The
-program answers every line on standard input with a line of JSON, which has the counts so far. At the end of
-the input, or at a signal, all devices leave.
+Many devices run in one process, on one thread. They use the product's link and stores, and its times for hellos
+and repeats. Their updates are made-up prototypes, or the model of the broadcast with changed numbers. For every
+line on standard input, the program prints a line of JSON with the counts so far. At the end of the input, or at
+a signal, all devices leave.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 float32 are 20,480 bytes of p
 METRICS = {
     "accuracy.test.personal": 0.5, "loss.test.personal": 1.0, "samples.test": 20.0, "seconds.work": 0.0,
 }  # fmt: skip
-TICK_SECONDS = 0.1  # Seconds between two checks which robots must send something again.
+TICK_SECONDS = 0.1  # Seconds between two checks for robots that must send something again.
 KEEPALIVE_SECONDS = 60
 LOOK_SECONDS = 10.0  # Seconds between two checks whether an idle connection needs a ping.
 RETRY_SECONDS = (0.5, 30.0)  # Seconds before a lost connection is tried again, the same as in the product.
@@ -74,7 +74,7 @@ class Wish:
     folder: str
     port: int
     host: str = "127.0.0.1"
-    hold_seconds: float = 0.0  # Seconds that a robot holds an answer before it sends it.
+    hold_seconds: float = 0.0  # Seconds between the task and the update of a robot.
 
 
 class Robot:
@@ -180,7 +180,7 @@ class Robot:
             self._say(now)
 
     def hello_in_turn(self) -> None:
-        """Send a hello at a random time, when all devices have the same reason for one at the same moment."""
+        """Send a hello after a random delay, because all devices have a reason to send it at the same moment."""
         self.timer.spread(time.monotonic())
         self.hello()
 
@@ -291,13 +291,13 @@ def over(message: Message) -> bool:
 
 
 class Robots:
-    """All robots of one process, with one selector for their bytes and a heap of the times when each acts."""
+    """All robots of one process, with one selector for their sockets and a heap of their next times to act."""
 
     def __init__(self, wish: Wish) -> None:
         self.counts: Counter[str] = Counter()
         self.all = [Robot(wish, number, self.counts) for number in range(len(wish.names))]
         self.selector = selectors.DefaultSelector()
-        # By the robot's number: the handle of its socket, and the events for which the selector waits.
+        # The handle of each robot's socket, and the events for which the selector waits, by the robot's number.
         self._watched: dict[int, tuple[int, int]] = {}
         self._due: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
@@ -349,7 +349,7 @@ class Robots:
         """Set the events to wait for on a robot's socket, and the time of the next check of the robot."""
         self._watch(robot, now)
         due = now + LOOK_SECONDS if robot.finished else min(robot.wake_at, now + LOOK_SECONDS)
-        # If the time is later than before, the earlier check finds nothing to do, which is cheaper than a change.
+        # If the new time is later, the earlier check finds nothing to do. This is cheaper than a change of the heap.
         if not now < self._due.get(robot.number, 0.0) <= due:
             self._due[robot.number] = due
             heapq.heappush(self._heap, (due, robot.number))

@@ -28,7 +28,7 @@ EXAMPLES = 600
 class CpuClock(Clockwork):
     """An observer that notes the time and the CPU of some processes at the end of each training phase.
 
-    A training phase ends with its last answer.
+    A training phase ends with its last update.
     """
 
     def __init__(self) -> None:

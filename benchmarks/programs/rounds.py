@@ -1,4 +1,4 @@
-"""The cost of a round apart from the training: seconds of communication, and wire over payload bytes."""
+"""The cost of a round without the training: seconds of communication, and wire over payload bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time to seal a 45 MB answer, and to verify and open it, over one SHA-256 and one AES-GCM pass."""
+"""The time to seal a 45 MB update, and to verify and open it, over one SHA-256 and one AES-GCM pass."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def said(payload: bytes, keys: dict[str, Keys], suite: int) -> bytes:
 
 
 def opened(frames: list[bytes], keys: dict[str, Keys]) -> None:
-    """Check the signature, the seal of every block, and the hash of the whole answer."""
+    """Check the signature, the seal of every block, and the hash of the whole update."""
     ring = {name: pair.public for name, pair in keys.items()}
     header, payload = unseal(frames[0], ring, keys["coordinator"].receive)
     place = codec.TaskId(header.round, header.phase, header.base)

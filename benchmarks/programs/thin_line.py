@@ -1,4 +1,4 @@
-"""A 1 MB answer over a slow, long, lossy line: 250 kbit/s, 300 ms for each round trip, 2 of 100 packets lost.
+"""A 1 MB update over a slow, long, lossy line: 250 kbit/s, 300 ms for each round trip, 2 of 100 packets lost.
 
 A proxy between the device and the broker delays the bytes. It cannot lose a packet of a TCP stream that it
 forwards, so it copies the effect of a loss on the stream. The segment arrives one retransmission later (a
@@ -27,7 +27,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 SIZE = 1_000_000
 SEGMENT = 1448
 RETRANSMIT_SECONDS = 0.2  # Seconds that a retransmission takes in addition to a round trip.
-BUFFER_SECONDS = 0.5  # Seconds of data that a sender has given to its system and the line has not taken yet.
+BUFFER_SECONDS = 0.5  # Seconds of data that wait in the sender's system for the line.
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The speed of 64 MiB from a device to the coordinator, and of a plain 64 MiB publish on the same broker.
 
-Our transfer is timed from the offer of a finished answer to the moment when the coordinator has every block,
-checked, on its disk, under its name. The plain publish is timed from `publish` to the other side's
-`on_message`: it is not checked and not stored. Each receiver has its own process.
+Our transfer is timed from the offer of a finished update to the moment when the coordinator has checked every
+block and the file on its disk has its final name. The plain publish is timed from `publish` to the receiver's
+`on_message`. Its bytes are not checked and not stored. Each receiver has its own process.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class TakeAll:
 
 
 def measure(qos: int = 1, busy: int = 0, size: int = SIZE) -> dict[str, float]:
-    """Measure one of each, ours first; the order matters little compared with the spread of pairs.
+    """Measure one transfer of each kind, ours first; the order matters less than the spread of pairs.
 
-    `qos` is that of our blocks. `busy` is the number of processes that want a core while either is timed.
+    `qos` is the QoS of our blocks. `busy` is the number of processes that use a core during both transfers.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

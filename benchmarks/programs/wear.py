@@ -1,7 +1,7 @@
 """The bytes that a round writes on a device's disk, because flash cards wear out and are small.
 
-It counts the bytes of every file that a device makes durable in whole simulated rounds, and the largest size
-of its folder.
+The program counts the bytes of every file that a device makes durable in whole simulated rounds. It also
+measures the largest size of the device's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protofleet.protocol.storage.disk import Disk
 
 ROUNDS, DEVICES, EXAMPLES, CLASSES = 6, 2, 60, 10
 METHODS = ("fedavg", "fedproto", "fedlsa", "fedplcc", "fedpall")
-# ".part" is a broadcast, ".new" is the book that names all other files; all other files are answers and states.
+# ".part" is a broadcast. ".new" is the book that names all other files. All other files are updates and states.
 KINDS = {".part": "received", ".new": "book"}
 
 
