@@ -76,7 +76,9 @@ class Installed:
     held_roots: bytes = b""
     held_crl: bytes = b""
     targets: str = ""  # SHA-256 of the targets for the Prometheus on the host
-    signers: str = ""  # SHA-256 of the roots in the form that ssh-keygen reads; "": an earlier release did not store this form
+    signers: str = (
+        ""  # SHA-256 of the roots in the form that ssh-keygen reads; "": an earlier release stored none
+    )
     good: KnownGood | None = None
     previous: KnownGood | None = None  # the known good state before `good`
     service: Service = field(default_factory=Service)
