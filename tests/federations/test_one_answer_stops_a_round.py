@@ -75,7 +75,7 @@ def test_an_honest_answer_that_was_left_out_in_vain_counts_again(tmp_path, caplo
     assert run.service.finished and not run.service.run.diverged
     out = caplog.text
     assert out.index(f"repeated without the answer of {FAR}") < out.index(
-        f"the answer of {FAR} to round 1 counts again"
+        f"the answer of {FAR} to round 1 is used again"
     )
     assert {device for line in file.records for device in line["aside"]} == {LIAR}
 
