@@ -110,6 +110,7 @@ def test_names_of_measures_are_found_in_a_page():
 
 @pytest.mark.slow
 @pytest.mark.broker
+@pytest.mark.timeout(900)  # Flower starts Ray, which takes minutes on a busy machine.
 @pytest.mark.parametrize("measure", started())
 def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tmp_path):
     if isinstance(measure, Stack):

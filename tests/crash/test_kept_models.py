@@ -5,7 +5,7 @@ The training goes on in all cases.
 
 import logging
 
-from protofleet.edge_client.serving.publisher import KeptOrigin as Publisher
+from protofleet.edge_client.serving.publisher import ModelOrigin as Publisher
 from protofleet.edge_client.serving.publisher import ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import GLOBAL, PERSONAL
