@@ -102,13 +102,33 @@ def paragraphs(page: Path) -> Iterator[tuple[int, str]]:
         line += part.count("\n")
 
 
+def code_of(path: Path, kind: str, line: int) -> str:
+    """Return the line of code that a docstring or a comment is about, or "" for a module or a message.
+
+    Nobody meets a comment without its line, or a docstring without the name of its function.
+    """
+    lines = path.read_text().splitlines()
+    if kind == "comment":
+        at = line - 1
+        while at < len(lines) and lines[at].lstrip().startswith("#"):
+            at += 1
+        return re.sub(r"\s+# .*", "", lines[at].strip()) if at < len(lines) else ""
+    above = [text.strip() for text in lines[: line - 1]] if kind == "docstring" else []
+    starts = [at for at, text in enumerate(above) if re.match(r"(async )?def |class ", text)]
+    header = " ".join(above[starts[-1] :]) if starts else ""
+    if header.endswith(":") or "# fmt: skip" in header:
+        return header.replace("  # fmt: skip", "")
+    return above[-1] if above else ""  # A field, whose sentence stands below it.
+
+
 def main(seed: str) -> None:
     chance = random.Random(seed)
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     found = [(path, *one) for path in files for one in texts(path)]
     written = [(page, *one) for page in sorted((ROOT / "docs").glob("*.md")) for one in paragraphs(page)]
     for number, (path, kind, line, text) in enumerate(chance.sample(found, TEXTS), 1):
-        print(f"{number}. {kind} of {path.relative_to(ROOT)}:{line}\n{text}\n")
+        code = f"> {about}\n" if (about := code_of(path, kind, line)) else ""
+        print(f"{number}. {kind} of {path.relative_to(ROOT)}:{line}\n{code}{text}\n")
     for number, (path, line, text) in enumerate(chance.sample(written, PARAGRAPHS), 1):
         print(f"P{number}. {path.relative_to(ROOT)}:{line}\n{text}\n")
     print(f"drawn of {len(found)} texts and {len(written)} paragraphs")
