@@ -1,4 +1,6 @@
-"""The agreement of both sides, from bytes to conversations. It needs no torch; each part is a room.
+"""The rules by which coordinator and devices communicate, from single bytes to whole conversations.
+
+This package does not import torch.
 
 May import: nothing of ours.
 """

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-# After these faults the device may send the same update in a usable form: sealed to the coordinator's newer
-# key, or after new software is installed on one side.
+# After one of these faults the device may send the same update again, in a usable form. For example, the
+# update is sealed to the coordinator's newer key, or one side has got newer software.
 NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 

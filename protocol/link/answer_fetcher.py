@@ -22,11 +22,11 @@ from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.messages import BlockRequest, IndirectManifest, Manifest, Offer, Update
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-Stores = Callable[[str], ObjectStore]  # returns the spool of a device
+Stores = Callable[[str], ObjectStore]  # takes the name of a device, returns the store of its updates
 
 
 class AnswerFetcher:
-    """The fetches of the updates that the devices have offered, at most one for each device."""
+    """The fetches of the updates that the devices have offered. Each device has at most one fetch."""
 
     def __init__(self, link: LinkToDevices, stores: Stores, credit: Credit) -> None:
         self._link, self._stores, self._credit = link, stores, credit
@@ -34,15 +34,15 @@ class AnswerFetcher:
         # Called every few seconds with the device and the progress, during a long transfer of an update.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.fetches: dict[str, tuple[ObjectFetch, Received]] = {}
-        # Device -> seconds before the next request. It holds the devices whose fetch was stopped while their
-        # task is open.
+        # Device -> seconds between two requests for the same block. Contains each device whose fetch was
+        # stopped, but whose task is still open.
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
         self._with_unfinished: set[str] = set()  # devices whose updates were received only in part
         # Device -> its last offer whose manifest is an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
-        # Names of updates that were completed recently. A further block of such an update is a duplicate, not
-        # an unknown block.
+        # Names of updates that were completed recently. A further block of such an update counts as a
+        # duplicate, not as an unknown block.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
 
     @property
@@ -58,14 +58,17 @@ class AnswerFetcher:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of received blocks that are not counted, because the object's table is missing."""
+        """Return the number of received bytes that are not counted yet.
+
+        The bytes of an object cannot be counted by kind before the object's table has arrived.
+        """
         return sum(fetch.count.waiting for fetch, _ in self.fetches.values())
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop the fetch of one device's update, or of all updates if `device` is None.
 
-        None means that the round is over, and then all received parts are deleted. For a single device, the
-        received part of its update is kept, unless `for_good` is set.
+        If `device` is None, the round is over, and the received parts of all updates are deleted. The
+        received part of a single device's update is deleted only if `for_good` is set.
         """
         if device is None:
             self._credit.withdraw_all()
@@ -86,7 +89,7 @@ class AnswerFetcher:
         return bool(self.fetches or self._with_unfinished)
 
     def is_silent(self, device: str) -> bool:
-        """Return whether no blocks of the device's update arrive."""
+        """Return True if no blocks of the device's update are arriving."""
         held = self.fetches.get(device)
         return held is None or held[0].is_silent
 
@@ -99,9 +102,13 @@ class AnswerFetcher:
         self._stores(device).forget_unfinished()
 
     def use_credit(self, update: Update, attachment: InlineAnswer | Offer) -> bool:
-        """Withdraw the credit of a device that sends an update; return whether the update's only block follows."""
+        """Withdraw the credit of a device, because the device has sent an update.
+
+        Return whether the device now sends the update's only block without a request.
+        """
         follows = self._credit.use(update.device) and update.follows
-        # If the update is not admitted, its block still arrives. That is not a fault.
+        # The block arrives even if the update is not admitted. So the block must not count as an unknown
+        # block.
         if follows and isinstance(attachment, Manifest):
             self._recently_completed.append(_name_of_blocks(update.device, attachment))
         return follows
@@ -110,6 +117,8 @@ class AnswerFetcher:
         self, received: Received, update: Update, attachment: InlineAnswer | Offer, now: float, follows: bool
     ) -> list[Received]:
         """Return an admitted update if its arrays are here; otherwise start to fetch the arrays.
+
+        Return an empty list for an update that is not admitted.
 
         `follows` says that the update has only one block, and that the device sends this block without a
         request.
@@ -131,7 +140,8 @@ class AnswerFetcher:
     def _reject_if_unusable(self, update: Update) -> Iterator[None]:
         """Report an unusable update to the admission controller.
 
-        A full disk is the coordinator's own fault: the update is good, and the device will offer it again.
+        If only the coordinator's disk is full, the update is usable, and the device will offer the update
+        again.
         """
         try:
             yield
@@ -145,7 +155,7 @@ class AnswerFetcher:
     ) -> list[Received]:
         """Fetch the blocks of an update.
 
-        If the manifest of the update is an object, the blocks of the manifest are fetched first.
+        A large manifest is itself sent as an object. Then the blocks of the manifest are fetched first.
         """
         if isinstance(offer, IndirectManifest):
             self._indirect_offers[received.sender] = offer
@@ -157,15 +167,17 @@ class AnswerFetcher:
             self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
-            # A new offer is not progress, so the pause doubles.
+            # The device has only offered its update again, which is not progress. So the pause between
+            # requests doubles.
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)
             fetch = self._new_fetch(device, store.begin(attachment), retry)
             self.fetches[device] = (fetch, received)
             if follows:
                 fetch.await_unasked(now)
-                # This fetch has begun, so put it before all fetches that wait.
+                # This fetch has begun, and `_begun` expects all such fetches before the fetches that wait.
                 self.fetches = {device: (fetch, received), **self.fetches}
-            # An earlier process received all blocks, but ended before it named the object.
+            # All blocks are here if an earlier process received them and ended before it gave the object its
+            # name.
             if fetch.partial.complete:
                 return self._completed(device, now)
         self._share_budget(now)
@@ -189,7 +201,10 @@ class AnswerFetcher:
         if held is None or not held[0].is_named(prefix):
             if device.encode() + prefix in self._recently_completed:
                 return FrameOutcome(new=False)
-            raise Rejected(Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched")
+            raise Rejected(
+                Reason.UNKNOWN_OBJECT,
+                f"a block of {prefix.hex()} has arrived, but this object is not being fetched",
+            )
         size, spans, fresh = held[0].take(index, data, now)
         return FrameOutcome(held=size, spans=spans, new=fresh)
 
@@ -203,7 +218,7 @@ class AnswerFetcher:
         return []
 
     def _completed(self, device: str, now: float) -> list[Received]:
-        """Name the object, because all of its blocks are here, and return the update that it belongs to."""
+        """Give the object its name, because all of its blocks are here, and return the object's update."""
         fetch, received = self.fetches.pop(device)
         self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
         self._share_budget(now)
@@ -219,8 +234,8 @@ class AnswerFetcher:
     def _share_budget(self, now: float) -> None:
         """Share the budget among the fetches in the order of the offers.
 
-        A fetch does not begin until the budget has room for all of its blocks or for half a window. The
-        reason is that a request costs both ends as much work as a block.
+        A fetch begins only when the budget has room for all of its blocks or for half a window. A request
+        costs both ends as much work as a block, so requests for a few blocks would be wasteful.
         """
         in_flight = self._in_flight(now)
         if is_used_up(in_flight):

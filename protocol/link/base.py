@@ -45,14 +45,15 @@ from protofleet.protocol.wire.names import EVERYBODY
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
-INLINE: Final = 48 * 1024  # bytes; a body up to this size travels inside its message
-FRAME_OVERHEAD: Final = 4096  # bytes for the header, the signature and the scalars next to an inline body
+INLINE: Final = 48 * 1024  # bytes; a body up to this size is sent inside its message
+FRAME_OVERHEAD: Final = 4096  # bytes of a frame that are reserved for header, signature and scalars
 # Bytes; a larger frame is refused before its signature is checked.
 MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD
 MAX_OBJECT: Final = 1 << 30
 # Reasons of faults that a newer record of the sender may remove.
 CURED_BY_NEW_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
-# Blocks of one object in flight: 4 MiB, which is enough for 600 Mbit/s at 50 ms.
+# Largest number of blocks of one object in flight. They hold 4 MiB, which is enough for 600 Mbit/s with a
+# round-trip time of 50 ms.
 WINDOW: Final = codec.MAX_ASKED
 
 
@@ -74,13 +75,12 @@ class FrameOutcome:
     """The result of a received frame."""
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes of arrays by kind
-    # Bytes of a block that this outcome does not count. They are counted in `spans` when the table of the
-    # object is known.
+    # Bytes of the frame's block. `tensors` does not contain them: they are counted through `spans` when the
+    # table of the object is known.
     held: int = 0
     spans: Sequence[CountedSpan] = ()
     new: bool = True  # False for a duplicate
-    # False if the frame arrived on a topic that many devices share, and only other devices had requested the
-    # frame.
+    # False for a block of a broadcast for other devices, which arrived on a topic that all devices share.
     for_us: bool = True
     first: bool = True  # False if another message has brought the same tensors before
     fault: Reason | None = None  # reason why an update cannot be used; the device receives this reason
@@ -93,9 +93,9 @@ def result_of(outcome: FrameOutcome) -> str:
 
 
 class Link:
-    """The part of a link that both ends share.
+    """The base class of the links at both ends.
 
-    `direction` is the direction of the frames that this end sends.
+    `direction` (UP or DOWN) is the direction of the frames that this end sends.
     """
 
     def __init__(
@@ -111,20 +111,22 @@ class Link:
         self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
         self.run, self.epoch = "", 0
         self.meter = Meter()
-        # A message holds a metric's index in this list instead of its name.
+        # The run's metrics. A message contains the index of a metric in this list instead of the metric's
+        # name.
         self.metric_names: tuple[str, ...] = ()
         # Kinds by which bytes are counted. When a run begins, the kinds of its method replace these kinds.
         self.kinds = ON_THE_WIRE
-        # Bytes of a block: the configured size, and the size that fits the packets of this broker.
+        # Bytes of a block: `most_block` is the configured size, and `block` is a size that fits into the
+        # packets of this broker.
         self.most_block = self.block = blocks.DEFAULT_BLOCK
         self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
-        # Largest number of bytes that the last broker accepts, and the largest number that any usable broker
-        # accepted.
+        # Bytes of data that fit into a packet: at the last broker, and the maximum over all usable brokers so
+        # far.
         self._last_capacity = self._best_capacity = 0
         self._sequence = 0
-        # Place where this coordinator runs. A second coordinator reads it, and can report where the first
-        # coordinator runs.
+        # The place where this coordinator runs. The coordinator's state contains the place, so that a second
+        # coordinator can report it.
         self.who = ""
         self._windows: dict[str, ReplayWindow] = {}
         self.peer_direction = DOWN if self.direction == UP else UP
@@ -133,12 +135,14 @@ class Link:
         """Fit the sizes of blocks and inline bodies to the largest packet that the broker accepts.
 
         Raise BrokerError if an object of `largest` bytes cannot be sent through this broker. `indirect` says
-        whether the other side accepts a manifest as an object. This is needed if a manifest is too large for
-        a message.
+        whether the other side accepts a manifest that is sent as an object. A manifest is sent in this way if
+        it is too large for a message.
         """
         self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
         if capacity < 1024:
-            raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
+            raise BrokerError(
+                f"the broker accepts packets of {max_packet} bytes, but packets of 5120 bytes are needed"
+            )
         block, most = block_size_within(capacity, self.most_block), self._best_capacity
         if blocks.block_size(largest, block) > capacity:
             raise BrokerError(too_large(largest, block, capacity))
@@ -148,8 +152,8 @@ class Link:
             and manifest_hash_bytes(largest, capacity, self.most_block) > capacity
         ):
             raise BrokerError(
-                f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
-                "them; a participant takes none as an object"
+                f"the broker accepts packets of {max_packet} bytes, the manifest of an object of {largest} bytes is "
+                "larger, and a participant cannot receive a manifest as an object"
             )
         self.inline, self._capacity, self.block = min(INLINE, capacity), capacity, block
         self._best_capacity = max(self._best_capacity, capacity)
@@ -162,9 +166,9 @@ class Link:
         """
         if not self._best_capacity:
             raise error
-        again = "it took more before, so it is tried again"
+        again = "the broker accepted larger packets before, so this process tries again"
         if self._last_capacity >= self._best_capacity:
-            again = "the largest object has grown; this process waits, and tries again until the broker takes more"
+            again = "the largest object has grown; this process tries again until the broker accepts larger packets"
         self.transport.reject_connection(f"{error}; {again}")
 
     def seal(
@@ -176,8 +180,8 @@ class Link:
     ) -> bytes:
         """Return the frame of a message, and give the frame the next sequence number.
 
-        `receive` is the recipient's key, if the caller has looked up this key already. The caller passes the
-        key because it may have been removed from the keyring in the meantime.
+        `receive` is the recipient's key. A caller that has looked up the key passes it, because the key may
+        have been removed from the keyring in the meantime.
         """
         self._sequence += 1  # sequence numbers begin with 1
         return self._sealed(message, self._sequence, recipient, attachment, receive)
@@ -202,12 +206,18 @@ class Link:
         Raise KeyFileError if the key is not known, because this process cannot send anything without the key.
         """
         if (known := self.keyring.get(recipient)) is None:
-            why = why_unknown(self.keyring, recipient) or f"the record of {recipient!r} was away for a moment"
-            raise KeyFileError(f"{why}; `protofleet enrol install` puts an enrolment there")
+            why = (
+                why_unknown(self.keyring, recipient)
+                or f"the record of {recipient!r} was missing for a moment"
+            )
+            raise KeyFileError(f"{why}; `protofleet enrol install` installs an enrolment")
         return known.receive
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
-        """Return the manifest, on a sealed link with a new key for the blocks of the object."""
+        """Return the manifest; on a sealed link, give it a new key for the blocks of the object.
+
+        Raise BrokerError if the blocks do not fit into the broker's packets.
+        """
         if not self.takes_blocks_of(manifest):
             raise BrokerError(too_large(manifest.size, self.block, self._capacity))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
@@ -227,16 +237,17 @@ class Link:
     def still_fits(self, *manifests: Manifest) -> bool:
         """Return whether an object can still be sent in the same blocks as before.
 
-        A second manifest describes the object that holds the first manifest.
+        The first manifest describes the object. If this manifest is itself sent as an object, the second
+        manifest describes that object.
         """
         return all(self.takes_blocks_of(one) for one in manifests) and (
             len(manifests) > 1 or self.fits(manifests[0])
         )
 
     def required_forms(self, size: int) -> dict[str, str]:
-        """Return the reason by message form, for the forms that devices need for an object of `size` bytes.
+        """Return the message forms that devices need to receive an object of `size` bytes, each with the reason.
 
-        Raise BrokerError if no form helps.
+        Raise BrokerError if the object cannot be sent in any form.
         """
         block = blocks.block_size(size, self.block)
         if block > self._capacity:
@@ -246,28 +257,34 @@ class Link:
             return {}
         most, least = self._capacity + FRAME_OVERHEAD, needed + FRAME_OVERHEAD
         return {
-            forms.MANIFEST: f"the broker takes packets of {most} bytes, the manifest of {size} bytes in blocks of "
-            f"{block} takes {needed}; raise the broker's limit to {least}, or bring the device up to date"
+            forms.MANIFEST: f"the broker accepts packets of {most} bytes, but the manifest of an object of "
+            f"{size} bytes in blocks of {block} takes {needed}; raise the broker's limit to {least}, "
+            "or update the device's software"
         }
 
     def _check_offer(self, offer: Offer) -> None:
         """Raise Rejected if the offered object is too large, or if it is not sealed on a sealed link."""
         if offer.size > MAX_OBJECT:
-            raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {MAX_OBJECT}")
+            raise Rejected(
+                Reason.TOO_LARGE,
+                f"{offer.size} bytes are offered, but an object may have at most {MAX_OBJECT}",
+            )
         if isinstance(offer, IndirectManifest):
             if offer.manifest.size > indirect_manifest.MAX_BYTES:
                 raise Rejected(
                     Reason.TOO_LARGE,
-                    f"a manifest of {offer.manifest.size} bytes, over {indirect_manifest.MAX_BYTES}",
+                    f"a manifest of {offer.manifest.size} bytes, the limit is {indirect_manifest.MAX_BYTES}",
                 )
             self._check_offer(offer.manifest)
         if self.sealed and not offer.key:
-            raise Rejected(Reason.NOT_SEALED, f"blocks of {offer.object.hex()[:16]} without a key")
+            raise Rejected(
+                Reason.NOT_SEALED, f"the offer of {offer.object.hex()[:16]} contains no key for its blocks"
+            )
 
     def will(self, topic: str) -> Will:
         """Return the will of this end.
 
-        Its sequence number is 0, because it is not known whether the broker will ever publish it.
+        The will has the sequence number 0, because the broker may never publish this message.
         """
         return Will(topic, self._sealed(State(False, "connection lost", self.who), 0))
 
@@ -280,7 +297,7 @@ class Link:
         self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
 
     def layout_of(self, store: ObjectStore, name: bytes) -> Layout:
-        """Return the layout of an object, which says how many bytes of which kind follow each other."""
+        """Return the layout of an object: the sizes and kinds of its parts, in their order."""
         return store.open(name).layout_by(self.kinds)
 
     def send_block(
@@ -303,11 +320,14 @@ class Link:
         Raise Rejected for a fault.
         """
         if len(frame) > MAX_FRAME:
-            raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
+            raise Rejected(
+                Reason.TOO_LARGE, f"the frame has {len(frame)} bytes, but the limit is {MAX_FRAME}"
+            )
         try:
             return self._open(topic, frame)
         except Rejected as fault:
-            # A renewed device may send a message before this process reads its new record.
+            # A device whose record was renewed may send a message before this process has read the new
+            # record.
             if fault.reason not in CURED_BY_NEW_RECORD or not changed(
                 self.keyring, read_header(frame)[0].sender
             ):
@@ -326,8 +346,7 @@ class Link:
         except Rejected as fault:
             self._on_unusable(header, fault)
             raise
-        # A will has the sequence number 0 each time that the broker publishes it. So a will with a known
-        # number is accepted.
+        # Every will has the sequence number 0. So a will is accepted even if its number was seen before.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
             return None
@@ -336,7 +355,8 @@ class Link:
     def _contents(self, frame: bytes, header: Header, start: int) -> tuple[Message, Attachment]:
         if self.sealed and header.suite == OPEN and header.kind != "state":
             raise Rejected(
-                Reason.NOT_SEALED, f"a {header.kind} of {header.sender}, which this side takes sealed only"
+                Reason.NOT_SEALED,
+                f"a {header.kind} of {header.sender} is not sealed, but this side accepts only sealed messages",
             )
         payload = contents(frame, header, start, self.me.keys.receive)
         place = codec.TaskId(header.round, header.phase, header.base)
@@ -380,7 +400,7 @@ class Link:
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Return the holder of the name `sender` at the time of the last message that `last_heard` describes."""
+        """Return the holder of the name `sender` when the message that `last_heard` describes was sent."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property
@@ -421,11 +441,11 @@ class Link:
     def _on_unusable(self, header: Header, fault: Rejected) -> None:
         """Handle a message whose content has a fault.
 
-        The message is not marked as seen. Its header is signed by the sender.
+        The signature of the header is valid, and the message is not marked as seen.
         """
 
     def _receiver(self, topic: str) -> str | None:
-        """Return the device to which the bytes of a sent frame on this topic are assigned.
+        """Return the device under which a frame that is sent on this topic is counted.
 
         Return "" for a frame to all devices. Return None if this link does not count bytes by device.
         """
@@ -478,7 +498,10 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of received blocks that are not counted, because the object's table is missing."""
+        """Return the number of received bytes that are not counted yet.
+
+        The bytes of an object cannot be counted by kind before the object's table has arrived.
+        """
         return 0
 
     def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
@@ -505,8 +528,8 @@ def too_large(size: int, default: int, capacity: int) -> str:
     """Return the reason why a broker cannot carry an object, and the limit that the broker would need."""
     block = blocks.block_size(size, default)
     return (
-        f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
-        f"broker takes packets of {capacity + FRAME_OVERHEAD}; raise its limit to {block + FRAME_OVERHEAD} or more"
+        f"an object of {size} bytes has at most {codec.MAX_BLOCKS} blocks, so each block has {block} bytes, but the "
+        f"broker accepts packets of {capacity + FRAME_OVERHEAD}; raise its limit to {block + FRAME_OVERHEAD} or more"
     )
 
 

@@ -6,9 +6,10 @@ from typing import Final
 
 from protofleet.protocol.link.base import INLINE, WINDOW
 
-# Blocks in flight from all devices together: 16 MiB, which is below the queue limit of any broker.
+# Largest number of blocks in flight from all devices together. They hold 16 MiB, which is below the queue
+# limit of any broker.
 BUDGET: Final = 256
-MOST_CREDIT: Final = BUDGET // 2  # blocks of the budget that may be requested in advance
+MOST_CREDIT: Final = BUDGET // 2  # largest part of the budget that may be requested in advance
 
 
 def is_used_up(in_flight: int) -> bool:
@@ -18,16 +19,15 @@ def is_used_up(in_flight: int) -> bool:
 def blocks_allowed(own: int, in_flight: int) -> int:
     """Return the number of blocks that one fetch may have in flight.
 
-    `own` is the number of blocks that this fetch has in flight, and `in_flight` is the number of all fetches
-    together.
+    `own` is the number of blocks that this fetch has in flight, and `in_flight` is the sum over all fetches.
     """
     return max(0, min(WINDOW, BUDGET - (in_flight - own)))
 
 
 class Credit:
-    """The devices whose task requests the only block of their update in advance.
+    """The devices whose tasks have requested the only block of an update in advance.
 
-    The block counts as in flight until the device sends its update.
+    Such a block counts as in flight until the device sends its update.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Credit:
     def renew(self, size: int, devices: int) -> None:
         """Withdraw all credit, and decide whether the tasks of a new broadcast give credit.
 
-        `size` is the size of the broadcast. After a small broadcast, an update is usually small too, and is
-        sent inside its message without blocks.
+        `size` is the size of the broadcast. No credit is needed after a small broadcast: the updates are
+        usually small too, and are sent inside their messages.
         """
         self.withdraw_all()
         self._is_given = size > INLINE and devices <= MOST_CREDIT

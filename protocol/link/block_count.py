@@ -29,12 +29,13 @@ class CountedSpan:
 
 
 class BlockCount:
-    """The count of one object that is being received."""
+    """The byte count of one object that is being received."""
 
     def __init__(self, partial: Partial, kinds: Kinds) -> None:
         self._partial, self._kinds = partial, kinds
         self._layout: Layout | None = None
-        # First byte, byte after the last, and whether the span is new.
+        # The spans that are not counted yet: first byte, byte after the last, and whether the span arrived
+        # for the first time.
         self._waiting: list[tuple[int, int, bool]] = []
 
     @property
@@ -43,7 +44,10 @@ class BlockCount:
         return sum(stop - start for start, stop, _ in self._waiting)
 
     def came(self, start: int, stop: int, fresh: bool) -> list[CountedSpan]:
-        """Add a span; return this span and the spans that waited if the table is here, otherwise an empty list."""
+        """Add a span, and return all spans that can be counted now.
+
+        Return an empty list as long as the table is not complete.
+        """
         self._waiting.append((start, stop, fresh))
         self._layout = self._layout or self._layout_of_table()
         return self._counted(self._layout) if self._layout else []
@@ -65,7 +69,7 @@ class BlockCount:
     def _layout_of_table(self) -> Layout | None:
         """Return the layout that the table describes, or None if the table is not complete.
 
-        If the table cannot be read, all bytes count as control, because the object is refused when it is
+        If the table cannot be read, count all bytes as control. Such an object is refused when it is
         complete.
         """
         size = self._partial.manifest.size

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-MOST_AGAIN: Final = 0.01  # share of the requested blocks that may be requested again
-FEWEST_AGAIN: Final = 8  # blocks; with fewer repeated blocks than this, QoS 0 stays
+MOST_AGAIN: Final = 0.01  # largest share of blocks that may be requested again at QoS 0
+FEWEST_AGAIN: Final = 8  # if fewer blocks than this were requested again, QoS 0 is kept
 
 log = logging.getLogger("protofleet")
 
@@ -17,8 +17,9 @@ log = logging.getLogger("protofleet")
 class BlockQos:
     """The QoS that blocks are sent with.
 
-    QoS 0 is used only as long as hardly any block has to be requested again. At QoS 0 a broker drops the
-    blocks that it cannot pass on at once, and each lost block costs a pause. QoS 1 avoids this.
+    QoS 0 is used only as long as hardly any block has to be requested again. At QoS 0, a broker drops each
+    block that it cannot deliver at once, and the receiver waits before it requests the block again. At QoS 1,
+    the broker stores such a block.
     """
 
     def __init__(self, qos: int = 1) -> None:
@@ -37,7 +38,7 @@ class BlockQos:
         if self._again >= FEWEST_AGAIN and self._again > MOST_AGAIN * self._asked:
             self.qos = 1
             log.warning(
-                "%d of %d blocks had to be asked for again: they leave at QoS 1 from now on, whatever block_qos says",
+                "%d of %d blocks had to be requested again, so blocks are now sent at QoS 1, even if block_qos is 0",
                 self._again,
                 self._asked,
             )

@@ -3,7 +3,7 @@
 A block is sent when every expected device has requested it, or after a short time without further requests.
 So the cohort shares one copy, and no device waits for a device that sends no request. With a large cohort the
 broker needs time to deliver a copy to all devices. A device that requests the block again during this time
-waits for that copy. Only a few devices that missed the copy get a copy for themselves.
+waits for that copy. If only a few devices missed the copy, each of them gets a copy for itself.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 LINGER_SECONDS: Final = 0.25  # seconds without a request for a block, after which the block is sent
 LONGEST_LINGER_SECONDS: Final = 1.0
-MAX_PENDING: Final = 256  # blocks that wait until they are sent to the cohort: 16 MiB
+MAX_PENDING: Final = 256  # largest number of blocks that wait to be sent to the cohort: 16 MiB
 INACTIVE_SECONDS: Final = 2.0  # a device without a request for this many seconds is not waited for any more
-# Bytes a second that a broker delivers to all devices together; this is 270 Mbit/s.
+# Bytes per second that a broker is assumed to deliver to all devices together; this is 270 Mbit/s.
 PASSED_ON_PER_SECOND: Final = 32 << 20
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
-ALONE_RATE: Final = 256.0  # blocks a second that are sent to single devices, for all devices together: 16 MiB
+ALONE_RATE: Final = 256.0  # blocks per second that are sent to single devices, over all devices
 ALONE_BURST: Final = 256.0
 
-UNASKED: Final = ""  # address of a block that is sent to all devices without a request, on a separate topic
+# Used in place of a device for a block that is sent to all devices without a request, on a separate topic.
+UNASKED: Final = ""
 # Sends a block. Arguments: a device, or None for all devices; the index; whether the block is sent for the
 # first time.
 Send = Callable[[str | None, int, bool], None]
@@ -44,9 +45,9 @@ class Broadcast:
     ) -> None:
         self.manifest, self._send, self._error_scope = manifest, send, error_scope
         self._blocks = len(manifest.hashes)
-        self._expected: set[str] = set()  # devices that have not sent a request yet
+        self._expected: set[str] = set()  # devices whose first request is still to come
         self._asked: dict[str, set[int]] = {}
-        # Device -> time of its first request. The device subscribed before this request.
+        # Device -> time of its first request. The device had subscribed to the broadcast before.
         self._first_asked: dict[str, float] = {}
         self._last_asked: dict[str, float] = {}
         self._published: dict[int, float] = {}
@@ -54,7 +55,7 @@ class Broadcast:
         self._passed_on_at: dict[int, float] = {}
         self._pending: dict[int, float] = {}  # block -> latest time to send it
         self._pending_since: dict[int, float] = {}
-        # Pending block -> devices that requested it, in order.
+        # Pending block -> devices that requested it, in the order of their requests.
         self._requested_by: dict[int, dict[str, None]] = {}
         self._sent: set[int] = set()
         self._cohort: set[str] = set()
@@ -73,7 +74,7 @@ class Broadcast:
         self._expected |= set(cohort) - holding - set(self._asked)
 
     def follow(self, devices: list[str], now: float) -> bool:
-        """Send the only block after the tasks of these devices, without a request.
+        """Send the object's only block to these devices after their tasks, without a request.
 
         Return False if the object has more than one block. If there is only one device, the block is sent to
         this device alone. A device to which the block was sent before does not get it again: after a hello it
@@ -99,7 +100,9 @@ class Broadcast:
     def requested(self, device: str, request: BlockRequest, now: float) -> int:
         """Serve a request, and return the number of blocks that the device had not requested before."""
         if device not in self._cohort:
-            raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
+            raise Rejected(
+                Reason.NOT_INVITED, f"{device} requests blocks of a broadcast that was not offered to it"
+            )
         self._expected.discard(device)
         self._first_asked.setdefault(device, now)
         self._last_asked[device] = now
@@ -119,7 +122,7 @@ class Broadcast:
         """
         sent_at = self._published.get(i)
         late = sent_at is not None and sent_at < self._first_asked[device]
-        # The block was sent without a request, and has not arrived.
+        # The block was sent to this device without a request, but did not arrive.
         was_sent_it = again and device in self._followed
         # Devices that subscribed after the block was published share one more copy.
         if fresh and not was_sent_it and (late or sent_at is None):
@@ -130,14 +133,14 @@ class Broadcast:
                 self._requested_by[i][device] = None
                 return
             if again and now < self._passed_on_at.get(i, 0.0):
-                return  # the block is still being passed on
+                return  # the broker is still delivering the block
             bucket = self._repeats.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
             if not (fresh or bucket.take(now)):
                 return  # the device will send the request again
             if self._alone.take(now):
                 self._publish(device, i)
-            # A device that was sent the block is not subscribed to the broadcast's topic. It will request the
-            # block again.
+            # A device that was sent the block without a request is not subscribed to the broadcast's topic,
+            # so a later shared copy would not reach the device. The device will request the block again.
             elif not was_sent_it:
                 self._put_off(device, i, now)
         self._asked[device].add(i)
@@ -170,7 +173,7 @@ class Broadcast:
     def _publish_requested(self, i: int, devices: list[str], now: float, passed_on_at: float) -> None:
         """Publish a block to all devices, or to one device if only this device needs it again.
 
-        In the second case the other devices have the block already, and a second copy would fill their lines.
+        If the other devices have the block already, a second copy would only fill their lines.
         """
         if len(devices) == 1 and i in self._published:
             self._publish(devices[0], i)
@@ -186,7 +189,7 @@ class Broadcast:
     def _asked_for_by_all(self, now: float) -> set[int]:
         """Return the waiting blocks that all active devices have requested.
 
-        Return nothing while the first request of a device is still expected.
+        Return an empty set while the first request of a device is still expected.
         """
         fresh = self._pending.keys() - self._published.keys()
         if self._expected or not fresh:

@@ -1,6 +1,6 @@
 """Check boots and epochs, which are Unix times, against a clock that is known to be set.
 
-If a boot or an epoch far ahead of the true time were accepted, all later values would look old.
+If a boot or an epoch far ahead of the true time were accepted, the correct values that follow would look old.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-MOST_AHEAD: Final = 86_400.0  # seconds; wrong time zones and clocks that are set by hand differ by less
+# Seconds that a number may be ahead of the clock. A wrong time zone or a clock that is set by hand causes a
+# smaller difference.
+MOST_AHEAD: Final = 86_400.0
 # The beginning of 2023; a clock that shows an earlier time is not believed.
 NEVER_SET: Final = 1_672_531_200.0
 
@@ -18,7 +20,8 @@ NEVER_SET: Final = 1_672_531_200.0
 def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
     """Return by how many seconds `number` is ahead of the clock.
 
-    Return 0 if this is at most a day, or if the clock was not set.
+    Return 0 if the number is at most a day ahead, or if the clock was not set, so that `now` is before
+    `since`.
     """
     return number - now if now >= since and number - now > MOST_AHEAD else 0.0
 
@@ -28,8 +31,8 @@ class Clock:
     """The clock of one party.
 
     The true time is later than `since`, for example the time when a record was made. So a clock that shows an
-    earlier time is wrong. Readings raise `since` too: a clock that goes back by more than a day is wrong now
-    or was wrong before.
+    earlier time is wrong. Each reading raises `since` to at least a day before the reading. So a clock that
+    goes back by more than a day is not believed: it is wrong now or was wrong before.
     """
 
     now: Callable[[], float] = time.time
@@ -40,9 +43,9 @@ class Clock:
         return self._reading() >= self.since
 
     def after(self, seen: int) -> Clock:
-        """Return a clock that has shown the time `seen` before.
+        """Return a copy of this clock that is known to have shown the time `seen`.
 
-        If this clock shows a time more than a day before `seen`, it is not believed.
+        The copy is not believed while it shows a time more than a day before `seen`.
         """
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 

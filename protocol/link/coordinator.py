@@ -29,7 +29,7 @@ Opened = tuple[Header, Message, InlineAnswer | Offer | None]  # header, message 
 
 
 class CoordinatorLink(LinkToDevices):
-    """The link of a coordinator, whose parts share the budget of blocks in flight."""
+    """The link of a coordinator. Its parts `answers` and `tasks` share the budget of blocks in flight."""
 
     def __init__(
         self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, stores: Stores, run: str,
@@ -37,7 +37,8 @@ class CoordinatorLink(LinkToDevices):
     ) -> None:  # fmt: skip
         """Create the link of a coordinator.
 
-        `who` says where this coordinator runs. A second coordinator of the same federation reads it.
+        `who` says where this coordinator runs. A second coordinator of the same federation can report this
+        place.
         """
         super().__init__(me, keyring, topics, transport, run, sealed, clock, who)
         credit = Credit()
@@ -171,7 +172,7 @@ class CoordinatorLink(LinkToDevices):
                 assert attachment is not None
                 follows = self.answers.use_credit(message, attachment)
                 if header.run != self.run:
-                    return []  # an update of another run; the device learns of this run from its welcome
+                    return []  # the update belongs to another run; a welcome informs the device of this run
                 return self.answers.offered(received, message, attachment, now, follows)
         return [received]
 
@@ -187,7 +188,7 @@ class CoordinatorLink(LinkToDevices):
         return header.run == self.run and self.answers.admission_controller.is_expected(update)
 
     def _inline(self, header: Header, message: Message, data: bytes) -> InlineAnswer:
-        assert isinstance(message, Update), "nothing else has bytes of its own"
+        assert isinstance(message, Update), "only an update has bytes as its attachment"
         try:
             return self._inline_answers.read(message, data)
         except Rejected as fault:
@@ -204,7 +205,7 @@ class CoordinatorLink(LinkToDevices):
             self.rate_limiter.charge_block(device, now)
             prefix, index, data = blocks.unpack(frame)
             if not device:
-                raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
+                raise Rejected(Reason.WRONG_TOPIC, f"no device may send blocks on {topic}")
             outcome = self.answers.take_block(device, prefix, index, data, now)
             if outcome.new:
                 self.rate_limiter.block_was_useful(device)

@@ -43,8 +43,8 @@ class DeviceLink(Link):
     ) -> None:  # fmt: skip
         super().__init__(me, keyring, topics, transport, UP, sealed, clock)
         self.store = store
-        # Names of objects that were completed recently. A further block of such an object is a duplicate, not
-        # an unknown block.
+        # Names of objects that were completed recently. A further block of such an object counts as a
+        # duplicate, not as an unknown block.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
@@ -56,7 +56,7 @@ class DeviceLink(Link):
         self._served: dict[bytes, Manifest] = {}
         self._layouts: dict[bytes, Layout] = {}  # layouts of the objects that are served
         self._sent: dict[bytes, bytearray] = {}
-        # Round, phase and arrays of the inline update that was sent last.
+        # Round and phase of the inline update that was sent last, and the name of its arrays.
         self._inlined: tuple[int, str, bytes] | None = None
         # Round and phase of the last task, and the number of blocks that the coordinator requested in advance
         # in this task.
@@ -81,12 +81,15 @@ class DeviceLink(Link):
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Return the number of received blocks and of all blocks of the broadcast that is being fetched."""
+        """Return how many blocks of the broadcast have been received, and how many blocks it has.
+
+        Return None if no broadcast is being fetched.
+        """
         return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
 
     @property
     def has_early_block(self) -> bool:
-        """Return whether a block that arrived before its task is kept, and is not counted yet."""
+        """Return whether this link keeps a block that arrived before its task. The block is not counted yet."""
         return self._early_block is not None
 
     def send(self, message: Message) -> None:
@@ -129,7 +132,7 @@ class DeviceLink(Link):
         return asked
 
     def _can_still_offer(self, name: bytes) -> bool:
-        """Return whether the object can be offered as before.
+        """Return whether the object can be offered in the same blocks as before.
 
         Return False if the broker has a smaller packet limit after a restart.
         """
@@ -144,8 +147,8 @@ class DeviceLink(Link):
             return manifest
         if forms.MANIFEST not in self.peer_forms:
             raise BrokerError(
-                f"the manifest of an answer of {manifest.size} bytes fits no packet of this broker, and this "
-                "coordinator takes none as an object; raise the broker's packet limit to 131072"
+                f"the manifest of an update of {manifest.size} bytes is larger than the packets of this broker, and "
+                "this coordinator cannot receive a manifest as an object; raise the broker's packet limit to 131072"
             )
         of_manifest = self.with_new_key(indirect_manifest.store(manifest, self.store, self.block))
         self._serve(of_manifest)
@@ -153,7 +156,7 @@ class DeviceLink(Link):
 
     @property
     def served(self) -> set[bytes]:
-        """Return the objects whose blocks the coordinator may request."""
+        """Return the names of the objects whose blocks the coordinator may request."""
         return set(self._served)
 
     def _serve(self, manifest: Manifest) -> None:
@@ -210,7 +213,7 @@ class DeviceLink(Link):
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)
-            self.end_fetch(fetch, forget=True)  # a new broadcast has replaced this broadcast
+            self.end_fetch(fetch, forget=True)  # this broadcast is not needed any more
         self._fetch = self._waiting = None
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:
@@ -223,7 +226,7 @@ class DeviceLink(Link):
     def _follows(manifest: Manifest) -> bool:
         """Return whether the object is sent without a request.
 
-        The manifest of such an object has no parts, so only the body describes its contents.
+        The manifest of such an object lists no parts, because the body itself describes the parts.
         """
         return not manifest.parts
 
@@ -259,7 +262,7 @@ class DeviceLink(Link):
     def _fetch_if_missing(self, received: Received, offer: Offer, now: float) -> list[Received]:
         """Return the task if its broadcast is in the store; otherwise fetch the broadcast.
 
-        If the manifest is an object, the manifest is fetched first.
+        If the manifest is itself sent as an object, the manifest is fetched first.
         """
         if self.store.has(offer.object):
             return [replace(received, object=offer.object)]
@@ -281,7 +284,8 @@ class DeviceLink(Link):
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
-        # An earlier process received all blocks, but ended before it named the object.
+        # All blocks are here if an earlier process received them and ended before it gave the object its
+        # name.
         if self._fetch.partial.complete:
             return self._completed(self._fetch, now)
         if not follows:
@@ -296,7 +300,7 @@ class DeviceLink(Link):
             before, self._early_block = self._early_block, (topic, frame)
             if before is None:
                 return []
-            # The block that was kept before is handled now, because only one block is kept.
+            # Only one block is kept. So the block that was kept before is handled now.
             topic, frame = before
 
         def take() -> FrameOutcome:
@@ -308,10 +312,11 @@ class DeviceLink(Link):
                 if topic == self._broadcast_now:  # the block belongs to a task of other devices
                     return FrameOutcome(new=False, for_us=False)
                 raise Rejected(
-                    Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
+                    Reason.UNKNOWN_OBJECT,
+                    f"a block of {prefix.hex()} has arrived, but this object is not being fetched",
                 )
             if topic not in (self._down, self._broadcast_now, self._topic_of(fetch.manifest)):
-                raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
+                raise Rejected(Reason.WRONG_TOPIC, f"this block must not be sent on {topic}")
             size, spans, fresh = fetch.take(index, data, now)
             return FrameOutcome(held=size, spans=spans, new=fresh)
 
@@ -324,7 +329,10 @@ class DeviceLink(Link):
         return self._completed(fetch, now)
 
     def _is_early(self, frame: bytes) -> bool:
-        """Return whether a block may have arrived before its task, because the task uses another topic."""
+        """Return whether a block may belong to a task that has not arrived yet.
+
+        The task is sent on another topic than the block, so the block may arrive first.
+        """
         try:
             prefix, _, _ = blocks.unpack(frame)
         except Rejected:
@@ -333,7 +341,7 @@ class DeviceLink(Link):
         return not fetched and prefix not in self._recently_completed
 
     def _completed(self, fetch: ObjectFetch, now: float) -> list[Received]:
-        """Name the object, because all of its blocks are here, and continue with the task that needs the object."""
+        """Give the object its name, because all of its blocks are here, and return its task if it is complete."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
         self._ignore_blocks_of(fetch.manifest)
         fetch.partial.finish()
@@ -346,8 +354,8 @@ class DeviceLink(Link):
         for name, ranges in ((request.object, request.ranges), *request.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
-                # The device has the receipt for this object, but the coordinator has lost it. The device's
-                # next offer makes the coordinator send a receipt again.
+                # This device stopped serving the object when the receipt for it arrived. The coordinator
+                # requests the blocks only because it has forgotten that it sent the receipt.
                 continue
             sent = self._sent[name]
             wanted, layout = indices(ranges, len(manifest.hashes)), self._layouts[name]
@@ -358,7 +366,10 @@ class DeviceLink(Link):
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         if isinstance(message, Task) and message.round < self.least_round:
-            raise Rejected(Reason.STALE_ROUND, f"round {message.round}, {self.least_round} has been answered")
+            raise Rejected(
+                Reason.STALE_ROUND,
+                f"round {message.round}, {self.least_round} is the last round that was answered",
+            )
         if isinstance(message, Task) and message.broadcast:
             self._check_offer(message.broadcast)
 
@@ -389,9 +400,9 @@ class DeviceLink(Link):
         if self.clock.is_believable or (seconds := ahead(self.epoch, self.clock.now())) <= 0:
             return ""
         return (
-            f", {days(seconds)} ahead of this device's clock, which has shown later times itself and judges nothing: "
-            f"set it; if it was ahead then and is right now, `protofleet enrol renew {self.me.name}`, install, "
-            "start it again"
+            f", {days(seconds)} ahead of this device's clock. The clock has shown a later time before, so it was "
+            f"wrong then or is wrong now: set it. If it was wrong then, run `protofleet enrol renew {self.me.name}`, "
+            "install the new record and start the device again"
         )
 
     @property
@@ -402,7 +413,9 @@ class DeviceLink(Link):
 
     def _check_header(self, header: Header, topic: str) -> None:
         if header.sender != COORDINATOR:
-            raise Rejected(Reason.WRONG_TOPIC, f"{header.sender} speaks where only the coordinator may")
+            raise Rejected(
+                Reason.WRONG_TOPIC, f"{header.sender} sent a message where only the coordinator may send"
+            )
         if header.kind == "state":
             expected = self.topics.coord_state
         else:
@@ -414,10 +427,10 @@ class DeviceLink(Link):
         if header.epoch > self.epoch and (seconds := self.clock.ahead(header.epoch)):
             raise Rejected(
                 Reason.EPOCH_AHEAD,
-                f"epoch {header.epoch} of the coordinator lies {days(seconds)} ahead of this device's clock: set the "
-                "clock that is wrong, and start the coordinator again if it was its own",
+                f"epoch {header.epoch} of the coordinator is {days(seconds)} ahead of this device's clock: set the "
+                "clock that is wrong; if the coordinator's clock was wrong, start the coordinator again",
             )
         if header.epoch < self.epoch:
-            message = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
+            message = f"this message is of epoch {header.epoch}, {self.epoch} is the newest epoch so far"
             raise Rejected(Reason.STALE_EPOCH, message + self._clock_advice())
         self.run, self.epoch = header.run, header.epoch

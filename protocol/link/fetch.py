@@ -19,7 +19,7 @@ from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.kinds import Kinds
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 
-# Seconds without progress before the next request. They double after each request, up to
+# Seconds without progress before the next request. The time doubles after each request, up to
 # LONGEST_RETRY_SECONDS.
 RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 20.0
@@ -36,7 +36,7 @@ Send = Callable[[BlockRequest], None]
 class ResponseTime:
     """The recent time between a request and its first block, measured over several fetches.
 
-    If a sender serves many fetches at a time, a late block may only wait for its turn, and is not lost.
+    If a sender serves many fetches at a time, a late block is often not lost, but waits for its turn.
     """
 
     def __init__(self) -> None:
@@ -92,13 +92,13 @@ class ObjectFetch:
 
     @property
     def unasked(self) -> int:
-        """Return the highest possible number of blocks that were never requested."""
+        """Return an upper limit of the number of blocks that were never requested."""
         return len(self.partial.have) - self._next
 
     def rekeyed(self, manifest: Manifest) -> bool:
         """Use the key of this manifest if the manifest describes the same object in the same blocks.
 
-        Return False if it does not.
+        Return False if the manifest describes another object or other blocks.
         """
         if replace(manifest, key=self.manifest.key) != self.manifest:
             return False
@@ -198,8 +198,9 @@ class ObjectFetch:
     def wake(self, now: float, window: int) -> None:
         """Request the missing blocks again if no block has arrived for a while.
 
-        If no block has arrived at all, request only the first block. The other blocks may be on their way
-        over a slow line, and a second copy of each block would occupy the line for the same time again.
+        If this fetch has received no block yet, request only the first block. The other blocks may be on
+        their way over a slow line, and a second copy of each block would occupy the line for the same time
+        again.
         """
         if now < self.wake_at:
             return

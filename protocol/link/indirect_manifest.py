@@ -37,7 +37,8 @@ def load(offer: IndirectManifest, objects: ObjectStore) -> Manifest:
     found = codec.read_manifest(_content(objects.open(offer.manifest.object)))
     if (found.object, found.size, found.key) != (offer.object, offer.size, b""):
         raise Rejected(
-            Reason.MALFORMED, f"the manifest in {offer.manifest.object.hex()[:16]} is of another object"
+            Reason.MALFORMED,
+            f"the manifest in {offer.manifest.object.hex()[:16]} does not describe the offered object",
         )
     return Manifest(found.object, found.size, found.block, found.hashes, found.parts, offer.key)
 
@@ -45,5 +46,7 @@ def load(offer: IndirectManifest, objects: ObjectStore) -> Manifest:
 def _content(body: object) -> bytes:
     array = body.get(ARRAY) if hasattr(body, "get") else None
     if array is None or array.dtype != np.uint8 or array.ndim != 1:
-        raise Rejected(Reason.MALFORMED, f"the object of a manifest without its array {ARRAY!r} of uint8")
+        raise Rejected(
+            Reason.MALFORMED, f"an object with a manifest needs a one-dimensional array {ARRAY!r} of uint8"
+        )
     return bytes(array)

@@ -27,8 +27,8 @@ class Meter:
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
     # Rejected frames, and rejected content of good frames.
     rejected: Counter[Reason] = field(default_factory=Counter)
-    # (device, direction, kind): the bytes of `wire` at a coordinator, divided by device. A snapshot does not
-    # contain them.
+    # The bytes of `wire` by (device, direction, kind). Only a coordinator counts them, and a snapshot does
+    # not contain them.
     by_device: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def count_packet(
@@ -83,7 +83,7 @@ class Meter:
 
 
 def human_bytes(size: float) -> str:
-    """Write a number of bytes in units of powers of ten."""
+    """Return a number of bytes as text in B, kB, MB or GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

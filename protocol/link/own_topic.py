@@ -45,7 +45,7 @@ class OwnTopic:
         if seconds := self._clock.ahead(header.epoch):
             raise Rejected(
                 Reason.EPOCH_AHEAD,
-                f"a coordinator ({printable(state.who) or 'it does not say where'}) has said epoch {header.epoch}, "
-                f"{days(seconds)} ahead of this clock: its clock was wrong, or this one is; stop it if it still runs",
+                f"a coordinator ({printable(state.who) or 'at an unknown place'}) has sent epoch {header.epoch}, "
+                f"{days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
             )
         return True

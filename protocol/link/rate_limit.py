@@ -1,8 +1,8 @@
 """Limit the number of frames that a device may send.
 
-Useful frames cost no tokens. Other frames take tokens from a bucket that fills slowly. The topic identifies
-the device, because the broker lets no other party write on that topic. All names without a key share one
-bucket, so the number of enrolled devices limits the memory.
+Useful frames cost no tokens. Other frames take tokens from a bucket that fills slowly. The topic of a frame
+identifies its device, because the broker allows no other party to write on this topic. All senders without a
+key share one bucket, so the memory is limited by the number of enrolled devices.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-FRAME_RATE: Final = 2.0  # useless envelopes a second; a device that works well sends one hello in 15 s
+# Useless envelopes per second. A device without faults sends one hello in 15 s.
+FRAME_RATE: Final = 2.0
 FRAME_BURST: Final = 64.0
-# Useless blocks a second: blocks that were not requested, or that a bad network repeats.
+# Useless blocks per second: blocks that were not requested, or that a bad network repeats.
 BLOCK_RATE: Final = 256.0
 BLOCK_BURST: Final = 1024.0
-EXCESS_RATE: Final = 16.0  # rejected frames a second; a higher rate is a flood
+EXCESS_RATE: Final = 16.0  # rejected frames per second; a higher rate is a flood
 EXCESS_BURST: Final = 512.0
-REPEAT_RATE: Final = 64.0  # blocks a second that are sent again to one device: one window
+REPEAT_RATE: Final = 64.0  # blocks per second that are sent again to one device: one window
 REPEAT_BURST: Final = 256.0
 UNKNOWN_SENDER: Final = ""  # used in place of a name for all senders without a key
 
@@ -29,7 +30,7 @@ UNKNOWN_SENDER: Final = ""  # used in place of a name for all senders without a 
 class TokenBucket:
     """A bucket that allows `burst` tokens at once and then `rate` tokens a second.
 
-    The time is an argument.
+    The present time is an argument of `take`.
     """
 
     rate: float
@@ -64,7 +65,7 @@ class RateLimiter:
     def counted_as(self, device: str) -> str:
         """Return the name under which the frames of a device are counted.
 
-        A name without a key is not kept, so the number of keys limits the memory.
+        All names without a key are counted under one name, so that they cannot fill the memory.
         """
         return device if device in self._known else UNKNOWN_SENDER
 
@@ -74,7 +75,9 @@ class RateLimiter:
         A hostile broker could send any number of such frames.
         """
         if not self._own_name.take(now):
-            raise Rejected(Reason.FLOOD, f"more than {FRAME_RATE:g} a second in our own name")
+            raise Rejected(
+                Reason.FLOOD, f"more than {FRAME_RATE:g} frames per second came in the coordinator's own name"
+            )
 
     def charge_frame(self, device: str, now: float) -> None:
         """Charge a device for an envelope before anything in the envelope is read."""
@@ -97,7 +100,8 @@ class RateLimiter:
             if not self._excess.setdefault(name, TokenBucket(EXCESS_RATE, EXCESS_BURST)).take(now):
                 self.on_flood(name)
             raise Rejected(
-                Reason.FLOOD, f"more than {rate:g} a second from {name or 'senders without a key'}"
+                Reason.FLOOD,
+                f"more than {rate:g} frames per second came from {name or 'senders without a key'}",
             )
 
     def _give_back(self, buckets: dict[str, TokenBucket], device: str) -> None:

@@ -19,7 +19,8 @@ class ReplayWindow:
     received: int = 0
     holder: str = ""  # holder of the sender's name when the messages were sent; empty if not noted
     counted_from: int | None = (
-        # Only numbers above this number can count as missing; None: the next number that arrives is used.
+        # Only higher numbers can count as missing. If it is None, the count starts with the next number that
+        # arrives.
         None
     )
     _seen: int = 0  # bit i is set if the number `newest - i` has been seen
@@ -55,7 +56,9 @@ class ReplayWindow:
         for the window.
         """
         if boot < self.boot:
-            raise Rejected(Reason.STALE_BOOT, f"boot {boot}, but {self.boot} has been heard")
+            raise Rejected(
+                Reason.STALE_BOOT, f"boot {boot} is older than boot {self.boot} of the same sender"
+            )
         if boot > self.boot:
             self.boot, self.newest, self._seen = boot, sequence, 1
             self.count_from_next()

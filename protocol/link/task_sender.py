@@ -16,7 +16,11 @@ from protofleet.protocol.wire.messages import BlockRequest, IndirectManifest, Ma
 
 
 class TaskSender:
-    """The sender of tasks; it sends a small broadcast after its tasks, and gives credit for the updates."""
+    """The sender of tasks.
+
+    It sends a broadcast of one block directly after the tasks, and gives the devices credit for their
+    updates.
+    """
 
     def __init__(self, link: LinkToDevices, credit: Credit) -> None:
         self._link, self._credit = link, credit

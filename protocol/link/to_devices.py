@@ -107,8 +107,8 @@ class LinkToDevices(Link):
         """
         boot, _ = self.last_heard(device)
         message = (
-            f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
-            "let one of them run, and start it again"
+            f"a later process uses the name {device} (boot {boot}), or the clock of this process has gone back; "
+            "stop all processes with this name, and start one of them again"
         )
         self.send(device, Refusal(message, boot))
 
@@ -137,13 +137,16 @@ class LinkToDevices(Link):
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         if not isinstance(message, (Hello, State, Update, BlockRequest, Bye)):
             raise Rejected(
-                Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is sent by the coordinator alone"
+                Reason.MALFORMED, f"a {codec.KINDS[type(message)]} may be sent only by the coordinator"
             )
         if isinstance(message, Update):
             if attachment is None:
-                raise Rejected(Reason.MALFORMED, "an update without arrays")
+                raise Rejected(Reason.MALFORMED, "the update has no arrays")
             if isinstance(attachment, bytes) and len(attachment) > INLINE:
-                raise Rejected(Reason.TOO_LARGE, f"an inline body of {len(attachment)} bytes, over {INLINE}")
+                raise Rejected(
+                    Reason.TOO_LARGE,
+                    f"an inline body of {len(attachment)} bytes was sent, but the limit is {INLINE}",
+                )
             if isinstance(attachment, (Manifest, IndirectManifest)):
                 self._check_offer(attachment)
 
@@ -157,15 +160,15 @@ class LinkToDevices(Link):
             raise Rejected(
                 Reason.BOOT_AHEAD,
                 f"boot {header.boot} of {header.sender} lies {days(seconds)} ahead of the coordinator's clock: set "
-                f"the clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and "
-                "install let it count anew",
+                f"the clock that is wrong; if the device's was wrong, run `protofleet enrol renew {header.sender}` "
+                "and install the new record, so that the device's boots are counted from the start",
             )
 
 
 def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
     """Return the refusal of a hello.
 
-    If the device understands this form, the refusal names the hello that it answers. So a refusal that the
-    broker has stored does not end a later process.
+    The refusal names the hello that it answers, if the device understands the form `forms.ANSWERS`. So a
+    refusal that the broker has stored does not end a later process of the device.
     """
     return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())

@@ -220,7 +220,7 @@ def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_a
     later = agent.link.me.boot + 70
     run.service.link.remember({"device-1": (later, 1, "")})
     run.run(until=lambda: agent.finished)
-    words = f"a later process has come under the name device-1 \\(boot {later}\\)"
+    words = f"a later process uses the name device-1 \\(boot {later}\\)"
     assert agent.finished and re.search(words, agent.view.problem)
     run.boot_device("device-1")
     assert run.agents["device-1"].link.me.boot == later + 1

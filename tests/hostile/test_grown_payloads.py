@@ -44,7 +44,7 @@ def test_a_broadcast_that_outgrows_the_limit_of_a_restarted_broker_waits_for_ano
         restart(f, f"max_packet_size {LEAST}")
         f.wait_until(lambda: f.metrics().get(HELLOS, 0) >= before + 2, "everybody to be back")
         (tmp_path / "go").touch()
-        said = f"4096 blocks, so of 2048 bytes each, and the broker takes packets of {LEAST}; raise its limit to 6144"
+        said = f"so each block has 2048 bytes, but the broker accepts packets of {LEAST}; raise its limit to 6144"
         f.wait_until(lambda: said in f.log_of(coordinator), "an attempt")
         f.stays(lambda: coordinator.child.poll() is None, "it tries again", TRIES)
         assert "it took more before" in f.log_of(coordinator)
@@ -59,7 +59,9 @@ def test_an_answer_that_outgrows_the_only_limit_its_device_has_known_waits_for_a
     rules = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=120.0)
     with Federation(tmp_path, "one", policy=rules, **settings) as f:
         coordinator, device = f.coordinator(), f.device("one")
-        said = "the largest object has grown; this process waits, and tries again until the broker takes more"
+        said = (
+            "the largest object has grown; this process tries again until the broker accepts larger packets"
+        )
         f.wait_until(lambda: said in f.log_of(device), "an attempt")
         f.stays(lambda: device.child.poll() is None, "it tries again", TRIES)
         assert "raise its limit to 6144" in f.log_of(device)

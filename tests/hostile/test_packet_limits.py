@@ -92,7 +92,12 @@ def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(t
         assert f.wait_for_end(device) == 0, device.last_word()
         assert min(told.values()) >= 3, "two limits that are too small, and one that is not"
         for process in (coordinator, device):  # A reason is logged once, also after many tries.
-            assert f.log_of(process).count("it took more before, so it is tried again") == 1
+            assert (
+                f.log_of(process).count(
+                    "the broker accepted larger packets before, so this process tries again"
+                )
+                == 1
+            )
 
 
 def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp_path):
@@ -100,7 +105,7 @@ def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp
         f.proxy.alters = lambda party, packet: of_packets_up_to(5000, packet)
         for process in (f.coordinator(), f.device("one")):
             assert f.wait_for_end(process) == 1
-            assert "packets of 5000 bytes, at least 5120 are needed" in process.last_word()
+            assert "packets of 5000 bytes, but packets of 5120 bytes are needed" in process.last_word()
             assert "Traceback" not in f.log_of(process)
 
 
@@ -141,7 +146,7 @@ def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_s
 
         f.proxy.alters = alters
         f.proxy.cut("coordinator")
-        again = "it took more before, so it is tried again"
+        again = "the broker accepted larger packets before, so this process tries again"
         f.wait_until(lambda: again in f.log_of(coordinator), "the smaller limit")
         one.wait("task", since=len(one.heard))
         assert not f.proxy.frames("refusal", down=True)

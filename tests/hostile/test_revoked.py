@@ -63,5 +63,5 @@ def test_a_device_whose_keys_are_deleted_while_it_runs_says_where_they_were_and_
         assert f.wait_for_end(one) == 2, f.last_words()
         log, where = f.log_of(one), f.fleet.folder_of("one") / CURRENT
         why = f"protofleet: there is no record of 'coordinator' in {where}"
-        assert log.endswith(f"{why}; `protofleet enrol install` puts an enrolment there\n")
+        assert log.endswith(f"{why}; `protofleet enrol install` installs an enrolment\n")
         assert "Traceback" not in log

@@ -248,9 +248,7 @@ def test_where_a_coordinator_takes_no_manifest_as_an_object_the_way_out_is_said(
 def test_an_object_of_more_blocks_than_there_can_be_is_refused_with_the_limit_that_it_needs(tmp_path):
     ends = Ends(tmp_path)
     ends.coordinator.adapt(5120)
-    words = (
-        r"an object of \d+ bytes goes in at most 4096 blocks, so of 2048 bytes each, .*packets of 5120; raise"
-    )
+    words = r"an object of \d+ bytes has at most 4096 blocks, so each block has 2048 bytes, .*packets of 5120; raise"
     with pytest.raises(BrokerError, match=words):
         ends.broadcast(weights(1_500_000), ["a"])
 
