@@ -1,4 +1,4 @@
-"""Identity: keys and their files, signed and sealed envelopes, records and settings that a root has signed.
+"""The identity of parties: keys and their files, signed and sealed messages, statements that a root has signed.
 
 May import: protocol.wire, protocol.storage.
 """

@@ -1,13 +1,13 @@
 """Read the files that `protofleet enrol install` leaves with a device or coordinator.
 
-The files are trusted only as far as they are signed. <folder>/current is a link to the newest complete set of
-files, so a renewal replaces the whole set at one moment:
+Statements are trusted only if their signatures are valid. <folder>/current is a link to the newest complete
+set of files, so a renewal replaces the whole set at once:
 
-    identity.key receive.key tls.key     private, made here, never sent
+    identity.key receive.key tls.key     private keys, made on this machine and never sent
     identity.record                      this party's own record
-    roots revoked                        roots whose signatures count, and what they have revoked
+    roots revoked                        the valid roots, and the list of revoked records
     coordinator.record                   the coordinator that a device communicates with
-    ca.crt tls.crt                       for the broker's TLS
+    ca.crt tls.crt                       certificates for the TLS connection to the broker
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Enrolled:
 def load_trust(folder: Path) -> Trust:
     """Load the roots and the revocations of a folder.
 
-    The roots are trusted because a person compared them, or earlier roots signed them, when they were
-    installed.
+    The roots were checked when they were installed: a person compared their fingerprint, or earlier roots had
+    signed them.
     """
     roots = first_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     trust = Trust(roots, Revocations(roots.federation))
@@ -110,11 +110,13 @@ def _words(error: StatementError | KeyFileError) -> str:
 class KnownRecords(Mapping[str, Record]):
     """A mapping of the `<name>.record` files in a folder.
 
-    It contains only valid records. A record is looked up about twelve times for each frame, so the files of
-    one name are read at most once a second. A record that is added during a run is found at the next look-up.
-    The replacement or revocation of a record is noticed within one second. A frame that fails with the known
-    record is checked again after `changed` has read the record anew. Later roots and revocations are noticed
-    in the same way, if they are installed in `follow`, the folder of the party that owns this mapping.
+    The mapping contains only valid records. A record is looked up about twelve times for each frame, so the
+    files of one name are read at most once a second. A record that is added during a run is found at the next
+    look-up. The replacement or revocation of a record is noticed within one second. If a frame is not valid
+    with the known record, `changed` reads the record again, and the frame is checked once more.
+
+    `follow` is the folder of the party that owns this mapping. Roots and revocations that are installed in
+    this folder later are used from then on.
     """
 
     def __init__(
@@ -129,8 +131,8 @@ class KnownRecords(Mapping[str, Record]):
         self._follow, self._installed = follow, _file_version(follow / CURRENT) if follow else None
         self._folder, self._role, self._clock = folder, role, clock
         self._read_before: dict[str, tuple[tuple[int, int], Record]] = {}
-        # Name -> time when a record was admitted, and the record. It is used for one second without a new
-        # check.
+        # Name -> time when the name's record was admitted, and the record. The record is used for one second
+        # without a new check.
         self._admitted: dict[str, tuple[float, Record]] = {}
         self._logged: dict[str, str] = {}
 
@@ -181,7 +183,7 @@ class KnownRecords(Mapping[str, Record]):
         return sum(1 for _ in self)
 
     def admitted(self, name: str) -> Record:
-        """Return the present record of this name, read without regard to the one-second cache.
+        """Return the present record of this name; do not use the one-second cache.
 
         Raise StatementError with the reason if there is no valid record.
         """
@@ -219,7 +221,11 @@ class KnownRecords(Mapping[str, Record]):
         try:
             self.trust = updated_trust(self.trust, self._follow / CURRENT)
         except (StatementError, KeyFileError) as error:  # the earlier trust is still used
-            log.warning("what was installed in %s is not used: %s", self._follow, error)
+            log.warning(
+                "the roots and revocations in %s are not used, and the earlier ones stay valid: %s",
+                self._follow,
+                error,
+            )
 
     def _names(self) -> list[str]:
         found = (path.stem for path in self._folder.glob("*.record"))

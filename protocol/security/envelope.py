@@ -60,10 +60,10 @@ class Header:
     kind: str
     federation: str
     run: str
-    epoch: int  # epoch of the coordinator that sends, or the epoch that a device received last
+    epoch: int  # epoch of the sending coordinator; from a device: the last epoch that it received
     sender: str
-    boot: int  # boot of the sender; grows with every start
-    sequence: int  # number within the boot, never reused
+    boot: int  # boot of the sender, which grows with every start
+    sequence: int  # number of the message within the boot; no number is used twice
     recipient: str
     round: int
     phase: str
@@ -97,7 +97,10 @@ def unseal(frame: bytes, keyring: Keyring, secret: X25519PrivateKey | None = Non
 
 
 def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, KeyringEntry]:
-    """Return the signed header, the start of the payload, and the keys that the frame was signed with."""
+    """Check a frame's signature; return its header, the start of its payload, and its sender's keys.
+
+    Raise Rejected if the sender's keys are not known or the signature is not valid.
+    """
     header, start = read_header(frame)
     public = keyring.get(header.sender)
     if public is None:
@@ -106,7 +109,9 @@ def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, KeyringEntry]
         signed = DOMAIN + frame[:-SIGNATURE]
         Ed25519PublicKey.from_public_bytes(public.sign).verify(frame[-SIGNATURE:], signed)
     except InvalidSignature:
-        raise Rejected(Reason.BAD_SIGNATURE, f"{header.kind} in the name of {header.sender}") from None
+        raise Rejected(
+            Reason.BAD_SIGNATURE, f"{header.kind} without a valid signature of {header.sender}"
+        ) from None
     return header, start, public
 
 
@@ -115,14 +120,19 @@ def contents(frame: bytes, header: Header, start: int, secret: X25519PrivateKey 
     if header.suite == OPEN:
         return frame[start:-SIGNATURE]
     if header.suite != SEALED:
-        raise Rejected(Reason.VERSION, f"suite {header.suite}, this side reads {OPEN} and {SEALED}")
+        raise Rejected(
+            Reason.VERSION, f"suite {header.suite} is not known; this party reads {OPEN} and {SEALED}"
+        )
     if secret is None:
-        raise Rejected(Reason.NOT_FOR_US, f"{header.kind} of {header.sender}: we have no key to open it")
+        raise Rejected(
+            Reason.NOT_FOR_US,
+            f"{header.kind} of {header.sender} is sealed, and this party has no key to open the seal",
+        )
     try:
         return HPKE.decrypt(frame[start:-SIGNATURE], secret, info=SEALING + frame[:start])
     except (InvalidTag, ValueError):
         raise Rejected(
-            Reason.NOT_FOR_US, f"{header.kind} of {header.sender}, sealed to another key"
+            Reason.NOT_FOR_US, f"{header.kind} of {header.sender} was sealed to another key"
         ) from None
 
 
@@ -131,7 +141,9 @@ def read_header(frame: bytes) -> tuple[Header, int]:
         raise Rejected(Reason.MALFORMED, f"{len(frame)} bytes are not an envelope")
     (length,) = struct.unpack_from("<H", frame, 3)
     if length > MAX_HEADER or 5 + length + SIGNATURE > len(frame):
-        raise Rejected(Reason.MALFORMED, f"a header of {length} bytes in a frame of {len(frame)}")
+        raise Rejected(
+            Reason.MALFORMED, f"the header has {length} bytes, too many for a frame of {len(frame)}"
+        )
     try:
         fields = msgpack.unpackb(frame[5 : 5 + length], max_array_len=32, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
@@ -143,14 +155,14 @@ def _header(fields: object) -> Header:
     if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
         raise Rejected(Reason.MALFORMED, "the header is not a list that starts with a version")
     if fields[0] != MAJOR:
-        raise Rejected(Reason.VERSION, f"protocol {fields[0]}, this side speaks {MAJOR}")
+        raise Rejected(Reason.VERSION, f"protocol {fields[0]} is not known; this party uses protocol {MAJOR}")
     known = fields[: len(FIELD_TYPES)]  # a later minor version may add fields
     if len(known) < len(FIELD_TYPES) or any(
         type(v) is not t for v, t in zip(known, FIELD_TYPES, strict=True)
     ):
-        raise Rejected(Reason.MALFORMED, "the header's fields are not of their types")
+        raise Rejected(Reason.MALFORMED, "a field of the header is missing or has a wrong type")
     header = Header(*known)
     numbers = (header.epoch, header.boot, header.sequence, header.round)
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
-        raise Rejected(Reason.MALFORMED, f"a number in the header that is not from 0 to {MAX_NUMBER}")
+        raise Rejected(Reason.MALFORMED, f"a number in the header is not in the range from 0 to {MAX_NUMBER}")
     return header

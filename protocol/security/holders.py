@@ -1,7 +1,7 @@
 """Describe the holder of a name: the serial and the signing key of a record, or a key without a record.
 
-A renewed record has the same keys. So old messages that these keys signed could be repeated under the new
-record, until the keys change.
+A renewed record has the same keys as before. So messages that were signed before the renewal could be
+repeated after the renewal. This ends only when the keys change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def holder_of(serial: int, sign: bytes) -> str:
 def same_record(one: str, other: str) -> bool:
     """Return whether two holders describe the same record.
 
-    Holders that earlier versions stored have a serial without keys.
+    Holders that earlier versions of the software stored consist of a serial without keys.
     """
     (first, keys), (second, others) = _parts(one), _parts(other)
     return first == second and (keys == others or not keys or not others)

@@ -118,5 +118,5 @@ def too_open(path: Path) -> str | None:
         return None  # the code that opens the file reports the error
     if not mode & TOO_OPEN:
         return None
-    way_out = f"chmod 600 {path}, and make a new one if they may have read it"
+    way_out = f"chmod 600 {path}, and make a new key if other users may have read this key"
     return f"key file {path} is open to others (mode {mode:04o}); {way_out}"

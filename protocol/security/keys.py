@@ -51,12 +51,12 @@ class KeyringEntry(Protocol):
     def receive(self) -> bytes: ...
     @property
     def holder(self) -> str:
-        """Return a text that names the holder; if the holder's keys change, the count of boots starts again."""
+        """Return a text that identifies the holder. If the holder's keys change, the count of boots starts again."""
         ...
 
     @property
     def not_before(self) -> int:
-        """Return the Unix time at which the keys became valid; 0 if it is not known."""
+        """Return the Unix time at which the keys became valid, or 0 if this time is not known."""
         ...
 
 
@@ -77,7 +77,7 @@ class ExplainingKeyring(Protocol):
     """A keyring that can explain why it does not know a name."""
 
     def problem(self, name: str) -> str:
-        """Read the entry now, and return the reason, or "" if the name is known."""
+        """Read the entry now; return the reason why the name is not known, or "" if the name is known."""
         ...
 
 
@@ -89,7 +89,7 @@ def why_unknown(keyring: Keyring, name: str) -> str:
 
 
 def changed(keyring: Keyring, name: str) -> bool:
-    """Return whether the entry of this name has changed, so that its last message has to be checked again."""
+    """Return whether the entry of this name has changed. If so, a refused message must be checked again."""
     return isinstance(keyring, CachingKeyring) and keyring.changed(name)
 
 
@@ -140,7 +140,7 @@ def load_keys(path: Path) -> Keys:
             raise KeyFileError(f"{path} holds a {type(key).__name__}, not Ed25519 and X25519 keys")
     if sign is None or receive is None:
         lacks = "an Ed25519 key to sign with" if sign is None else "an X25519 key to receive with"
-        raise KeyFileError(f"{path} lacks {lacks}; remove it, and `protofleet keys` makes both")
+        raise KeyFileError(f"{path} lacks {lacks}; remove the file, and `protofleet keys` makes both keys")
     return Keys(sign, receive)
 
 

@@ -59,12 +59,17 @@ class Record:
         if self.role not in ROLES:
             raise ValueError(f"role is {self.role!r}, it must be one of {', '.join(ROLES)}")
         if (self.name == COORDINATOR) != (self.role == "coordinator"):
-            raise ValueError(f"{self.name!r} cannot be a {self.role}: that name is for the coordinator alone")
+            raise ValueError(
+                f"{self.name!r} cannot be a {self.role}: the coordinator is always named 'coordinator', and no other "
+                "party has this name"
+            )
         if len(self.sign) != KEY or len(self.receive) != KEY:
-            raise ValueError(f"keys of {len(self.sign)} and {len(self.receive)} bytes, they must have {KEY}")
+            raise ValueError(
+                f"the keys have {len(self.sign)} and {len(self.receive)} bytes, but each must have {KEY}"
+            )
         check_keys(self.sign, self.receive)
         if not 0 <= self.not_before < self.not_after <= LATEST:
-            raise ValueError(f"it would be valid from {self.not_before} to {self.not_after}")
+            raise ValueError(f"the record would be valid from {self.not_before} to {self.not_after}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
     """
     if len(data) > MAX_RECORD:
         raise StatementError(
-            StatementFault.MALFORMED, f"{len(data)} bytes are too many for a record; {MAX_RECORD}"
+            StatementFault.MALFORMED,
+            f"{len(data)} bytes are too many for a record; the limit is {MAX_RECORD}",
         )
     fields = Reader(RECORD, verified_body(RECORD, data, roots))
     federation, name, role = fields.text(), fields.text(), fields.text()
@@ -97,11 +103,13 @@ def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
     serial, not_before, not_after = fields.number(), fields.number(), fields.number()
     fields.end()
     if role not in ROLES:
-        raise fields.wrong(f"the role {role!r}; there are {', '.join(ROLES)}")
+        raise fields.wrong(f"the role {role!r}; the known roles are {', '.join(ROLES)}")
     try:
         return Record(federation, name, role, sign, receive, serial, not_before, not_after)
     except ValueError as error:
-        raise StatementError(StatementFault.MALFORMED, f"a record that cannot be: {error}") from None
+        raise StatementError(
+            StatementFault.MALFORMED, f"the record has an impossible value: {error}"
+        ) from None
 
 
 def issue_revocations(revocations: Revocations, roots: Sequence[Ed25519PrivateKey]) -> bytes:

@@ -40,7 +40,7 @@ class SignedSettings:
 
 def issue_settings(settings: SignedSettings, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     if (size := len(settings.text.encode())) > MAX_SETTINGS:
-        raise ValueError(f"settings of {size} bytes; a device takes {MAX_SETTINGS}")
+        raise ValueError(f"the settings have {size} bytes; a device accepts at most {MAX_SETTINGS}")
     fields = (
         Writer().text(settings.federation).text(settings.name).number(settings.version).text(settings.text)
     )
@@ -56,7 +56,9 @@ def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
     try:
         return SignedSettings(valid_name(federation), valid_name(name), version, text)
     except ValueError as error:
-        raise StatementError(StatementFault.MALFORMED, f"settings that cannot be: {error}") from None
+        raise StatementError(
+            StatementFault.MALFORMED, f"the settings have an impossible name: {error}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

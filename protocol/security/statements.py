@@ -36,7 +36,7 @@ class StatementFault(str, Enum):
     """The reasons why a statement is not accepted; the list is closed, and each reason has its own counter."""
 
     MALFORMED = "malformed"
-    UNKNOWN_ROOT = "unknown_root"  # signed by a root that this party does not hold
+    UNKNOWN_ROOT = "unknown_root"  # signed by a root that this party does not trust
     BAD_SIGNATURE = "bad_signature"
     WRONG_FEDERATION = "wrong_federation"
     WRONG_NAME = "wrong_name"
@@ -95,7 +95,8 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
         said = " and ".join(name.hex() for name in names)
         held = ", ".join(sorted(name.hex() for name in known)) or "none"
         raise StatementError(
-            StatementFault.UNKNOWN_ROOT, f"the {kind} is signed by root {said}; the roots held here: {held}"
+            StatementFault.UNKNOWN_ROOT,
+            f"the {kind} is signed by root {said}; the roots trusted here: {held}",
         )
     return body
 
@@ -103,8 +104,8 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
 def unverified_body(kind: str, data: bytes) -> bytes:
     """Return the body of a statement without a check of its signature.
 
-    This is for a statement whose body contains the key that signed it. Read the key from the body, and then
-    call `verified_body`.
+    This function is for a statement whose body contains the signer's key. Read the key from the body, and
+    then call `verified_body`.
     """
     return _parts(kind, data)[2]
 
@@ -120,7 +121,8 @@ def _verify(kind: str, root: bytes, signature: bytes, signed: bytes) -> None:
 def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[bytes]]:
     if len(data) > MAX_STATEMENT:
         raise StatementError(
-            StatementFault.MALFORMED, f"{len(data)} bytes are too many for a {kind}; {MAX_STATEMENT}"
+            StatementFault.MALFORMED,
+            f"{len(data)} bytes are more than the limit of a {kind}; {MAX_STATEMENT}",
         )
     label = kind.encode()
     start = MAGIC + bytes([len(label)]) + label
@@ -129,16 +131,19 @@ def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[byte
     count, at = data[len(start)], len(start) + 1
     if not 1 <= count <= MAX_SIGNERS:
         raise StatementError(
-            StatementFault.MALFORMED, f"a {kind} with {count} signers; there are 1 or {MAX_SIGNERS}"
+            StatementFault.MALFORMED, f"a {kind} with {count} signers; the number must be 1 or {MAX_SIGNERS}"
         )
     names, at = [data[at + i * SIGNER : at + (i + 1) * SIGNER] for i in range(count)], at + count * SIGNER
     tail = count * SIGNATURE
     if len(data) < at + 4 + tail or len(set(names)) < count:
-        raise StatementError(StatementFault.MALFORMED, f"a {kind} that breaks off after {len(data)} bytes")
+        raise StatementError(
+            StatementFault.MALFORMED, f"a {kind} that is not complete: it has only {len(data)} bytes"
+        )
     (length,) = struct.unpack_from("<I", data, at)
     if at + 4 + length + tail != len(data):
         raise StatementError(
-            StatementFault.MALFORMED, f"a {kind} of {len(data)} bytes that says it has other lengths"
+            StatementFault.MALFORMED,
+            f"a {kind} of {len(data)} bytes, although its fields give another length",
         )
     end = at + 4 + length
     signatures = [data[end + i * SIGNATURE : end + (i + 1) * SIGNATURE] for i in range(count)]
@@ -175,7 +180,7 @@ class Writer:
 class Reader:
     """A reader of the fields that a Writer has written.
 
-    It checks each length against its limit before it takes any bytes.
+    The reader compares each length with its limit before it reads the bytes.
     """
 
     def __init__(self, kind: str, body: bytes) -> None:
@@ -188,7 +193,7 @@ class Reader:
     def blob(self, most: int, least: int = 0) -> bytes:
         length = self._length()
         if not least <= length <= most:
-            raise self.wrong(f"a field of {length} bytes, where there are {least} to {most}")
+            raise self.wrong(f"a field of {length} bytes, which must have {least} to {most}")
         return self._take(length)
 
     def text(self, most: int = 64) -> str:
@@ -200,12 +205,12 @@ class Reader:
     def blobs(self, most: int, each: int) -> tuple[bytes, ...]:
         count = self._length()
         if count > most:
-            raise self.wrong(f"{count} entries, where there are at most {most}")
+            raise self.wrong(f"{count} entries, but the limit is {most}")
         return tuple(self.blob(each) for _ in range(count))
 
     def end(self) -> None:
         if self._at != len(self._body):
-            raise self.wrong(f"{len(self._body) - self._at} bytes too many")
+            raise self.wrong(f"{len(self._body) - self._at} bytes after its last field")
 
     def wrong(self, words: str) -> StatementError:
         return StatementError(StatementFault.MALFORMED, f"a {self._kind} with {words}")
@@ -258,7 +263,7 @@ def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
         return base64.b64decode(b"".join(lines[words:-words]), validate=True)
     except (binascii.Error, ValueError):
         raise StatementError(
-            StatementFault.MALFORMED, f"{where}: the {kind} was damaged on its way"
+            StatementFault.MALFORMED, f"{where}: the {kind} was damaged when it was copied"
         ) from None
 
 

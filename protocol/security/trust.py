@@ -1,7 +1,7 @@
 """Decide which records are valid, from the roots of a federation and their revocations.
 
 The roots are sent as a statement with a version. Both the earlier roots and the new roots sign this
-statement. So a party that holds either of them can accept it.
+statement. So a party that trusts the earlier roots or the new roots can accept the statement.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Trust:
             raise StatementError(StatementFault.WRONG_ROLE, f"{record.name} is a {record.role}, not a {role}")
         if name and record.name != name:
             raise StatementError(
-                StatementFault.WRONG_NAME, f"the record is made out to {record.name}, not to {name}"
+                StatementFault.WRONG_NAME, f"the record was issued for {record.name}, not for {name}"
             )
         return record
 
@@ -89,16 +89,15 @@ class Trust:
         offered = read_revocations(data, self.roots.keys)
         if offered.federation != self.roots.federation:
             raise StatementError(
-                StatementFault.WRONG_FEDERATION, f"a list of federation {offered.federation}"
+                StatementFault.WRONG_FEDERATION,
+                f"the list belongs to another federation: {offered.federation}",
             )
         stale = offered.version < self.revoked.version
         if stale or (offered.version == self.revoked.version and offered.serials != self.revoked.serials):
             message = (
                 f"revocation list {offered.version} is offered, but list {self.revoked.version} is held here"
             )
-            message += (
-                "; was the operator's folder put back from a copy? then revoke again who was revoked since"
-            )
+            message += "; was the operator's folder restored from a copy? then repeat the later revocations"
             raise StatementError(StatementFault.SUPERSEDED, message)
         return replace(self, revoked=offered)
 
@@ -107,7 +106,8 @@ class Trust:
         offered = read_roots(data, self.roots.keys)
         if offered.federation != self.roots.federation:
             raise StatementError(
-                StatementFault.WRONG_FEDERATION, f"the roots of federation {offered.federation}"
+                StatementFault.WRONG_FEDERATION,
+                f"the roots belong to another federation: {offered.federation}",
             )
         stale = offered.version < self.roots.version
         if stale or (offered.version == self.roots.version and offered != self.roots):
@@ -128,7 +128,7 @@ def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
 
 
 def first_roots(data: bytes) -> Roots:
-    """Return roots that have signed their own statement; a person has to compare the fingerprint.
+    """Return roots that have signed their own statement; a person must compare their fingerprint.
 
     Each of the roots must have signed the statement. So a person who trusts one of these roots can trust all
     of them.
@@ -150,5 +150,5 @@ def _roots(body: bytes) -> Roots:
         try:
             check_sign(key)
         except ValueError as error:
-            raise fields.wrong(f"a root that cannot be: {error}") from None
+            raise fields.wrong(f"a root key that cannot be used: {error}") from None
     return Roots(federation, version, keys, authorities)

@@ -21,7 +21,7 @@ def check_keys(sign: bytes, receive: bytes) -> None:
     """Raise ValueError with advice if a key is weak; both keys must have the right length."""
     check_sign(sign)
     if _is_weak(receive):
-        raise ValueError(_message("receive", "whatever is sealed to it, everybody can open"))
+        raise ValueError(_message("receive", "everybody can open a message that is sealed to it"))
 
 
 def check_sign(sign: bytes) -> None:
@@ -29,13 +29,13 @@ def check_sign(sign: bytes) -> None:
     y = int.from_bytes(sign, "little") % 2**255 % FIELD
     u = (1 + y) * pow(1 - y, -1, FIELD) % FIELD if y != 1 else 0
     if _is_weak(u.to_bytes(KEY, "little")):
-        raise ValueError(_message("sign", "signatures under it can be made without a private key"))
+        raise ValueError(_message("sign", "everybody can sign with it without a private key"))
 
 
 def _is_weak(receive: bytes) -> bool:
     try:
         PROBE.exchange(X25519PublicKey.from_public_bytes(receive))
-    except ValueError:  # the same check is made when a message is sealed
+    except ValueError:  # sealing a message with such a key would raise the same error
         return True
     return False
 

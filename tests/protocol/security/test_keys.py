@@ -52,7 +52,7 @@ def public_pem(key):
         (lambda: pem(ec.generate_private_key(ec.SECP256R1())), "PrivateKey, not Ed25519 and X25519 keys"),
         (
             lambda: pem(KEYS["a"].sign),
-            "lacks an X25519 key to receive with; remove it, and `protofleet keys`",
+            "lacks an X25519 key to receive with; remove the file, and `protofleet keys`",
         ),
         (lambda: pem(KEYS["a"].receive), "lacks an Ed25519 key to sign with"),
     ],

@@ -140,10 +140,10 @@ def test_each_other_use_has_its_own_reason():
         ({"role": "root"}, "role is 'root', it must be one of device, coordinator"),
         ({"role": "coordinator"}, "'d1' cannot be a coordinator"),
         ({"name": "coordinator"}, "'coordinator' cannot be a device"),
-        ({"sign": b"s" * 31}, "keys of 31 and 32 bytes, they must have 32"),
-        ({"receive": b""}, "keys of 32 and 0 bytes, they must have 32"),
-        ({"not_before": 2000}, "it would be valid from 2000 to 2000"),
-        ({"not_after": records.LATEST + 1}, f"it would be valid from 1000 to {records.LATEST + 1}"),
+        ({"sign": b"s" * 31}, "the keys have 31 and 32 bytes, but each must have 32"),
+        ({"receive": b""}, "the keys have 32 and 0 bytes, but each must have 32"),
+        ({"not_before": 2000}, "the record would be valid from 2000 to 2000"),
+        ({"not_after": records.LATEST + 1}, f"the record would be valid from 1000 to {records.LATEST + 1}"),
     ],
 )
 def test_a_record_that_cannot_be_is_never_made(wrong, words):
