@@ -1,4 +1,4 @@
-"""TOML to frozen dataclasses, strictly, and how large and small the numbers in them may be.
+"""Settings: the strict reader of TOML files, and the bounds of all numbers.
 
 May import: nothing of ours.
 """

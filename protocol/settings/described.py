@@ -33,9 +33,9 @@ class DescribedSetting:
 
     key: str
     type: str
-    bounds: str  # the words after "must be" in a message; "" if every value of the type is allowed
+    bounds: str  # the text after "must be" in an error message; "" without bounds
     required: bool
-    default: Any  # the value if the key is left out, in plain types; None without a default
+    default: Any  # the value that is used if the key is left out; None without a default
     sentence: str
 
     @property
@@ -97,7 +97,7 @@ def _key(field: dataclasses.Field[Any], hint: Any, sentence: str) -> DescribedSe
 
 
 def type_words(hint: Any, plural: bool = False) -> str:
-    """Return the type of a value in the words that the reader uses in error messages."""
+    """Return the type of a value in words, as the settings reader names it in error messages."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return type_words(arguments[0], plural)
@@ -133,7 +133,7 @@ def bounds_words(hint: Any) -> str:
 
 
 def for_programs(setting: DescribedSetting) -> dict[str, Any]:
-    """Return a setting in a form for JSON; an infinite number becomes a string, because JSON has none."""
+    """Return a setting in a form for JSON; an infinite number becomes a string, because JSON has no infinity."""
     default = setting.default
     if isinstance(default, float) and not math.isfinite(default):
         default = toml_literal(default)

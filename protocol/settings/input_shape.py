@@ -15,10 +15,10 @@ from protofleet.protocol.settings.bounds import Within
 
 KINDS: Final = {1: "vectors", 2: "series", 3: "images"}  # kinds of samples by their number of axes
 FORMS: Final = {1: "[F]", 2: "[C, T]", 3: "[C, H, W]"}
-MOST_NUMBERS: Final = 1 << 24  # numbers in one sample; 64 MB
+MOST_NUMBERS: Final = 1 << 24  # largest count of numbers in one sample; as float32 they take 64 MB
 USUAL_SIDE: Final = 32
 USUAL_CHANNELS: Final = 3
-PIXEL_CHANNELS: Final = (1, 3)  # numbers of channels that the older settings can describe
+PIXEL_CHANNELS: Final = (1, 3)  # numbers of channels that the older setting `channels` may have
 PIXEL_SIDES: Final = range(8, 513)
 # (offset, divisor), the same for all channels: a value x becomes (x - offset) / divisor. PIXEL_SCALE changes
 # 0..255 to -1..1, and AS_IT_IS changes nothing.
@@ -26,7 +26,8 @@ PIXEL_SCALE: Final = ((127.5,), (127.5,))
 AS_IT_IS: Final = ((0.0,), (1.0,))
 
 Axis = Annotated[int, Within(1, 65_536)]
-Axes: TypeAlias = tuple[Axis, ...]  # empty for square images, which size and channels describe
+# Empty for square images: the settings `size` and `channels` describe them.
+Axes: TypeAlias = tuple[Axis, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class InputShape:
                 )
         if self.numbers > MOST_NUMBERS:
             raise ValueError(
-                f"shape is {list(self.axes)}, {self.numbers:,} numbers a sample; at most {MOST_NUMBERS:,} may be"
+                f"shape is {list(self.axes)}, {self.numbers:,} numbers per sample; at most "
+                f"{MOST_NUMBERS:,} are allowed"
             )
 
     @property
@@ -58,7 +60,7 @@ class InputShape:
 
     @property
     def channels(self) -> int:
-        """Return the number of channels; in a vector each number is a channel, and is scaled separately."""
+        """Return the number of channels. In a vector, each number is a channel of its own."""
         return self.axes[0]
 
     @property
@@ -94,8 +96,8 @@ def demand_classification(task: str) -> None:
     """Raise ValueError for any task other than classification."""
     if task != TASK:
         raise ValueError(
-            f"task is {task[:40]!r}, and this version learns classes only; leave task out, and name classes, for "
-            "example ranges of a number"
+            f"task is {task[:40]!r}, but this version learns only classes; leave task out, and divide the samples "
+            "into classes, for example by ranges of a number"
         )
 
 
@@ -107,13 +109,13 @@ def shape_of(axes: Sequence[int], size: int, channels: int) -> InputShape:
     if not axes:
         if channels not in PIXEL_CHANNELS:
             raise ValueError(
-                f"channels is {channels}, it must be 1 (grey) or 3 (colour); shape takes any number, of a source "
-                "that has them"
+                f"channels is {channels}, it must be 1 (grey) or 3 (colour); the setting shape allows any number "
+                "of channels that the source has"
             )
         return InputShape((channels, size, size))
     for name, value, usual in (("size", size, USUAL_SIDE), ("channels", channels, USUAL_CHANNELS)):
         if value != usual:
             raise ValueError(
-                f"shape is {list(axes)} and {name} is {value}; shape says it all, leave {name} out"
+                f"shape is {list(axes)} and {name} is {value}; shape alone is enough, leave {name} out"
             )
     return InputShape(tuple(axes))

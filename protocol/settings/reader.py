@@ -59,7 +59,7 @@ def parse_toml(text: bytes, where: str) -> Table:
 
 def line_of(text: str, path: Sequence[str]) -> int:
     """Return the line, from 1, on which TOML text sets a key; return 0 if the text does not set the key."""
-    # `whole` is the number of first lines that are valid TOML without the following lines.
+    # The first `whole` lines are valid TOML on their own.
     lines, whole = text.removeprefix("\ufeff").split("\n"), 0
     for count in range(1, len(lines) + 1):
         try:
@@ -92,7 +92,10 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Merge two tables key by key, with nested tables; otherwise a value of `above` replaces the value of `below`."""
+    """Return both tables merged.
+
+    Nested tables are merged key by key. Any other value of `above` replaces the value of `below`.
+    """
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
@@ -136,7 +139,7 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
 
 @functools.lru_cache(maxsize=256)
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the type hints of a class; they are cached, because each reading compiles every annotation."""
+    """Return the type hints of a class; the result is cached, because Python compiles every annotation again."""
     return typing.get_type_hints(cls, include_extras=True)
 
 

@@ -1,4 +1,4 @@
-"""Storage that survives a crash: durable steps, atomic replacement of files, a store of objects by their hashes.
+"""Storage that survives a crash: durable steps, atomic replacement of files, and a store of hashed objects.
 
 May import: protocol.wire.
 """

@@ -20,7 +20,7 @@ from typing import Final
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 NEW: Final = ".new"  # end of the name of a file that is being written
-MOST_SWEPT: Final = 64  # number of target files that a Disk remembers
+MOST_SWEPT: Final = 64  # largest number of target files that a Disk remembers
 MIN_FREE: Final = 1 << 20  # bytes; a disk with less free space counts as full
 # File systems on the machine itself. Other file systems may be on a network, or on the host of a virtual
 # machine.
@@ -28,14 +28,14 @@ LOCAL: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
 )
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# Error codes of SQLite; the module of Python 3.10 does not define them.
+# Error codes of SQLite. The module sqlite3 of Python 3.10 does not define these names.
 BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14
 
 
 class Disk:
     """The steps that make data durable.
 
-    The code that creates a service passes a Disk to it; `Disk()` is the real disk.
+    Each service gets a Disk as an argument; `Disk()` is the real disk.
 
     Each step first calls `before_step(step, what)`. A subclass that raises an error in this method simulates
     a process that is killed just before the step. A subclass that overrides a step simulates another disk,
@@ -44,17 +44,17 @@ class Disk:
     sync      a file's bytes, or the names in a folder, survive a power cut after this step
     make      a folder is made, and its name survives a power cut
     rename    a whole file takes the place of the target
-    link      a file gets a second name, which replaces another file; the first name stays in any case
+    link      a file gets a second name, which may replace another file; the file keeps its first name
     point     a symbolic link gets another target
     overwrite new bytes take the place of the same number of old bytes, in the file itself
-    remove    a file is removed if it exists; or a folder and all its content
+    remove    a file is removed if it exists, or a folder is removed with all its content
     commit    an SQLite transaction ends: all of its changes survive, or none
     merge     the content of SQLite's log is in its main file, and the log is empty
     publish   a frame is sent; only a simulated transport reports this step
 
     Data that is written between two steps is not durable, and no code may rely on it. Programs call
-    `free_bytes` before new work. With `durable=False` no fsync is made. This is for simulations, and for data
-    that a replay makes again.
+    `free_bytes` before new work. With `durable=False` no fsync is made. `durable=False` is for simulations,
+    and for data that a replay makes again.
     """
 
     def __init__(self, durable: bool = True) -> None:
@@ -177,9 +177,9 @@ class Disk:
     def overwrite(self, path: Path, data: bytes) -> None:
         """Replace the bytes of a file without making a new file.
 
-        If the process is killed, either all new bytes are in the file or none. In a power cut, a part of them
-        may be. So this is for content that is checked when it is read, and whose loss does no harm. `data`
-        has the same number of bytes as the file.
+        If the process is killed, either all new bytes are in the file or none. After a power cut, the file
+        may contain only a part of the new bytes. So this method is for content that is checked when it is
+        read, and whose loss does no harm. `data` has the same number of bytes as the file.
         """
         self.before_step("overwrite", path)
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -205,8 +205,8 @@ class Disk:
     def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
         """Commit an SQLite transaction.
 
-        `durable=False` is for a transaction that a power cut may undo; the settings of the database decide
-        whether it can.
+        `durable=False` is for a transaction that may be lost in a power cut. Whether it can be lost depends
+        on the settings of the database.
         """
         self.before_step("commit", path)
         db.execute("COMMIT")
@@ -222,7 +222,7 @@ class Disk:
     def is_local(self, folder: Path) -> bool:
         """Return whether all programs that open files in the folder run on this machine.
 
-        Only then can these programs share memory through files.
+        If other machines open the files, these programs cannot share memory through files.
         """
         return file_system(folder) in LOCAL
 
@@ -291,7 +291,9 @@ def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return path, handle
-        os.close(handle)  # another process removed the file before it was locked, because it looked left over
+        # Another process removed the file before it was locked, because it takes an unlocked file for a
+        # left-over file.
+        os.close(handle)
 
 
 def _write(handle: int, content: bytes | bytearray | memoryview) -> None:

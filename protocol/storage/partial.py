@@ -16,7 +16,7 @@ CHUNK: Final = 1 << 20
 
 
 class Blocks(Protocol):
-    """The place where the blocks are kept until all blocks have arrived."""
+    """The place where received blocks are stored until all blocks have arrived."""
 
     def write(self, start: int, data: memoryview) -> None: ...
 
@@ -88,7 +88,7 @@ class Partial:
         try:
             self._hash_rest()
             if self._whole.digest() != self.manifest.object:
-                raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
+                raise Rejected(Reason.BAD_BODY, "the blocks do not match the hash of the whole object")
             self._check_parts()
         except Rejected:
             self._blocks.close(forget=True)
@@ -109,7 +109,7 @@ class Partial:
         """Raise Rejected if the kinds in the manifest differ from the table of the body."""
         body = Body(self._blocks.read, self.manifest.size)
         if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
-            raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")
+            raise Rejected(Reason.BAD_BODY, "the manifest lists other parts than the body has")
 
     def abandon(self, forget: bool = True) -> None:
         self._blocks.close(forget)

@@ -71,13 +71,13 @@ class ObjectStore:
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
         self.damaged = 0  # number of objects that were removed because they did not match their hash
-        # The number is random, because processes in different containers may have the same process id.
+        # The number is random, because two processes in different containers may have the same process id.
         self._mine = f"new-{int.from_bytes(os.urandom(4), 'little')}"
         self._sound: set[bytes] = set()  # objects that this process has written or hashed
         self._served: tuple[bytes, BinaryIO] | None = None  # the object whose blocks are being read
         # The manifest of the object that was written last, because it is often needed soon.
         self._made: dict[bytes, Manifest] = {}
-        # Whether the folder may contain unfinished objects, for example of an earlier process.
+        # True if the folder may contain unfinished objects, for example of an earlier process.
         self._may_have_parts = True
         # The last object that this process began to receive, and which of its blocks have arrived.
         self._begun: tuple[Manifest, bytearray] | None = None
@@ -176,7 +176,7 @@ class ObjectStore:
         if name not in self._sound:
             path = self._path(name)
             if _hash_of(path) != name:
-                log.error("%s is damaged: its bytes are not those that it is named by; it is removed", path)
+                log.error("%s is damaged: its bytes do not match the hash in its name; it is removed", path)
                 self.damaged += 1
                 self.disk.remove(path)
                 return False
@@ -231,7 +231,10 @@ class ObjectStore:
         size = length_of(manifest, index)
         data = os.pread(self._served[1].fileno(), size, index * manifest.block)
         if len(data) < size:
-            raise Rejected(Reason.BAD_BODY, f"{self._path(manifest.object).name} ends within block {index}")
+            raise Rejected(
+                Reason.BAD_BODY,
+                f"{self._path(manifest.object).name} is too short: it ends within block {index}",
+            )
         if index == len(manifest.hashes) - 1:
             self._stop_serving()
         return data
@@ -352,7 +355,7 @@ class _PartFile:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise no_room(error) from None
-        # The file object closes the handle when it is not used any more.
+        # The file object closes the handle when this object is not used any more.
         self._file = os.fdopen(handle, "r+b", buffering=0)
         try:
             # The file is sparse, so an offer without any blocks takes no space on the disk.
@@ -398,7 +401,7 @@ class _OneBlock:
             write_whole(self._path, self._content)
             self._store._finish(self._path, self._object)
         except OSError:
-            self._path.unlink(missing_ok=True)  # a part of the file would only take space on a full disk
+            self._path.unlink(missing_ok=True)  # an incomplete file would only take space on the full disk
             raise
 
     def close(self, forget: bool) -> None:

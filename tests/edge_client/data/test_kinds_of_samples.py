@@ -197,8 +197,8 @@ def test_pictures_come_in_any_height_and_width(tmp_path):
             {"source": "wine", "shape": [12]},
             r"wine has vectors \[13\], and the settings ask for vectors \[12\]",
         ),
-        ({"source": "wine", "size": 64}, r"shape is \[13\] and size is 64; shape says it all"),
-        ({"source": "arrays", "shape": [6, 128], "size": 64}, "shape says it all, leave size out"),
+        ({"source": "wine", "size": 64}, r"shape is \[13\] and size is 64; shape alone is enough"),
+        ({"source": "arrays", "shape": [6, 128], "size": 64}, "shape alone is enough, leave size out"),
         ({"source": "digits", "scale": {"by": [2.0]}}, "digits has a scale of its own; leave it out"),
         ({"source": "wine", "scale": {"by": [2.0]}}, "wine has a scale of its own; leave it out"),
         (

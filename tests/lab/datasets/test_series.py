@@ -83,6 +83,6 @@ def test_what_is_no_class_is_refused_in_one_line_before_anything_begins(tmp_path
     assert main(["run", "values.toml"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("protofleet: values.toml: ") and (
-        f"task is '{task}', and this version learns classes only; leave task out, and name classes" in line
+        f"task is '{task}', but this version learns only classes; leave task out, and divide" in line
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["values.toml"]

@@ -119,11 +119,11 @@ def test_a_plan_of_square_images_has_one_form_however_its_shape_was_said():
     [
         (
             {"shape": (6, 128), "size": 64},
-            "shape is .6, 128. and size is 64; shape says it all, leave size out",
+            "shape is .6, 128. and size is 64; shape alone is enough, leave size out",
         ),
-        ({"shape": (6, 128), "channels": 1}, "and channels is 1; shape says it all, leave channels out"),
+        ({"shape": (6, 128), "channels": 1}, "and channels is 1; shape alone is enough, leave channels out"),
         ({"shape": (2, 3, 4, 5)}, r"it must be \[F\], \[C, T\], \[C, H, W\]"),
-        ({"shape": (65_536, 65_536)}, "4,294,967,296 numbers a sample; at most 16,777,216 may be"),
+        ({"shape": (65_536, 65_536)}, "4,294,967,296 numbers per sample; at most 16,777,216 are allowed"),
         ({"shape": (6, 0)}, "each number must be at least 1 and at most 65_536"),
     ],
 )
