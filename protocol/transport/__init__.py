@@ -1,4 +1,4 @@
-"""Frames in, frames out, by MQTT or in memory: connection, queues, TLS. Only mqtt.py knows paho.
+"""The transport of frames: connections, queues and TLS. Only mqtt.py and stream.py use the MQTT library paho.
 
 May import: protocol.security, protocol.settings.
 """

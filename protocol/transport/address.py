@@ -43,20 +43,20 @@ FINAL_REASONS: Final[Mapping[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """The address of a broker, and how this party talks to it."""
+    """The address of a broker, and the settings of this party's connection."""
 
     host: str = "127.0.0.1"
     """Host name or IP address of the broker."""
     port: Port = 1883
     """TCP port of the broker."""
     tls: TlsFiles | None = None
-    """PEM files for TLS; left out, the connection is not encrypted."""
+    """PEM files for TLS; if they are left out, the connection is not encrypted."""
     block_qos: Qos = 1
-    """MQTT QoS (0 or 1) of the blocks that this party sends; 0 is quicker with a broker that drops hardly any."""
+    """MQTT QoS (0 or 1) of the blocks that this party sends; 0 is faster if the broker drops hardly any blocks."""
     block_bytes: BlockBytes = SMALLEST_BLOCK
-    """Size in bytes of the blocks that this party sends; each block costs work, and on a slow line time."""
+    """Size in bytes of the blocks that this party sends; larger blocks cost less work, but delay a slow line."""
     username: str | None = None
-    """User name for a broker that knows none of our certificates; left out, none is sent."""
+    """User name for a broker that uses no client certificates; if it is left out, no user name is sent."""
     password: str | None = field(default=None, repr=False)
     """Password that belongs to `username`."""
 
@@ -95,7 +95,7 @@ def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) 
     """Return None if the broker accepts this client, otherwise a sentence with the reason and advice.
 
     If the broker takes the client id from the certificate, this check ends a running session of the same
-    name. So check before the device starts, not while it runs.
+    name. So call this function before the device starts, and not while the device runs.
     """
     try:
         with _open(broker, seconds) as sock:
@@ -144,7 +144,7 @@ def _text(text: str) -> bytes:
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Read the first packet up to its reason code, at most 5 + 2 bytes."""
+    """Read the broker's first packet up to its reason code: at most 7 bytes."""
     data = b""
     while len(data) < 4 or (data[0] == 0x20 and len(data) < _reason_at(data) + 1):
         piece = sock.recv(7 - len(data))
@@ -169,7 +169,7 @@ def _problem(answer: bytes) -> str | None:
     reason = answer[_reason_at(answer)]
     if reason == 0:
         return None
-    if reason == 1:  # MQTT 3.1.1 uses code 1 with the meaning of 132
+    if reason == 1:  # code 1 of MQTT 3.1.1 means the same as code 132 of MQTT 5
         reason = 132
     message = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
     return f"{message} (CONNACK {reason})"

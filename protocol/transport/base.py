@@ -49,7 +49,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The event that work on another thread has ended; `call` hands over its result."""
+    """The event that work on another thread has ended; `call` passes the result to the receiver of the event."""
 
     call: Callable[[], None]
 
@@ -75,8 +75,8 @@ class Will:
 class Transport(Protocol):
     """A connection to the broker that sends frames.
 
-    It puts each received frame and each event as an `Item` into one receive queue, which is an argument of
-    the constructor.
+    Each received frame and each event is put as an `Item` into one receive queue, which is an argument of the
+    constructor.
     """
 
     @property

@@ -1,6 +1,6 @@
 """Catch, count and log our own errors in code that a library calls.
 
-Without this, an exception there would end the connection.
+An exception in such code would otherwise end the connection.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Speak MQTT 5 with paho.
 
-Only this file and stream.py below it use paho. The network thread owns the socket and paho. It fills the
-receive queue, and calls no code of the queue's reader. paho's own loop thread is not used, for five reasons.
-An exception ends that thread while `is_connected()` stays true. It hides why a connection failed. It waits
-without jitter before a new try. Its select() fails from the 1024th file descriptor on. Each connection would
-need such a thread.
+Only this file and stream.py below it use paho. The network thread owns the socket and paho. The thread fills
+the receive queue, and never calls code of the queue's reader. paho's own loop thread is not used, for five
+reasons. An exception ends that thread while `is_connected()` stays true. The thread hides why a connection
+failed. It waits without jitter before a new try. Its select() fails from the 1024th file descriptor on. And
+each connection would need its own thread.
 
-Messages that the broker has not acknowledged are dropped with the connection. paho would send all of them at
-once after a reconnect, without regard to the window, and would repeat a packet that is too large for ever.
-Instead, the layer above requests lost data again.
+Messages that the broker has not acknowledged are dropped with the connection. After a reconnect, paho would
+send all of these messages at once, even if they exceed the window. And it would send a packet that is too
+large again and again. Instead, the layer above requests lost data again.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ from protofleet.protocol.transport.tls import certificate_end, finish_handshake,
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
 LEAVE_SECONDS: Final = 1.0
-WINDOW: Final = 20  # PUBLISH packets in flight: 20 blocks of 64 KiB fill 200 Mbit/s at 50 ms
+# Largest number of PUBLISH packets in flight; 20 blocks of 64 KiB fill a line of 200 Mbit/s with a round-trip
+# time of 50 ms.
+WINDOW: Final = 20
 FIRST_FAILURE: Final = 128  # lowest reason code of an acknowledgement that means a failure
 CHUNKS: Final = 4  # chunks that one connection reads before the next connection has its turn
-SEND_BYTES: Final = 512 << 10  # bytes handed to the socket at a time
+SEND_BYTES: Final = 512 << 10  # bytes that are passed to the socket at a time
 # Packet ids of our PUBLISH packets; the packets of paho have ids from 1.
 PACKET_IDS: Final = range(1 << 15, 1 << 16)
 MAX_PACKET: Final = 268_435_455  # bytes in a packet, for a broker that states no limit
@@ -86,7 +88,7 @@ class PahoErrors(logging.Handler):
         self.last = found[0] if found else self.last
 
     def logger(self) -> logging.Logger:
-        """Return a logger outside the tree of loggers that has only this handler."""
+        """Return a new logger that has only this handler, and no parent logger."""
         logger = logging.Logger("paho", logging.ERROR)
         logger.addHandler(self)
         return logger
@@ -95,9 +97,9 @@ class PahoErrors(logging.Handler):
 class Mqtt:
     """A `Transport` that keeps trying to connect.
 
-    It starts with `connect`. It ends when it is closed, or when the broker's reason shows that a new try
-    would be wrong. A process with many connections passes a shared `network`; otherwise the connection makes
-    its own.
+    The transport starts with `connect`. It ends when it is closed, or when the broker gives a reason after
+    which a new try would be wrong. A process with many connections passes a shared `network`. Otherwise the
+    transport makes its own.
     """
 
     def __init__(
@@ -134,8 +136,8 @@ class Mqtt:
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
         """Start connecting.
 
-        `returns` is called when another process has connected with this name. It returns whether to connect
-        again.
+        `returns` is called when another process has connected with this name. Its result says whether this
+        client connects again.
         """
         self._returns = returns
         if will is not None:
@@ -419,7 +421,8 @@ class Mqtt:
         topic = self._outbox.acknowledged(packet_id)
         if topic is not None and code >= FIRST_FAILURE:  # 16 (no subscriber) is not a failure
             reason = ReasonCode(PacketTypes.PUBACK, identifier=code)
-            self._denied = f"after it refused {topic}"  # Mosquitto 2.0.11 then ends the connection
+            # Mosquitto 2.0.11 ends the connection after it has refused a message.
+            self._denied = f"after it refused {topic}"
             self._tell(Denied(topic, f"the broker did not pass it on: {reason} ({code})"))
 
     @never_raises
@@ -431,7 +434,7 @@ class Mqtt:
     @never_raises
     def _disconnected(self, _c: object, _d: object, by: DisconnectFlags, code: ReasonCode, _: object) -> None:
         if self._ending is not None:
-            return  # CONNACK has given the reason
+            return  # the reason is already known from CONNACK
         if by.is_disconnect_packet_from_server:
             self._ending = self._refused(code)
         elif self._accepted:

@@ -1,8 +1,8 @@
 """Run all connections of a process on one thread.
 
-A selector waits for all of them, and a heap holds the time when each connection is due. Opening a connection
-may take seconds (DNS, TCP, TLS). So a second thread opens connections, one after the other. This thread runs
-only while there is a connection to open.
+A selector waits for all connections, and a heap contains the time when each connection is due. Opening a
+connection may take seconds (DNS, TCP, TLS). So a second thread opens connections, one after the other. The
+second thread runs only while there is a connection to open.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class NetworkThreads:
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None
         self._is_opening = (
-            # True while the opener takes more connections. `is_alive` would not do, because a thread that
-            # ends is alive for a moment more.
+            # True while the opener takes more connections. `is_alive` does not say this, because a thread is
+            # still alive for a moment after its work.
             False
         )
         self._to_open: deque[ConnectionEntry] = deque()
@@ -125,7 +125,7 @@ class NetworkThreads:
     def join(self, entry: ConnectionEntry, seconds: float) -> bool:
         """Wait up to `seconds` until the connection is over, and return whether it is over.
 
-        If it was the last connection, also wait for the threads to end.
+        After the last connection, also wait for the threads to end.
         """
         deadline = time.monotonic() + seconds
         entry.over.wait(seconds)

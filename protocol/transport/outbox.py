@@ -1,6 +1,6 @@
-"""Hold the messages that are to be sent, in a queue.
+"""Queue the orders of a connection: publish, subscribe, unsubscribe.
 
-Any thread adds orders, and the thread that owns the connection takes them.
+Any thread may add orders. The thread that owns the connection takes and executes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-MAX_BYTES: Final = 64 << 20  # bytes that may wait; far more than the layer above ever sends at a time
+# Largest number of bytes that may wait; the layer above never sends as many bytes at a time.
+MAX_BYTES: Final = 64 << 20
 MAX_ORDERS: Final = 16_384
 # Bytes reserved for small frames, so that there is space for a receipt when blocks fill the rest.
 RESERVED: Final = 8 << 20
@@ -44,7 +45,7 @@ class Outbox:
     """The queue of orders: publish, subscribe, unsubscribe.
 
     Orders are executed in the sequence in which they were added. A publish at QoS 1 waits while too many
-    publishes are unacknowledged. `wake` is called when an order was added.
+    publishes are unacknowledged. `wake` is called after an order was added.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -54,8 +55,8 @@ class Outbox:
         self._window = self._max_packet = 0
         self._waiting: deque[Order] = deque()
         self._bytes = 0
-        # Whether all orders are executed. It is set only when `take` finds no order, because an order that
-        # was just taken may not be executed yet.
+        # True if all orders are executed. `take` sets it only when it finds no order, because the order that
+        # was taken last may not be executed yet.
         self._executed = True
         self._in_flight: dict[int, str] = {}  # packet id -> topic, until the publish is acknowledged
 
@@ -93,7 +94,7 @@ class Outbox:
         return None
 
     def take(self) -> Order | None:
-        """Return the next order that may be executed now; the caller has executed the previous order."""
+        """Return the next order that may be executed now. The caller must have executed the previous order."""
         with self._changed:
             if not self._waiting:
                 self._executed = True

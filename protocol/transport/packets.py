@@ -82,12 +82,12 @@ def bounds_of(stream: memoryview, at: int) -> tuple[int, int] | None:
             start = place + 1
             if length > MOST_RECEIVED:
                 raise MalformedPacketError(
-                    f"a packet of {length:,} bytes, at most {MOST_RECEIVED:,} are taken, as CONNECT says"
+                    f"the packet has {length:,} bytes, but at most {MOST_RECEIVED:,} are allowed by our CONNECT"
                 )
             return (start, start + length) if start + length <= len(stream) else None
         shift += 7
     if shift == 28:
-        raise MalformedPacketError("a packet whose length takes more than four bytes")
+        raise MalformedPacketError("the length field of a packet has more than four bytes")
     return None
 
 
@@ -108,12 +108,13 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
         if qos:
             (packet_id,) = struct.unpack_from("!H", body, at)
             at += 2
-        # The properties have the form of a packet after its first byte: a length, and this number of bytes.
+        # The properties have the same form as the part of a packet after its first byte: a length, then as
+        # many bytes.
         properties = bounds_of(body, at - 1)
     except struct.error:
         properties = None
     if properties is None:
-        raise MalformedPacketError(f"a PUBLISH of {len(body)} bytes that ends before its payload")
+        raise MalformedPacketError(f"a PUBLISH of {len(body)} bytes ends before its payload begins")
     return Message(bytes(body[2 : 2 + length]), bytes(body[properties[1] :]), packet_id, retained)
 
 

@@ -1,4 +1,6 @@
-"""Hold received frames and events for the event loop's thread, in a queue with limits in total and for each topic.
+"""Queue received frames and events for the thread of the event loop.
+
+The queue has a limit of bytes in total, and limits for each topic.
 
 Each message is acknowledged when it is in the queue, so the broker never waits for a slow reader. A frame for
 which the queue has no space is dropped. This does no harm, because a delivery counts only with a receipt, and
@@ -24,7 +26,7 @@ class ReceiveQueue(queue.SimpleQueue[Item]):
     """A bounded queue that is used like a SimpleQueue.
 
     `dropped` is called on the reader's thread with the number of dropped frames. `unwanted` is called with a
-    topic on the network thread; frames of unwanted topics take no space here.
+    topic on the network thread. If it returns True, the frame is discarded and takes no space here.
     """
 
     def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:

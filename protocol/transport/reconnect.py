@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-# After a connection of more than this time, the pauses start with the shortest again.
+# After a connection that lasted longer than this, the pauses start with the shortest pause again.
 STABLE_SECONDS: Final = 10.0
 FLAPS: Final = 3
 
@@ -16,8 +16,9 @@ class ConnectionEnd:
     """The end of a connection, with its reason."""
 
     reason: str
-    final: bool = False  # a new try would be wrong
-    without_disconnect: bool = False  # an accepted connection ended without a DISCONNECT from the broker
+    final: bool = False  # True if the client must not try again
+    # True if an accepted connection ended without a DISCONNECT from the broker.
+    without_disconnect: bool = False
 
 
 def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Random) -> float:

@@ -2,7 +2,7 @@
 
 For each packet, paho makes five calls to the kernel and takes 0.1 ms. Much of this time is for properties and
 reason codes, which our packets do not have. Packets that paho must handle (CONNACK, SUBACK, DISCONNECT ...)
-are given to paho one by one. Packets that paho sends leave after all bytes that were sent before.
+are given to paho one by one. Packets that paho sends are written after all bytes that were sent before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StreamClient(Client):
     def _stream(self) -> socket.socket | None:
         """Return the socket, with or without TLS.
 
-        The cast is right because websockets are not used.
+        The cast is correct, because paho returns another type only with websockets.
         """
         return cast("socket.socket | None", self.socket())
 
@@ -84,7 +84,7 @@ class StreamClient(Client):
         self._send_rest()
 
     def flush(self) -> None:
-        """Write as much as the socket takes."""
+        """Write as many of the unsent bytes as the socket accepts now."""
         self._send_rest()
         if self.want_write() and not self._unsent:
             self.loop_write()

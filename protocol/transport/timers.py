@@ -1,4 +1,4 @@
-"""Hold the time when each of many keys is due, and find the next time."""
+"""Store the time when each of many keys is due, and find the next time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NEVER: Final = float("inf")
 class Timers(Generic[K]):
     """A heap of times.
 
-    Moving a time to later costs only a comparison. A new entry in the heap is made when the old time is
-    reached.
+    If a time is moved to later, the heap is not changed. The key gets a new entry in the heap when the old
+    time is reached.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Timers(Generic[K]):
 
     @property
     def next_at(self) -> float:
-        """Return a time before which no key is due; perhaps no key is due at that time either."""
+        """Return a time before which no key is due. Possibly no key is due at this time either."""
         return self._heap[0][0] if self._heap else NEVER
 
     def take_due(self, now: float) -> list[K]:

@@ -17,18 +17,19 @@ from cryptography import x509
 
 from protofleet.protocol.security.keyfiles import too_open
 
-# Seconds. With a broker that sends no session tickets, every connect takes this much longer.
+# Seconds to wait for the broker's first bytes after the handshake. If a broker sends no session tickets, each
+# connect takes this much longer.
 VERDICT_SECONDS: Final = 0.5
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# Advice by the alert that a broker sends, or by the error that OpenSSL itself finds.
+# Alert of a broker, or error that OpenSSL itself finds -> advice.
 _ALERTS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3; let it, nothing older is taken",
     "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; drop tls or correct the port",
 }
-# Advice by the alert about our own certificate. The text names the certificate.
+# Alert of a broker about our own certificate -> advice. {ours} is replaced with the name of the certificate.
 _VERDICTS: Final[Mapping[str, str]] = {
     "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed {ours}; enrol with its CA",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "{ours} has expired, or a clock is wrong; renew it",
@@ -53,7 +54,7 @@ class TlsFiles:
     ca: str
     """Path of the certificate of the CA that is trusted."""
     cert: str | None = None
-    """Path of this party's own certificate; left out, it shows none."""
+    """Path of this party's own certificate; if it is left out, the party shows no certificate."""
     key: str | None = None
     """Path of the private key of `cert`."""
 
@@ -113,7 +114,7 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
             raise BrokerError(f"{message}; install both from one approval") from None
         message = f"{named.cert} and {named.key} are no certificate and its key in PEM form"
         raise BrokerError(
-            f"{message} ({error.reason or error}); name the two files, without a password"
+            f"{message} ({error.reason or error}); both must be PEM files without a password"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Let other threads wake the thread that waits at a selector, and pass it the keys that have work."""
+"""Let other threads wake the thread that waits at a selector, and pass the keys that have work to it."""
 
 from __future__ import annotations
 
