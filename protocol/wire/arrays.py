@@ -5,7 +5,7 @@ The bytes are a msgpack table, then the raw little-endian bytes of every array, 
     body := u32 table length | table | raw bytes          table := [[name, dtype, [shape]], ...]
 
 The size of the whole body follows from the table. So a body is checked before memory is allocated for it, and
-one array can be read without the others. Reading a body executes no code from it.
+one array can be read without the others. Reading a body never executes code.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 KINDS: Final = frozenset(
     {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 )
-# These kinds are used in a manifest's parts, in the order of arrays, and in a meter before it knows the run's
-# method.
+# The kinds for the parts of a manifest, for the order of arrays in a body, and for a meter that does not know
+# the run's method yet.
 ON_THE_WIRE: Final = Kinds(KINDS)
 DTYPES: Final = {
     name: np.dtype(name).newbyteorder("<")
@@ -38,8 +38,8 @@ MAX_TABLE: Final = 1 << 20
 MAX_ARRAYS: Final = 16_384
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 8
-# Numbers in one array, where an empty dimension counts as 1. NumPy cannot make a shape of more than 2**63
-# bytes.
+# Largest count of numbers in one array. An empty dimension counts as 1. NumPy cannot make a shape of more
+# than 2**63 bytes.
 MAX_NUMBERS: Final = 1 << 40
 
 Read = Callable[[int, int], bytes | memoryview]  # reads the bytes [start, stop) of the body
@@ -67,7 +67,7 @@ def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
 
 
 def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
-    """Return (kind, bytes) in the order of the body; the table itself is control."""
+    """Return the parts of the body as (kind, bytes), in their order. The table counts as control."""
     return encoded(arrays)[0]
 
 
@@ -85,7 +85,7 @@ def encoded(arrays: Arrays) -> tuple[tuple[tuple[str, int], ...], Iterator[bytes
 def _pieces(arrays: Arrays, names: list[str], head: bytes) -> Iterator[bytes | memoryview]:
     yield head
     for name in names:
-        value = arrays[name]  # read only once, because the array may be on the disk
+        value = arrays[name]  # the array is read only once, because it may be on the disk
         value = np.ascontiguousarray(value, dtype=DTYPES[NAMES[value.dtype]])
         if value.size:
             yield value.reshape(-1).view(np.uint8).data
@@ -95,17 +95,20 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
     table = []
     for name in names:
         value = arrays[name]
-        dtype = NAMES.get(value.dtype)  # asking NumPy for the name takes ten times as long
+        dtype = NAMES.get(value.dtype)  # this look-up is ten times as fast as NumPy's `dtype.name`
         if dtype is None:
-            raise TypeError(f"{name} is {value.dtype}; the wire carries {', '.join(DTYPES)}")
+            raise TypeError(f"{name} is {value.dtype}; the type must be one of {', '.join(DTYPES)}")
         if not 0 < len(name.encode()) <= MAX_NAME or value.ndim > MAX_DIMS:
             raise ValueError(
-                f"array {name!r} {value.shape}: names have 1 to {MAX_NAME} bytes, shapes at most {MAX_DIMS} lengths"
+                f"array {name!r} {value.shape}: a name must have 1 to {MAX_NAME} bytes, a shape at most "
+                f"{MAX_DIMS} lengths"
             )
         table.append([name, dtype, list(value.shape)])
     packed: bytes = msgpack.packb(table)
     if len(table) > MAX_ARRAYS or len(packed) > MAX_TABLE:
-        raise ValueError(f"{len(table)} arrays; a body has at most {MAX_ARRAYS}, its table {MAX_TABLE} bytes")
+        raise ValueError(
+            f"{len(table)} arrays; a body may have {MAX_ARRAYS}, and its table {MAX_TABLE} bytes"
+        )
     return struct.pack("<I", len(packed)) + packed
 
 
@@ -120,14 +123,16 @@ class Body(Mapping[str, Array]):
         for row in table:
             name, dtype, shape = _row(row)
             if name in self._places:
-                raise Rejected(Reason.BAD_BODY, f"{name} stands in the table twice")
+                raise Rejected(Reason.BAD_BODY, f"{name} is in the table twice")
             self._places[name] = (dtype, shape, offset)
             offset += math.prod(shape) * dtype.itemsize
             if offset > size:
-                raise Rejected(Reason.BAD_BODY, f"{name} ends at {offset}, the body at {size}")
+                raise Rejected(
+                    Reason.BAD_BODY, f"{name} ends at byte {offset}, but the body ends at byte {size}"
+                )
         self._end = offset
         if offset != size:
-            raise Rejected(Reason.BAD_BODY, f"the table describes {offset} bytes, the body has {size}")
+            raise Rejected(Reason.BAD_BODY, f"the table describes {offset} bytes, but the body has {size}")
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -139,12 +144,12 @@ class Body(Mapping[str, Array]):
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (kind, bytes) in the order of the body, like the function `parts` does for arrays."""
+        """Return the parts of the body as (kind, bytes), as the function `parts` does for arrays."""
         return (("control", self._start), *self.kinds.items())
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """Return (kind, bytes) in the order of the bytes, with neighbours of one kind put together."""
+        """Return the parts of the body as (kind, bytes), with neighbours of the same kind merged."""
         return self.layout_by(ON_THE_WIRE).parts
 
     def layout_by(self, kinds: Kinds) -> Layout:
@@ -172,7 +177,7 @@ class Body(Mapping[str, Array]):
 
     def _numbers(self, dtype: np.dtype[np.generic], start: int, count: int) -> Array:
         data = self._read(start, start + count * dtype.itemsize)
-        if dtype == np.bool_:  # a byte above 1 would count as more than one True
+        if dtype == np.bool_:  # A sender may use a byte above 1, and it would count as more than one True.
             return np.not_equal(np.frombuffer(data, np.uint8), 0)
         return np.frombuffer(data, dtype=dtype)
 
@@ -188,7 +193,7 @@ def _table(read: Read, size: int) -> tuple[int, list[object]]:
         raise Rejected(Reason.BAD_BODY, f"{size} bytes are too few for a body")
     (length,) = struct.unpack("<I", read(0, 4))
     if length > min(MAX_TABLE, size - 4):
-        raise Rejected(Reason.BAD_BODY, f"a table of {length} bytes in a body of {size}")
+        raise Rejected(Reason.BAD_BODY, f"the table has {length} bytes, too many for a body of {size}")
     try:
         table = msgpack.unpackb(
             read(4, 4 + length),

@@ -4,8 +4,8 @@
 
 A block has no signature: its hash is in the manifest, and the manifest is signed. If the manifest has a key,
 the bytes are sealed with AES-256-GCM; the nonce is the index, and the associated data is the head of the
-frame. A block of 64 KiB is below the default packet limit of every broker. On Mosquitto it was about the
-fastest of the sizes that were measured. Very large objects have larger blocks, so that a manifest lists at
+frame. A block of 64 KiB is below the default packet limit of every broker. With the broker Mosquitto it was
+about the fastest of all measured sizes. Very large objects have larger blocks, so that a manifest lists at
 most MAX_BLOCKS blocks.
 """
 
@@ -50,7 +50,7 @@ def manifest_of(
             hashes.append(short_hash(data))
         whole.update(data)
         size += len(data)
-    if not hashes and size:  # one block, whose hash is the hash of the whole object
+    if not hashes and size:  # the object has one block, and both have the same hash
         hashes.append(whole.digest()[:SHORT_HASH])
     return Manifest(whole.digest(), size, block, tuple(hashes), parts)
 

@@ -16,8 +16,8 @@ import msgpack
 
 from protofleet.protocol.wire.tables import MAX_LETTERS, MAX_NAMES
 
-SHOWN: Final = 8  # names of a list that a log line shows
-SHOWN_LETTERS: Final = 12  # letters of each shown name; a refusal has to fit into 512 bytes
+SHOWN: Final = 8  # largest number of names that a log line shows
+SHOWN_LETTERS: Final = 12  # largest number of letters of each shown name; a refusal has to fit into 512 bytes
 
 Names: TypeAlias = tuple[str, ...]
 

@@ -40,9 +40,9 @@ MAX_RANGES: Final = 64
 MAX_BLOCKS: Final = 4096
 # Largest number of bytes in one block, because each received block is checked in memory.
 MAX_BLOCK: Final = 1 << 20
-MAX_ASKED: Final = 64  # blocks in one request; no receiver has more blocks in flight
+MAX_ASKED: Final = 64  # largest number of blocks in one request; no receiver has more blocks in flight
 MAX_ROUND: Final = (1 << 31) - 1
-MAX_PHASE: Final = 64  # bytes
+MAX_PHASE: Final = 64  # bytes in the name of a phase
 MAX_METRICS: Final = 256
 MAX_COUNTS: Final = 4096
 MAX_HOLDS: Final = 64
@@ -92,7 +92,7 @@ def task_id_of(message: Message) -> TaskId:
 def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
     """Return the payload of a message.
 
-    `metrics` is the list of names for which the other side accepts an index.
+    `metrics` is the list of metric names. The payload contains an index in this list instead of a name.
     """
     packed: bytes = msgpack.packb(_fields(message, attachment, metrics), use_bin_type=True)
     return packed
@@ -145,9 +145,10 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
 
 
 def _said(**fields: Any) -> Fields:
-    """Return the fields that are set; fields that later versions added are passed here.
+    """Return the fields that are set.
 
-    If none of these fields is set, the message has the same bytes as in earlier versions.
+    The arguments are fields that later minor versions added. If none of them is set, the message has the same
+    bytes as in earlier versions.
     """
     return {key: value for key, value in fields.items() if value}
 
@@ -193,14 +194,16 @@ def decode(
 ) -> tuple[Message, Attachment]:
     """Return the message and its attachment, or raise Rejected.
 
-    `sender` and `place` come from the header. `metrics` is the list of names for which the other side may
-    send an index.
+    `sender` and `place` come from the header. `metrics` is the list of metric names. The payload may contain
+    an index in this list instead of a name.
     """
     decoder = DECODERS.get(kind)
     if decoder is None:
         raise Rejected(Reason.MALFORMED, f"there is no message kind {kind[:32]!r}")
     if len(payload) > MAX_PAYLOAD:
-        raise Rejected(Reason.TOO_LARGE, f"a payload of {len(payload)} bytes, over {MAX_PAYLOAD}")
+        raise Rejected(
+            Reason.TOO_LARGE, f"the payload has {len(payload)} bytes, but the limit is {MAX_PAYLOAD}"
+        )
     _judge_place(place)
     try:
         fields = msgpack.unpackb(
@@ -208,7 +211,7 @@ def decode(
             strict_map_key=False,  # the keys of `numbers` are integers
         )  # fmt: skip
         if any(type(key) is not str for key in typed(fields, dict)):
-            raise TypeError("a key that is no str")
+            raise TypeError("a key of the map is not a string")
         if kind == "update":
             fields = _named(fields, metrics)
         return decoder(fields, sender, place)
@@ -231,7 +234,9 @@ def _judge_place(place: TaskId) -> None:
     These limits matter because the values are copied into databases and into later headers.
     """
     if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
-        raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
+        raise Rejected(
+            Reason.MALFORMED, f"round {place.round}, or the phase or the base, is outside its limits"
+        )
 
 
 def _named(fields: Fields, known: Sequence[str]) -> Fields:
@@ -242,7 +247,9 @@ def _named(fields: Fields, known: Sequence[str]) -> Fields:
     try:
         numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
     except TypeError as error:
-        raise TypeError(f"numbers: {error}; it takes ints, places in about.metrics, to numbers") from None
+        raise TypeError(
+            f"numbers: {error}; the keys must be indices in about.metrics, and the values numbers"
+        ) from None
     named = {known[place]: value for place, value in numbers.items() if place < len(known)}
     return {**fields, "metrics": {**typed(fields["metrics"], dict), **named}}
 
@@ -252,7 +259,7 @@ def _hello(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
     plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
     called = typed(fields.get("names_hash", b""), bytes)
     if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
-        raise TypeError(f"{len(holds)} bytes are not at most {MAX_HOLDS} SHA-256s")
+        raise TypeError(f"{len(holds)} bytes in holds, which must have at most {MAX_HOLDS} SHA-256s")
     hello = Hello(
         device=sender,
         classes=whole(fields["classes"]),
@@ -292,9 +299,11 @@ def _follower(value: object) -> Manifest:
     name, size, *key = told
     name, size = _hash(name), whole(size)
     if key and len(typed(key[0], bytes)) != HASH:
-        raise TypeError(f"a key of {len(key[0])} bytes, not of {HASH}")
+        raise TypeError(f"a key of {len(key[0])} bytes, but a key must have {HASH}")
     if not 0 < size <= MAX_BLOCK:
-        raise Rejected(Reason.MALFORMED, f"a block of {size} bytes follows, not 1 to {MAX_BLOCK}")
+        raise Rejected(
+            Reason.MALFORMED, f"a block of {size} bytes follows, but a block must have 1 to {MAX_BLOCK}"
+        )
     return Manifest(name, size, size, (name[:SHORT_HASH],), (), key[0] if key else b"")
 
 
@@ -323,14 +332,16 @@ def _state(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
 def _refusal(fields: Fields) -> Refusal:
     answers = tuple(whole(v) for v in typed(fields.get("answers", []), list))
     if len(answers) not in (0, 2):
-        raise TypeError(f"{len(answers)} numbers are not a boot and a sequence")
+        raise TypeError(f"{len(answers)} numbers in answers, which must be a boot and a sequence")
     return Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0)), answers)
 
 
 def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
     if len(more) > MAX_ASKED:  # each object takes time, even without ranges
-        raise Rejected(Reason.MALFORMED, f"a want for {len(more)} further objects, over {MAX_ASKED}")
+        raise Rejected(
+            Reason.MALFORMED, f"a want for {len(more)} further objects, but the limit is {MAX_ASKED}"
+        )
     others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
     ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
     if sum(stop - start for asked in (ranges, *(r for _, r in others)) for start, stop in asked) > MAX_ASKED:
@@ -373,7 +384,7 @@ def _indirect(fields: Fields) -> IndirectManifest | None:
         return None
     name, size, key, packed, *_ = typed(value, list)
     if not isinstance(inside := _manifest(packed), Manifest):
-        raise TypeError("no manifest of the manifest")
+        raise TypeError("the manifest of the manifest is missing")
     return IndirectManifest(_hash(name), whole(size), _hash(key) if key else b"", inside)
 
 
@@ -382,7 +393,9 @@ def read_manifest(packed: bytes) -> Manifest:
     try:
         found = _manifest(msgpack.unpackb(packed, max_array_len=MAX_PARTS, max_map_len=0, max_ext_len=0))
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise Rejected(Reason.MALFORMED, f"no manifest: {type(error).__name__} {str(error)[:80]}") from None
+        raise Rejected(
+            Reason.MALFORMED, f"these bytes are not a manifest: {type(error).__name__} {str(error)[:80]}"
+        ) from None
     if found is None:
         raise Rejected(Reason.MALFORMED, "no manifest")
     return found
@@ -401,11 +414,13 @@ def _manifest(fields: object) -> Manifest | None:
     if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
         raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
     if manifest.block > MAX_BLOCK:
-        raise Rejected(Reason.MALFORMED, f"blocks of {manifest.block} bytes, over {MAX_BLOCK}")
+        raise Rejected(Reason.MALFORMED, f"blocks of {manifest.block} bytes, but the limit is {MAX_BLOCK}")
     if any(kind != "control" and kind not in arrays.KINDS for kind, _ in manifest.parts):
-        raise Rejected(Reason.MALFORMED, "a part of a kind that does not exist")
+        raise Rejected(Reason.MALFORMED, "the manifest has a part of an unknown kind")
     if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > MAX_PARTS:
-        raise Rejected(Reason.MALFORMED, f"the parts do not add up to {manifest.size} bytes")
+        raise Rejected(
+            Reason.MALFORMED, f"the manifest has too many parts, or their sum is not {manifest.size} bytes"
+        )
     return manifest
 
 

@@ -11,15 +11,17 @@ from typing import Final
 ANSWERS: Final = "answers"  # a refusal names the hello that is refused
 BYE: Final = "bye"  # a device sends a bye when it learns that its run is over
 CONFUSION: Final = "confusion"  # the update of the last evaluation may contain the confusion matrix
-# A welcome says whether the method needs examples per class, for a client that has no methods.
+# A welcome says whether the method needs the number of examples per class. Only a client without methods
+# needs this.
 COUNTS: Final = "counts"
 # A device may send the only block of its update without a request, if the task allows it.
 CREDIT: Final = "credit"
 INLINE: Final = "inline"  # a broadcast of one block is sent without a request
-MANIFEST: Final = "manifest"  # a manifest may be an object itself
+MANIFEST: Final = "manifest"  # a manifest may itself be sent as an object
 MANY: Final = "many"  # a request for blocks may name several objects
 NAMES: Final = "names"  # class names are sent and compared
-WANTS: Final = "wants"  # a task says which arrays an update must have, for a client that has no methods
+# A task says which arrays an update must have. Only a client without methods needs this.
+WANTS: Final = "wants"
 
 COORDINATOR_FORMS: Final = (ANSWERS, BYE, CONFUSION, COUNTS, CREDIT, INLINE, MANIFEST, MANY, NAMES, WANTS)
 DEVICE_FORMS: Final = (ANSWERS, BYE, CREDIT, INLINE, MANY, MANIFEST, NAMES)

@@ -22,7 +22,7 @@ FRAMEWORK: Final = frozenset({"confusion", "manifest"})
 
 @dataclass(frozen=True)
 class Kinds:
-    """The arrays whose bytes are payload, by the first parts of their names."""
+    """The kinds that a method declares. The bytes of arrays of these kinds are counted as payload."""
 
     declared: frozenset[str]
     rest: str = CONTROL  # kind of an array that is not declared
@@ -49,14 +49,14 @@ def declared_kinds(names: Iterable[str]) -> Kinds:
     for name in found:
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(
-                f"{name!r} is no name of a kind: it has 1 to {MOST_LETTERS} letters, a to z, digits and _, a letter "
-                "first; declare the part of an array's name before its first dot"
+                f"{name!r} is no name of a kind: it must have 1 to {MOST_LETTERS} of the letters a to z, digits and "
+                "_, and begin with a letter; declare the part of an array's name before its first dot"
             )
         if name == CONTROL or name in FRAMEWORK:
-            raise ValueError(f"{name!r} is the name of what the framework sends; call the array otherwise")
+            raise ValueError(f"{name!r} is a name that the framework uses; give the array another name")
     if len(set(found)) > MOST_KINDS:
         raise ValueError(
-            f"{len(set(found))} kinds of arrays, at most {MOST_KINDS}: each is a label of metrics; put arrays of one "
-            "kind under one first name, as weights.a and weights.b"
+            f"{len(set(found))} kinds of arrays, but the limit is {MOST_KINDS}, because each kind is a label of "
+            "metrics; give arrays of one kind the same first name, as in weights.a and weights.b"
         )
     return Kinds(frozenset(found))

@@ -33,7 +33,8 @@ class Manifest:
     size: int
     block: int  # bytes in every block but the last
     hashes: tuple[bytes, ...]  # first 16 bytes of the SHA-256 of each block
-    # (kind, bytes) in the order of the bytes. If it is empty, only the body describes the kinds.
+    # The kinds of the bytes as (kind, number of bytes), in their order. If `parts` is empty, only the body
+    # describes the kinds.
     parts: tuple[tuple[str, int], ...]
     key: bytes = b""  # key of the blocks; empty if the blocks are not sealed
 
@@ -53,7 +54,7 @@ class IndirectManifest:
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    # Manifest of a second object, which holds the manifest of the first object without its key.
+    # Manifest of a second object. This object contains the manifest of the first object, without the key.
     manifest: Manifest
 
 
@@ -97,10 +98,9 @@ class About:
     uses: tuple[str, ...] = ()  # forms that a device needs to take part in this run
     names: tuple[str, ...] = ()  # names of the classes
     embedding: int = 0  # width of the network's embedding, which is also the width of prototypes
-    # Names of metrics; an update may give the index in this list instead of a name.
+    # Names of metrics. An update may contain an index in this list instead of a name.
     metrics: tuple[str, ...] = ()
-    # Whether the method needs a device's `counts`. It is set only for a device that requested this
-    # information.
+    # True if the method needs a device's `counts`. It is set only for a device that lists the form `counts`.
     counts: bool = False
 
 
@@ -122,8 +122,8 @@ class ArraySpec:
 
     name: str
     dtype: str | None  # None: the dtype of the array in the broadcast
-    # None: as in the broadcast. A name in the shape stands for a free length; equal names stand for equal
-    # lengths.
+    # None: the shape of the array in the broadcast. A name in the shape stands for a free length, and equal
+    # names stand for equal lengths.
     shape: tuple[int | str, ...] | None
     most: int | None  # the highest length of a dimension whose length is not fixed
     low: float | None
@@ -141,7 +141,7 @@ class Task:
     phase: str
     broadcast: Offer | None = None
     seconds: float = 0.0  # seconds until the deadline; only a hint, because the coordinator decides
-    # Arrays that the update must hold. They are sent only to a device that requested this information.
+    # Arrays that the update must contain. They are sent only to a device that lists the form `wants`.
     wants: tuple[ArraySpec, ...] = ()
     follows: bool = False  # the broadcast has one block, which is sent without a request
     # Number of blocks that the device may send without a request, if its update has no more blocks.
@@ -198,7 +198,7 @@ MOST_NAMED: Final = 64  # largest number of devices that a `here` state lists
 class RoundStatus:
     """The coordinator's round, published to all devices.
 
-    A device sends a hello if the coordinator waits for it but it has no task.
+    A device that has no task sends a hello if the coordinator waits for this device.
     """
 
     round: int
@@ -230,7 +230,8 @@ class State:
 
     online: bool
     reason: str = ""
-    # Host, process and folder of a coordinator; a second coordinator reads them, also in a will.
+    # Host, process and folder of a coordinator, so that a second coordinator can report them. A will contains
+    # them too.
     who: str = ""
     now: RoundStatus | None = None
 
@@ -255,9 +256,9 @@ class BlockRequest:
 
     object: bytes
     ranges: tuple[tuple[int, int], ...]  # (first, last + 1) pairs, at most MAX_RANGES
-    # The blocks were requested before and did not arrive; send them only to this receiver.
+    # True if the blocks were requested before and did not arrive. Then they are sent only to this receiver.
     again: bool = False
-    # Further objects, and the ranges of each.
+    # Further objects, and the requested ranges of each object.
     more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()
 
 

@@ -19,8 +19,8 @@ def valid_name(name: str) -> str:
     """
     if re.fullmatch(NAME, name):
         return name
-    rule = "1 to 64 of A-Z a-z 0-9 _ . -, the first a letter or a digit"
-    raise ValueError(f"{name!r} is no name; names are {rule}")
+    rule = "1 to 64 of the characters A-Z a-z 0-9 _ . -, and the first must be a letter or a digit"
+    raise ValueError(f"{name!r} is no name; a name has {rule}")
 
 
 def valid_device(name: str) -> str:

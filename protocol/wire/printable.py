@@ -14,5 +14,8 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines with each line made printable; only our own code may choose where lines end."""
+    """Return a text of several lines with each line made printable.
+
+    Use this only for a text whose line ends come from our own code.
+    """
     return "\n".join(map(printable, text.split("\n")))

@@ -96,7 +96,7 @@ def _row(row: ArraySpec) -> list[object]:
 def read_wanted(value: object) -> tuple[ArraySpec, ...]:
     rows = typed(value, list)
     if len(rows) > MAX_WANTED:
-        raise TypeError(f"{len(rows)} rows, over {MAX_WANTED}")
+        raise TypeError(f"{len(rows)} rows of wanted arrays, but the limit is {MAX_WANTED}")
     return tuple(_wanted(typed(row, list)) for row in rows)
 
 
@@ -124,7 +124,9 @@ def read_now(value: object) -> RoundStatus:
     if waits != "all":
         packed = typed(waits, bytes)
         if len(packed) % SHORT_NAME or len(packed) > MOST_NAMED * SHORT_NAME:
-            raise TypeError(f"{len(packed)} bytes are not at most {MOST_NAMED} short names")
+            raise TypeError(
+                f"{len(packed)} bytes in waits, which must have at most {MOST_NAMED} names of 4 bytes"
+            )
         waits = tuple(packed[i : i + SHORT_NAME] for i in range(0, len(packed), SHORT_NAME))
     return RoundStatus(
         whole(table["round"]),
@@ -137,7 +139,7 @@ def read_now(value: object) -> RoundStatus:
 def _texts(value: object, most: int, letters: int) -> tuple[str, ...]:
     found = tuple(typed(text, str) for text in typed(value, list))
     if len(found) > most or any(len(text.encode()) > 4 * letters or len(text) > letters for text in found):
-        raise TypeError(f"{len(found)} texts; {most} at most, of {letters} letters")
+        raise TypeError(f"{len(found)} texts; {most} are allowed, each with at most {letters} letters")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device, valid_name
 
 PREFIX: Final = "protofleet/1"
-LONGEST: Final = 80  # letters of a topic after its prefix; a longer topic is invalid
+LONGEST: Final = 80  # largest number of letters after a topic's prefix; a longer topic is invalid
 MOST_PARSED: Final = 4096  # parsed topics that are kept, because the topic of a frame is parsed several times
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
@@ -27,9 +27,10 @@ class TopicRule:
     pattern: str
     writer: Role
     reader: Role
-    # The writer receives it too, and so notices other parties that write in the writer's name.
+    # True if the writer receives the topic too. So it notices another party that writes under its name.
     echoes: bool = False
-    retired: bool = False  # this version does not use it, but devices of minor version 0 subscribe to it
+    # True if this version does not use the topic, but devices of minor version 0 subscribe to it.
+    retired: bool = False
 
 
 TOPIC_RULES: Final = (
@@ -51,7 +52,7 @@ _SHAPES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ParsedTopic:
-    """The parts of a topic; the envelope inside the message must agree with them."""
+    """The parts of a topic. The header of a message on this topic must agree with them."""
 
     kind: Kind
     device: str = ""
@@ -89,7 +90,9 @@ class Topics:
 
     def broadcast(self, hash_hex: str) -> str:
         if not re.fullmatch(_DIGEST, hash_hex):
-            raise ValueError(f"{hash_hex!r} is no hash; broadcasts are named by 16 to 64 of 0-9 a-f")
+            raise ValueError(
+                f"{hash_hex!r} is no hash; the name of a broadcast has 16 to 64 of the digits 0-9 a-f"
+            )
         return self._topic("bcast", digest=hash_hex)
 
     def device_subscriptions(self, device: str) -> tuple[str, ...]:

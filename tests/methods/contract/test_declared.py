@@ -57,8 +57,9 @@ def test_an_array_that_is_not_declared_is_refused_by_name_where_it_is_sent(made,
 
 
 @pytest.mark.parametrize("arrays, words", [
-    ("weights", "must be a tuple of names"), (("weights", "control"), "name of what the framework sends"),
-    (("a.b",), "before its first dot"), (tuple(f"k{i}" for i in range(17)), "17 kinds of arrays, at most 16"),
+    ("weights", "must be a tuple of names"), (("weights", "control"), "is a name that the framework uses"),
+    (("a.b",), "before its first dot"),
+    (tuple(f"k{i}" for i in range(17)), "17 kinds of arrays, but the limit is 16"),
 ])  # fmt: skip
 def test_a_declaration_is_checked_when_the_method_is_loaded(arrays, words):
     with pytest.raises((TypeError, ValueError), match=words):

@@ -87,7 +87,7 @@ def test_what_is_heard_has_the_same_bounds_as_what_is_said():
     assert not problem_with(most) and class_names([*most]) == most
     for bad, words in (
         ([""], "no name of a class"),
-        (["x" * (MAX_LETTERS + 1)], "at most, of 64 letters"),
+        (["x" * (MAX_LETTERS + 1)], "each with at most 64 letters"),
         (["a\nb"], "no name of a class"),
         (["a\x1b"], "no name of a class"),
         (["a\u202eb"], "no name of a class"),

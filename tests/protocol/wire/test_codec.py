@@ -233,8 +233,8 @@ def test_a_reason_is_shortened_rather_than_refused_by_whom_it_is_meant_for(make,
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"numbers": {"0": 1.0}}, "update: numbers: '0' is not a whole number from 0; it takes ints"),
-     ({"numbers": {0: "low"}}, "update: numbers: 'low' is not a number; it takes ints, places in about.metrics, to"),
+    [({"numbers": {"0": 1.0}}, "update: numbers: '0' is not a whole number from 0; the keys must be"),
+     ({"numbers": {0: "low"}}, "update: numbers: 'low' is not a number; the keys must be indices in about.metrics"),
      ({"metrics": None}, "update: 'None' is no map")],
 )  # fmt: skip
 def test_what_is_malformed_is_said_in_words_of_the_page(fields, words):

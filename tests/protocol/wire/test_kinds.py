@@ -28,5 +28,5 @@ def test_a_name_that_can_be_no_kind_is_refused(name):
 
 def test_sixteen_kinds_can_be_declared_and_no_more():
     assert len(declared_kinds(f"k{i}" for i in range(16)).declared) == 16
-    with pytest.raises(ValueError, match="17 kinds of arrays, at most 16"):
+    with pytest.raises(ValueError, match="17 kinds of arrays, but the limit is 16"):
         declared_kinds(f"k{i}" for i in range(17))
