@@ -53,7 +53,7 @@ def test_a_packet_of_100_mb_ends_the_connection_at_its_header():
             client.kill()
             broker.join(60)
     assert isinstance(ended, Disconnected) and not ended.final
-    assert "a packet of 100,000,000 bytes, at most 4,194,304 are taken" in ended.reason
+    assert "the packet has 100,000,000 bytes, but at most 4,194,304 are allowed" in ended.reason
     assert heard["sent"] < HUGE / 4 and MAXIMUM_PACKET_SIZE in heard["connect"]
     assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < HUGE / 4
 
@@ -63,5 +63,5 @@ def test_a_packet_at_the_limit_is_taken_and_one_byte_more_is_not():
     (message,) = PacketReader().read(memoryview(head + frame))
     assert len(message.payload) == MOST_RECEIVED - 4
     head, frame = publish(b"t", bytes(MOST_RECEIVED - 3), False, 0)
-    with pytest.raises(MalformedPacketError, match=r"4,194,305 bytes, at most 4,194,304"):
+    with pytest.raises(MalformedPacketError, match=r"4,194,305 bytes, but at most 4,194,304"):
         PacketReader().read(memoryview(head))

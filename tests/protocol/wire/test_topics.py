@@ -36,11 +36,11 @@ def test_a_good_name_stays_as_it_is(name):
 
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_a_bad_name_is_refused_with_the_name_and_the_rule(name):
-    with pytest.raises(ValueError, match="1 to 64 of A-Z a-z 0-9") as error:
+    with pytest.raises(ValueError, match="1 to 64 of the characters A-Z a-z 0-9") as error:
         valid_name(name)
     assert repr(name) in str(error.value)
     for use in (Topics, TOPICS.up, TOPICS.down, TOPICS.device_state, TOPICS.device_subscriptions):
-        with pytest.raises(ValueError, match="1 to 64 of A-Z a-z 0-9"):
+        with pytest.raises(ValueError, match="1 to 64 of the characters A-Z a-z 0-9"):
             use(name)
 
 
