@@ -34,12 +34,12 @@ class AnswerFetcher:
         # Called every few seconds with the device and the progress, during a long transfer of an update.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.fetches: dict[str, tuple[ObjectFetch, Received]] = {}
-        # Device -> seconds between two requests for the same block. Contains each device whose fetch was
-        # stopped, but whose task is still open.
+        # Device -> seconds between two requests for the same block. The dict contains each device whose fetch
+        # was stopped while its task is open.
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
-        self._with_unfinished: set[str] = set()  # devices whose updates were received only in part
-        # Device -> its last offer whose manifest is an object.
+        self._with_unfinished: set[str] = set()  # devices with an update of which only a part was received
+        # Device -> the last offer of this device whose manifest was sent as an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
         # Names of updates that were completed recently. A further block of such an update counts as a
         # duplicate, not as an unknown block.
@@ -167,8 +167,7 @@ class AnswerFetcher:
             self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
-            # The device has only offered its update again, which is not progress. So the pause between
-            # requests doubles.
+            # A new offer of the same update is not progress. So the pause between requests doubles.
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)
             fetch = self._new_fetch(device, store.begin(attachment), retry)
             self.fetches[device] = (fetch, received)

@@ -47,10 +47,10 @@ from protofleet.protocol.wire.topics import Topics
 
 INLINE: Final = 48 * 1024  # bytes; a body up to this size is sent inside its message
 FRAME_OVERHEAD: Final = 4096  # bytes of a frame that are reserved for header, signature and scalars
-# Bytes; a larger frame is refused before its signature is checked.
+# Largest number of bytes in a frame. The signature of a larger frame is not even checked.
 MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD
 MAX_OBJECT: Final = 1 << 30
-# Reasons of faults that a newer record of the sender may remove.
+# A message that was refused for one of these reasons may be valid with a newer record of its sender.
 CURED_BY_NEW_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
 # Largest number of blocks of one object in flight. They hold 4 MiB, which is enough for 600 Mbit/s with a
 # round-trip time of 50 ms.
@@ -66,7 +66,7 @@ class Received:
     run: str
     epoch: int
     object: bytes = b""  # name of the message's arrays in the store; empty until all arrays have arrived
-    sequence: int = 0  # 0 for a will, because the broker may publish a will at any time
+    sequence: int = 0  # number of the message within its boot; every will has the number 0
     boot: int = 0
 
 
@@ -80,9 +80,9 @@ class FrameOutcome:
     held: int = 0
     spans: Sequence[CountedSpan] = ()
     new: bool = True  # False for a duplicate
-    # False for a block of a broadcast for other devices, which arrived on a topic that all devices share.
+    # False for a block that other devices need, and that arrived on a topic for all devices.
     for_us: bool = True
-    first: bool = True  # False if another message has brought the same tensors before
+    first: bool = True  # False if an earlier message contained the same tensors
     fault: Reason | None = None  # reason why an update cannot be used; the device receives this reason
 
 
@@ -121,8 +121,8 @@ class Link:
         self.most_block = self.block = blocks.DEFAULT_BLOCK
         self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
-        # Bytes of data that fit into a packet: at the last broker, and the maximum over all usable brokers so
-        # far.
+        # Bytes of data that fit into one packet: `_last_capacity` at the last broker, and `_best_capacity` at
+        # the best usable broker so far.
         self._last_capacity = self._best_capacity = 0
         self._sequence = 0
         # The place where this coordinator runs. The coordinator's state contains the place, so that a second
@@ -525,7 +525,7 @@ class Link:
 
 
 def too_large(size: int, default: int, capacity: int) -> str:
-    """Return the reason why a broker cannot carry an object, and the limit that the broker would need."""
+    """Return a message: why the broker cannot transport an object, and which packet limit the broker needs."""
     block = blocks.block_size(size, default)
     return (
         f"an object of {size} bytes has at most {codec.MAX_BLOCKS} blocks, so each block has {block} bytes, but the "
@@ -540,5 +540,5 @@ def block_size_within(capacity: int, block: int) -> int:
 
 
 def manifest_hash_bytes(size: int, capacity: int, block: int) -> int:
-    """Return the bytes that the hashes take in the manifest of an object of `size` bytes."""
+    """Return the number of bytes of the block hashes in the manifest of an object of `size` bytes."""
     return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity, block)))

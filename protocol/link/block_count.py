@@ -53,7 +53,7 @@ class BlockCount:
         return self._counted(self._layout) if self._layout else []
 
     def end(self) -> list[CountedSpan]:
-        """Return the spans that still wait because the table has not arrived.
+        """Return the spans that are not counted yet, because the table has not arrived.
 
         Their kinds are taken from the parts of the manifest. A manifest knows only the eight kinds of the
         wire, so bytes of other arrays are counted as control.

@@ -17,10 +17,10 @@ from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE, Token
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-LINGER_SECONDS: Final = 0.25  # seconds without a request for a block, after which the block is sent
+LINGER_SECONDS: Final = 0.25  # a block is sent after this many seconds without a further request for it
 LONGEST_LINGER_SECONDS: Final = 1.0
 MAX_PENDING: Final = 256  # largest number of blocks that wait to be sent to the cohort: 16 MiB
-INACTIVE_SECONDS: Final = 2.0  # a device without a request for this many seconds is not waited for any more
+INACTIVE_SECONDS: Final = 2.0  # no block waits for a device that has sent no request for this many seconds
 # Bytes per second that a broker is assumed to deliver to all devices together; this is 270 Mbit/s.
 PASSED_ON_PER_SECOND: Final = 32 << 20
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
@@ -45,7 +45,7 @@ class Broadcast:
     ) -> None:
         self.manifest, self._send, self._error_scope = manifest, send, error_scope
         self._blocks = len(manifest.hashes)
-        self._expected: set[str] = set()  # devices whose first request is still to come
+        self._expected: set[str] = set()  # devices whose first request is still expected
         self._asked: dict[str, set[int]] = {}
         # Device -> time of its first request. The device had subscribed to the broadcast before.
         self._first_asked: dict[str, float] = {}
@@ -77,8 +77,8 @@ class Broadcast:
         """Send the object's only block to these devices after their tasks, without a request.
 
         Return False if the object has more than one block. If there is only one device, the block is sent to
-        this device alone. A device to which the block was sent before does not get it again: after a hello it
-        gets the task again, but not the block. If the block was lost, the device requests it.
+        this device alone. A device to which the block was sent before does not get the block again, even if
+        it gets the task again after a hello. If the block was lost, the device requests the block.
         """
         if self._blocks > 1:
             return False
@@ -117,8 +117,8 @@ class Broadcast:
     def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
         """Send a block at once, send it later, or ignore the request.
 
-        A request of about 200 bytes can cause the sending of 4 MiB. So only the first request for a block
-        costs no tokens.
+        A request of about 200 bytes can cause the sending of 4 MiB. So a device pays with tokens for each
+        further request for the same block.
         """
         sent_at = self._published.get(i)
         late = sent_at is not None and sent_at < self._first_asked[device]
@@ -128,7 +128,7 @@ class Broadcast:
         if fresh and not was_sent_it and (late or sent_at is None):
             if not self._put_off(device, i, now):
                 return
-        elif again or not fresh:  # a restarted device does not know which blocks it has requested
+        elif again or not fresh:  # a restarted device repeats requests without setting `again`
             if i in self._pending:
                 self._requested_by[i][device] = None
                 return
@@ -146,7 +146,7 @@ class Broadcast:
         self._asked[device].add(i)
 
     def _put_off(self, device: str, i: int, now: float) -> bool:
-        """Send the block later, after a short time without further requests for it.
+        """Send the block later: when no device has requested it for a short time.
 
         Return False if too many blocks wait already.
         """

@@ -91,7 +91,7 @@ class CoordinatorLink(LinkToDevices):
             raise
 
     def _open_frame(self, topic: str, frame: bytes, now: float) -> Opened | UnusableAnswer | None:
-        """Verify, decode and count a frame; return None for a duplicate, and a fault for an unusable update."""
+        """Verify, decode and count a frame. Return None for a duplicate, and the fault for an unusable update."""
         opened: Opened | UnusableAnswer | None = None
 
         def take() -> FrameOutcome:

@@ -66,8 +66,8 @@ class DeviceLink(Link):
         self._response_time = ResponseTime()
         # Time when the last new message of the coordinator arrived; a duplicate does not count.
         self.last_new_message_at = 0.0
-        # Round of the last task that this device has answered. The coordinator never returns to an earlier
-        # round.
+        # Round of the last task for which this device has sent an update. The coordinator never returns to an
+        # earlier round.
         self.least_round = 0
 
     @property
@@ -120,7 +120,7 @@ class DeviceLink(Link):
         self.publish(self._up, update, COORDINATOR, self.offered[name])
 
     def _was_asked_for(self, update: Update, blocks: int) -> bool:
-        """Return whether the coordinator requested the update's only block in advance, in the task.
+        """Return whether the task requested the update's only block in advance.
 
         Return True only once. If the device sends the update again, the device waits until the coordinator
         requests the block.
@@ -341,7 +341,10 @@ class DeviceLink(Link):
         return not fetched and prefix not in self._recently_completed
 
     def _completed(self, fetch: ObjectFetch, now: float) -> list[Received]:
-        """Give the object its name, because all of its blocks are here, and return its task if it is complete."""
+        """Give the object its name, because all of its blocks are here.
+
+        Return the task that needs the object, if nothing else is missing. Otherwise fetch the missing object.
+        """
         waiting, self._fetch, self._waiting = self._waiting, None, None
         self._ignore_blocks_of(fetch.manifest)
         fetch.partial.finish()
@@ -385,7 +388,7 @@ class DeviceLink(Link):
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
         """Return whether the stored epoch is far ahead of the clock, and this header has an older, plausible epoch.
 
-        Such an epoch was accepted while this device's clock was not believed. It is kept until another
+        Such an epoch was accepted while this device's clock was not believed. The epoch is kept until another
         coordinator sends a message, because the coordinator of that epoch may still run with a wrong clock.
         """
         held = self.epoch if self.clock.ahead(self.epoch) else 0

@@ -19,8 +19,8 @@ from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.kinds import Kinds
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 
-# Seconds without progress before the next request. The time doubles after each request, up to
-# LONGEST_RETRY_SECONDS.
+# Seconds without a new block before the missing blocks are requested again. The time doubles after each
+# request, up to LONGEST_RETRY_SECONDS.
 RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 20.0
 # A sender counts as silent when the pause between requests has grown to this many seconds.
@@ -70,7 +70,7 @@ class ObjectFetch:
         self._oldest = float("inf")  # no block in `asked` was requested before this time
         self._next = 0  # all blocks with a lower index are here or were requested
         self.retry = retry
-        self._gap = 0.0  # recent seconds between two blocks
+        self._gap = 0.0  # recent time between two blocks, in seconds
         # Time when the last block arrived; before any block, the time of the first request.
         self._nothing_since = float("-inf")
         self._any_came = False
@@ -221,7 +221,10 @@ class ObjectFetch:
 
 
 def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return sorted indices as (first, last + 1) pairs, at most as many as one message may hold."""
+    """Return sorted indices as pairs (first, last + 1).
+
+    One message may contain at most MAX_RANGES pairs. Further indices are left out.
+    """
     found: list[tuple[int, int]] = []
     for i in indices:
         if found and found[-1][1] == i:

@@ -25,7 +25,7 @@ class Meter:
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
-    # Rejected frames, and rejected content of good frames.
+    # Reason -> number of rejected frames, and of good frames with rejected content.
     rejected: Counter[Reason] = field(default_factory=Counter)
     # The bytes of `wire` by (device, direction, kind). Only a coordinator counts them, and a snapshot does
     # not contain them.
@@ -47,7 +47,10 @@ class Meter:
     def count_bytes(
         self, direction: str, size: int, tensors: Mapping[str, int], fresh: bool, device: str | None = None
     ) -> None:
-        """Count `size` bytes of packets: the bytes in `tensors` by kind, the other bytes as control."""
+        """Count `size` bytes of packets.
+
+        The bytes in `tensors` are counted by kind, and all other bytes as control.
+        """
         declared = {kind: n for kind, n in tensors.items() if kind != CONTROL}
         for kind, n in declared.items():
             self._count_wire(device, direction, kind, n)

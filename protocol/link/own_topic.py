@@ -15,7 +15,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 
 class OwnTopic:
-    """The reader of the states that this coordinator and other coordinators with the same name publish."""
+    """The reader of the states that this coordinator, and any other coordinator of the federation, publish."""
 
     def __init__(self, me: Identity, federation: str, who: str, clock: Clock) -> None:
         self._me, self._federation, self._who, self._clock = me, federation, who, clock

@@ -51,7 +51,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """The limiter of a coordinator: buckets for each device with a key, and buckets that all other senders share."""
+    """The limiter of a coordinator. Each device with a key has its own buckets, and all other senders share some."""
 
     def __init__(self, known: Container[str]) -> None:
         self._known = known
@@ -70,13 +70,14 @@ class RateLimiter:
         return device if device in self._known else UNKNOWN_SENDER
 
     def charge_own_name(self, now: float) -> None:
-        """Charge a frame that arrives in the coordinator's own name.
+        """Charge a frame that was sent under the coordinator's own name.
 
         A hostile broker could send any number of such frames.
         """
         if not self._own_name.take(now):
             raise Rejected(
-                Reason.FLOOD, f"more than {FRAME_RATE:g} frames per second came in the coordinator's own name"
+                Reason.FLOOD,
+                f"more than {FRAME_RATE:g} frames per second came under the coordinator's own name",
             )
 
     def charge_frame(self, device: str, now: float) -> None:

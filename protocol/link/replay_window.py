@@ -14,13 +14,13 @@ WIDTH: Final = 1024  # a number that is this far below the newest number, or fur
 class ReplayWindow:
     boot: int = 0
     newest: int = 0
-    # How many different numbers above `counted_from` have arrived. Numbers begin with 1; a will has the
+    # Count of different numbers above `counted_from` that have arrived. Numbers begin with 1; a will has the
     # number 0.
     received: int = 0
     holder: str = ""  # holder of the sender's name when the messages were sent; empty if not noted
     counted_from: int | None = (
-        # Only higher numbers can count as missing. If it is None, the count starts with the next number that
-        # arrives.
+        # Only numbers above `counted_from` can count as missing. With None, the count starts at the next
+        # number that arrives.
         None
     )
     _seen: int = 0  # bit i is set if the number `newest - i` has been seen

@@ -25,7 +25,7 @@ class TaskSender:
     def __init__(self, link: LinkToDevices, credit: Credit) -> None:
         self._link, self._credit = link, credit
         self._broadcasts: dict[bytes, Broadcast] = {}
-        self._may_follow = True  # whether the open broadcast may follow the tasks without a request
+        self._may_follow = True  # True if the open broadcast may be sent after the tasks without a request
         # Devices that get the open broadcast after their tasks, without a request.
         self._followers: list[str] = []
 
@@ -62,7 +62,7 @@ class TaskSender:
 
     @property
     def can_still_serve(self) -> bool:
-        """Return whether the open broadcast can still be sent in the blocks that it was split into."""
+        """Return whether the open broadcast can still be sent in its present blocks."""
         return not self._broadcasts or self._link.still_fits(
             *(one.manifest for one in self._broadcasts.values())
         )

@@ -20,7 +20,7 @@ from protofleet.protocol.security.holders import holder_of
 from protofleet.protocol.security.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
 from protofleet.protocol.security.weak_keys import check_keys
 
-KEY: Final = 32  # bytes
+KEY: Final = 32  # length of a key in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,9 @@ def load_public(path: Path) -> PublicKeys:
         raise KeyFileError(f"{path} is not two lines of 64 hexadecimal digits") from None
     if [len(key) for key in keys] != [KEY, KEY]:
         sizes = " and ".join(str(len(key)) for key in keys) or "no"
-        raise KeyFileError(f"{path} holds {sizes} bytes, it must be two keys of {KEY}: signing, receiving")
+        raise KeyFileError(
+            f"{path} holds {sizes} bytes, but must hold two keys of {KEY}: for signing and for receiving"
+        )
     try:
         check_keys(*keys)
     except ValueError as error:

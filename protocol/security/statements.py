@@ -29,7 +29,7 @@ MAX_STATEMENT: Final = 1 << 20
 MAX_SIGNERS: Final = 2
 SIGNER: Final = 8
 SIGNATURE: Final = 64
-LINE: Final = 64  # characters in a line of an armoured file
+LINE: Final = 64  # characters in a line of a statement that is written as text
 
 
 class StatementFault(str, Enum):
@@ -228,14 +228,14 @@ class Reader:
 
 
 def armoured(kind: str, data: bytes) -> str:
-    """Return the statement as text that mail and chat do not damage."""
+    """Return the statement as text, which mail and chat programs do not damage."""
     text, label = base64.b64encode(data).decode(), f"PROTOFLEET {kind.upper()}"
     lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
     return "\n".join([f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", ""])
 
 
 def read_armoured(kind: str, path: Path) -> bytes:
-    """Return the statement in a file; its signature is not checked.
+    """Return the statement in a file; the signature is not checked.
 
     Raise StatementError with the path if the file has no statement of this kind.
     """
@@ -250,7 +250,7 @@ def read_armoured(kind: str, path: Path) -> bytes:
 
 
 def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
-    """Return the statement in an armoured text; its signature is not checked."""
+    """Return the statement in a text that `armoured` has written; the signature is not checked."""
     label = f"PROTOFLEET {kind.upper()}".encode()
     lines = text.split()
     begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"

@@ -11,9 +11,10 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-KEY: Final = 32  # bytes
+KEY: Final = 32  # length of a key in bytes
 FIELD: Final = 2**255 - 19
-# Any private key can be used here, because every private key is a multiple of the cofactor.
+# Every X25519 private key is a multiple of the cofactor. So an exchange between any private key and a point
+# of small order fails.
 PROBE: Final = X25519PrivateKey.from_private_bytes(bytes(KEY))
 
 
@@ -25,7 +26,8 @@ def check_keys(sign: bytes, receive: bytes) -> None:
 
 
 def check_sign(sign: bytes) -> None:
-    # The map of RFC 7748, section 4.1, turns points of small order into points of small order.
+    # Convert the key to a point of the other curve (RFC 7748, section 4.1). The point has a small order
+    # exactly if the key has a small order.
     y = int.from_bytes(sign, "little") % 2**255 % FIELD
     u = (1 + y) * pow(1 - y, -1, FIELD) % FIELD if y != 1 else 0
     if _is_weak(u.to_bytes(KEY, "little")):

@@ -15,7 +15,7 @@ from protofleet.protocol.settings.reader import encode, toml_literal
 from protofleet.protocol.settings.sentences import sentences
 
 ANY_NAME: Final = "NAME"  # placeholder for the name that the user gives to a table
-LARGE: Final = 10_000  # numbers from this size on are written with underscores
+LARGE: Final = 10_000  # this number and larger numbers are written with underscores
 DICTS: Final = (dict, Mapping)
 # Each type in the singular and in the plural.
 TYPES: Final[Mapping[Any, tuple[str, str]]] = {

@@ -27,7 +27,7 @@ T = TypeVar("T")
 Table = dict[str, Any]
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # characters that must be written as escapes in a TOML string
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-LONGEST_SHOWN = 100  # letters of a wrong value that an error message shows
+LONGEST_SHOWN = 100  # largest number of letters of a wrong value that an error message shows
 
 
 class SettingsError(ValueError):
@@ -75,7 +75,7 @@ def line_of(text: str, path: Sequence[str]) -> int:
 
 
 def override(table: Table, assignments: Sequence[str]) -> Table:
-    """Return a copy of a table with assignments `a.b=value` applied; a value that is not TOML is a string."""
+    """Return a copy of a table, changed by assignments `a.b=value`. A value that is not TOML counts as a string."""
     changed = _copy(table)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")

@@ -102,9 +102,9 @@ class Disk:
     def fresh(self, target: Path, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
         """Yield the path of a new file for the caller to write; the file replaces the target if nothing fails.
 
-        A reader of the target sees the old or the new content, also after a power cut. With `durable=False`
-        both may be lost in a power cut. This is for content that is checked when it is read, or that can be
-        made again.
+        A reader of the target sees the old or the new content, also after a power cut. With `durable=False`,
+        both may be lost in a power cut. So `durable=False` is for content that is checked when it is read, or
+        that can be made again.
         """
         with self.new_file(target, mode) as path:
             yield path
@@ -132,7 +132,7 @@ class Disk:
             os.close(handle)
 
     def _sweep(self, target: Path) -> None:
-        """Remove the new files of killed processes for a target.
+        """Remove the unfinished new files that killed processes have left for a target.
 
         This is done only once for each target.
         """
@@ -146,8 +146,8 @@ class Disk:
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name, as a hard link.
 
-        This is safer than two renames of one file: in a power cut between them, neither name may be durable
-        yet, and the file is lost.
+        This is safer than two renames of one file: in a power cut between the two renames, the file may have
+        no durable name, and is lost.
         """
         self.before_step("link", target)
         spare = target.with_suffix(".spare")
@@ -298,7 +298,7 @@ def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
 
 def _write(handle: int, content: bytes | bytearray | memoryview) -> None:
     rest = memoryview(content)
-    while rest:  # if the disk becomes full, only a first part is written
+    while rest:  # if the disk becomes full, one call writes only a part of the bytes
         rest = rest[os.write(handle, rest) :]
 
 

@@ -1,4 +1,4 @@
-"""Log once that the disk is full, and once that it has space again, for a program that pauses in between."""
+"""Log once that the disk is full, and once that it has space again. The program pauses in between."""
 
 from __future__ import annotations
 

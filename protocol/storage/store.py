@@ -61,7 +61,7 @@ class NewerFormatError(ValueError):
 class ObjectStore:
     """A folder of objects.
 
-    With `durable=False` no fsync is made. This is for a folder whose loss does no harm.
+    With `durable=False` no fsync is made. So `durable=False` is for a folder whose loss does no harm.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class ObjectStore:
     def begin(self, manifest: Manifest) -> Partial:
         """Begin to receive an object, and remove any other unfinished object.
 
-        Otherwise the parts of objects that are never completed would fill the disk.
+        If these objects were kept, and were never completed, they would fill the disk.
         """
         try:
             self.disk.make(self.folder)

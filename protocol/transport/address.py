@@ -104,7 +104,8 @@ def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) 
                 raise ConnectionResetError
             problem = _problem(answer)
             if problem is None:
-                sock.sendall(b"\xe0\x00")  # DISCONNECT, so that the broker does not log a broken connection
+                # This is a DISCONNECT. Without it, the broker would log a broken connection.
+                sock.sendall(b"\xe0\x00")
                 return None
             return f"{broker}: {problem}"
     except BrokerError as error:

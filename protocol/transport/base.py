@@ -25,7 +25,7 @@ class Connected:
 class Arrived:
     topic: str
     frame: bytes
-    retained: bool = False  # published before this client subscribed, and kept by the broker
+    retained: bool = False  # True if the broker kept the message since a time before this client subscribed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """The request to end this process with a bye and a DISCONNECT."""
+    """The request to end this process, after a bye and a DISCONNECT were sent."""
 
     reason: str
 
@@ -66,7 +66,7 @@ Item: TypeAlias = Connected | Arrived | Disconnected | Denied | Done | StopReque
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """The message that the broker publishes, retained, when this client's connection is lost."""
+    """The message that the broker publishes as a retained message when this client's connection is lost."""
 
     topic: str
     frame: bytes

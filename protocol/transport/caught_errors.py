@@ -29,7 +29,7 @@ class CaughtErrors:
         self._logged: dict[str, tuple[float, int]] = {}
 
     def caught(self, where: str) -> None:
-        """Count the exception that is being handled, and log it unless the place was logged in the last hour."""
+        """Count the exception that is being handled; log it if this place was not logged in the last hour."""
         now = self._clock()
         with self._lock:
             self.count += 1

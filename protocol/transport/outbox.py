@@ -24,7 +24,7 @@ class Publish:
     topic: str
     frame: bytes
     retain: bool
-    size: int  # bytes of the packet
+    size: int  # bytes of the whole PUBLISH packet
     qos: int = 1
 
 

@@ -13,7 +13,7 @@ PUBLISH: Final = 0x30
 PUBACK: Final = 0x40
 PINGREQ: Final = b"\xc0\x00"
 EXACTLY_ONCE: Final = 2
-RETAIN: Final = 1  # the bit in the first byte of a PUBLISH
+RETAIN: Final = 1  # the bit in the first byte of a PUBLISH that marks a retained message
 # Largest number of bytes in a received packet. The parties of a federation send at most a block of 1 MiB with
 # its header.
 MOST_RECEIVED: Final = 4 << 20
@@ -30,7 +30,7 @@ class Message:
     topic: bytes
     payload: bytes
     packet_id: int  # packet id to acknowledge; 0 at QoS 0
-    retained: bool = False  # published before we subscribed, and kept by the broker
+    retained: bool = False  # True if the broker kept the message since a time before we subscribed
 
 
 @dataclass(frozen=True, slots=True)

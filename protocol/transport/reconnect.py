@@ -30,7 +30,7 @@ def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Ra
 
 
 class Backoff:
-    """The pauses between tries: short after a long connection, and longer with each failed try."""
+    """The pauses between tries. They are short after a long connection, and grow with each failed try."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest

@@ -13,8 +13,8 @@ NEVER: Final = float("inf")
 class Timers(Generic[K]):
     """A heap of times.
 
-    If a time is moved to later, the heap is not changed. The key gets a new entry in the heap when the old
-    time is reached.
+    If a key gets a later time, the heap is not changed at once. The key gets a new entry when its old time is
+    reached.
     """
 
     def __init__(self) -> None:

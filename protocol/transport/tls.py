@@ -121,8 +121,8 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
 def _of_one_set(files: TlsFiles) -> TlsFiles:
     """Return the paths with all links resolved, so that all files belong to the same set.
 
-    A renewal changes one link from the old set of files to the new set. So the links are resolved twice,
-    until both results are equal.
+    A renewal changes one link from the old set of files to the new set. So all links are resolved twice. If
+    the two results differ, this is repeated.
     """
     for _ in range(10):
         before, after = _followed(files), _followed(files)

@@ -177,7 +177,8 @@ class Body(Mapping[str, Array]):
 
     def _numbers(self, dtype: np.dtype[np.generic], start: int, count: int) -> Array:
         data = self._read(start, start + count * dtype.itemsize)
-        if dtype == np.bool_:  # A sender may use a byte above 1, and it would count as more than one True.
+        # A sender may have sent a byte above 1, which would count as more than one True.
+        if dtype == np.bool_:
             return np.not_equal(np.frombuffer(data, np.uint8), 0)
         return np.frombuffer(data, dtype=dtype)
 

@@ -50,7 +50,7 @@ def manifest_of(
             hashes.append(short_hash(data))
         whole.update(data)
         size += len(data)
-    if not hashes and size:  # the object has one block, and both have the same hash
+    if not hashes and size:  # the only block has the same hash as the whole object
         hashes.append(whole.digest()[:SHORT_HASH])
     return Manifest(whole.digest(), size, block, tuple(hashes), parts)
 

@@ -49,12 +49,12 @@ NO_ANSWER: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class IndirectManifest:
-    """The description of an object whose manifest is too large for a packet and is sent as an object too."""
+    """The description of an object whose manifest is too large for a packet, and is sent as a second object."""
 
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    # Manifest of a second object. This object contains the manifest of the first object, without the key.
+    # Manifest of the second object, which contains the manifest of the first object without its key.
     manifest: Manifest
 
 
@@ -108,7 +108,7 @@ class About:
 class Welcome:
     """The description of a run: method, settings, network, seed. A device joins the run or sends a Bye."""
 
-    plan: bytes  # JSON
+    plan: bytes  # the plan as JSON
     about: About = About()
 
 
@@ -116,8 +116,8 @@ class Welcome:
 class ArraySpec:
     """The array that an update must hold under one name; the coordinator checks these properties.
 
-    A name that ends with `.*` is a prefix. It stands for all arrays of the broadcast with this prefix that
-    have no ArraySpec of their own.
+    A name that ends with `.*` is a prefix. Such a name stands for all arrays of the broadcast that have this
+    prefix and no ArraySpec of their own.
     """
 
     name: str
@@ -171,13 +171,13 @@ class Receipt:
 
     round: int
     phase: str
-    verdict: str  # accepted, late, refused
+    verdict: str  # accepted, late or refused
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The message with the reason why the coordinator does not work with this device."""
+    """The message that the coordinator does not work with this device, with the reason."""
 
     reason: str
     # Boot of a later process with the same name, if such a process is the reason. The later process is not
@@ -210,7 +210,7 @@ class RoundStatus:
 
     @property
     def gathers(self) -> bool:
-        """Return whether no task is open because the coordinator still waits for devices to join."""
+        """Return True if no task is open, because the coordinator still waits for devices to join."""
         return not self.phase and self.waits is None
 
     def names(self, device: str) -> bool:

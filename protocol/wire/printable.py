@@ -16,6 +16,6 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines with each line made printable.
 
-    Use this only for a text whose line ends come from our own code.
+    Use this function only for a text whose line ends come from our own code.
     """
     return "\n".join(map(printable, text.split("\n")))

@@ -47,7 +47,7 @@ class Reason(str, Enum):
     OUT_OF_BOUNDS = "out_of_bounds"
 
 
-# docs/protocol.md shows these texts; `python -m tools.pages.reasons` writes them.
+# `python -m tools.pages.reasons` writes these texts into docs/protocol.md.
 MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.MALFORMED: "no valid frame, header or payload",
     Reason.VERSION: "another major version, or a suite that the receiver does not know",
@@ -94,7 +94,7 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 class DisconnectReason(str, Enum):
-    """The reason why a device sends a Bye: the part of the Bye's text before the colon.
+    """The reasons why a device sends a Bye. A reason is the part of the Bye's text before the colon.
 
     The list is closed, and each reason has its own counter.
     """

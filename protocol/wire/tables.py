@@ -49,7 +49,7 @@ def number(value: object) -> float:
 
 
 def forms(value: object) -> tuple[str, ...]:
-    """Return the names of message forms that were added later."""
+    """Return the names of message forms that later minor versions added."""
     return _texts(value, MAX_FORMS, MAX_FORM)
 
 
@@ -62,7 +62,7 @@ def class_names(value: object) -> tuple[str, ...]:
 
 
 def about_fields(about: About) -> dict[str, object]:
-    """Return the fields that are set."""
+    """Return the fields of `about` that are set."""
     values = {
         "can": list(about.can), "uses": list(about.uses), "names": list(about.names), "embedding": about.embedding,
         "metrics": list(about.metrics), "counts": about.counts,

@@ -1,4 +1,4 @@
-"""Hold every topic of the wire in one table for names, subscriptions and the broker's access rules."""
+"""Define all topics of the wire in one table, from which names, subscriptions and access rules are derived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device
 
 PREFIX: Final = "protofleet/1"
 LONGEST: Final = 80  # largest number of letters after a topic's prefix; a longer topic is invalid
-MOST_PARSED: Final = 4096  # parsed topics that are kept, because the topic of a frame is parsed several times
+# Largest number of parsed topics in the cache. The topic of a frame is parsed several times.
+MOST_PARSED: Final = 4096
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
 
@@ -27,7 +28,8 @@ class TopicRule:
     pattern: str
     writer: Role
     reader: Role
-    # True if the writer receives the topic too. So it notices another party that writes under its name.
+    # True if the writer receives the topic too. So the writer notices another party that writes under the
+    # writer's name.
     echoes: bool = False
     # True if this version does not use the topic, but devices of minor version 0 subscribe to it.
     retired: bool = False

@@ -77,7 +77,7 @@ def test_a_key_file_that_is_not_there_or_cannot_be_read_is_named(tmp_path, load)
 def test_a_file_that_holds_no_public_key_is_refused(tmp_path, text):
     (tmp_path / "a.pub").write_text(text, encoding="utf-8")
     with pytest.raises(
-        KeyFileError, match=r"a\.pub (holds .*bytes, it must be two keys of 32|is not two lines)"
+        KeyFileError, match=r"a\.pub (holds .*bytes, but must hold two keys of 32|is not two lines)"
     ):
         load_public(tmp_path / "a.pub")
 
