@@ -116,7 +116,7 @@ class Agent:
             self._inbox.wake()
 
     def drain(self) -> None:
-        """End the device when its current update has a receipt, before it takes the next task."""
+        """Take no new task, and end the device when its current update has a receipt."""
         self.tasks.drain()
 
     def pause(self, why: str) -> None:
@@ -152,7 +152,9 @@ class Agent:
         try:
             for received in self.link.arrived(topic, frame, now):
                 self._handle_message(received, now)
-        except NoRoom as fault:  # the coordinator sends the task again after the next hello
+        except (
+            NoRoom
+        ) as fault:  # The disk is full. The coordinator sends the task again after the next hello.
             self.tasks.disk_space.ran_out(str(fault))
         except Rejected as fault:
             self._context.warn("rejected on %.100s: %s", topic, fault)
@@ -160,14 +162,16 @@ class Agent:
                 self.tasks.deliver_last_again()
         except (TakenOverError, *OURS):
             raise
-        except Exception:  # one message is lost; after the next hello the coordinator sends the task again
+        except (
+            Exception
+        ):  # Only this message is lost. The coordinator sends a lost task again after the next hello.
             self._context.notify("erred", round=self.state.last_round)
             if self._context.log_limit.take(now):
                 log.exception("an error in handling a message on %.100s", topic)
 
     def _handle_message(self, received: Received, now: float) -> None:
         if received.run != self.link.run:
-            return  # the message waited for its broadcast, and the coordinator has another run now
+            return  # The message waited until its broadcast had arrived. Meanwhile the coordinator began another run.
         self._note_contact(received, now)
         match received.message:
             case Welcome() as welcome:
@@ -188,11 +192,11 @@ class Agent:
                 self.run_end.received(received.run, now)
 
     def _note_contact(self, received: Received, now: float) -> None:
-        """Record that the coordinator is reachable, and which run it has, from a message of any kind."""
+        """Record from any message that the coordinator is reachable, and which run the coordinator has."""
         message = received.message
         forget_higher_epoch(self.state, self._context.heard_file, self.link.clock, received.epoch)
         self._hellos.received(message, received.epoch)
-        if not isinstance(message, State):  # a State is published to all devices
+        if not isinstance(message, State):  # A State goes to all devices, so it does not answer this device.
             self._context.coordinator_answered = True
         self.run.heard(message)
         self._watchdog.heard(self.link.last_new_message_at)
@@ -202,14 +206,18 @@ class Agent:
             self.run_end.contradicted()
 
     def _is_missed(self, status: RoundStatus) -> bool:
-        """Return whether the coordinator waits for this device, and the device does not know the task."""
+        """Return whether the coordinator waits for this device and this device has not received the task."""
         return status.names(self.link.me.name) and not self.tasks.knows((status.round, status.phase))
 
     def take_receipt(self, receipt: Receipt) -> None:
         if self.tasks.delivery.received(receipt, self._context.now):
             self._context.keep_last_heard(durable=False)
             if receipt.verdict == "accepted" and receipt.phase in (TRAIN, EVALUATE):
-                learned = receipt.round - (receipt.phase == EVALUATE)  # its round follows the last training
+                # The evaluation has a round of its own, which follows the round of the last training.
+                learned = receipt.round - (receipt.phase == EVALUATE)
                 self._context.notify("accepted", round=receipt.round, learned=learned)
         elif receipt.verdict == "refused":
-            log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
+            log.warning(
+                "the coordinator refused the update for round %d %s: %s",
+                receipt.round, receipt.phase, receipt.reason,
+            )  # fmt: skip

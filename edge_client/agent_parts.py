@@ -1,4 +1,4 @@
-"""The assembly of an agent: each part is built here, after the parts that it needs."""
+"""The assembly of a device's agent from its parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class DeviceData:
-    """The data of a device, the start of its jobs, and the function to call when the data have grown."""
+    """The data of a device, and two functions: `start_job` starts its jobs, `note` is called when data were added."""
 
     splits: Splits
     start_job: StartJob
@@ -54,7 +54,7 @@ class DeviceData:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options of a device, all with a default."""
+    """The options of a device's agent; each option has a default."""
 
     software: str = ""
     """Version of the software, which each hello names."""
@@ -73,7 +73,7 @@ class AgentOptions:
 
 
 class AgentParts(NamedTuple):
-    """The parts of an agent, in the order in which `Agent` takes them."""
+    """The parts of an agent, in the order of the arguments of `Agent`."""
 
     context: DeviceContext
     hellos: HelloExchange

@@ -18,14 +18,15 @@ from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
 
 CPU: Final = torch.device("cpu")
-# If a training batch takes fewer operations for each core, the cores are as fast as a GPU: docs/gpu.md.
+# Operations of a training batch for each core. Below this number, the cores are as fast as a GPU: see docs/gpu.md.
 FLOPS_PER_CORE: Final = 50_000_000
-FLOPS_PER_WEIGHT: Final = 2  # one multiplication and one addition
-BACK_AND_FORTH: Final = 3  # the backward pass is twice the work of the forward pass
+FLOPS_PER_WEIGHT: Final = 2  # One multiplication and one addition.
+# Work of a training step, as a multiple of the forward pass: the backward pass alone is twice the forward pass.
+BACK_AND_FORTH: Final = 3
 
 
 def set_torch(settings: DeviceSettings) -> torch.device:
-    """Set torch's number of threads and its deterministic mode, and return the GPU or the CPU for the work."""
+    """Set torch's number of threads and its deterministic mode, and return the processor: the GPU or the CPU."""
     place = compute_place(settings.compute)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -34,9 +35,9 @@ def set_torch(settings: DeviceSettings) -> torch.device:
 
 
 def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool:
-    """Return whether a batch is so much work that a GPU is faster than `cores` cores.
+    """Return whether a training batch of this plan is so much work that a GPU is faster than `cores` CPU cores.
 
-    If `cores` is 0, the cores that this process may use are counted.
+    If `cores` is 0, the number of cores that this process may use is taken instead.
 
     A GPU takes some milliseconds even for the batch of a small network, because it starts hundreds of kernels.
     The function counts operations and measures no time. A measured time would depend on the other programs of
@@ -44,17 +45,16 @@ def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool
     an update with other bits.
     """
     enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
-    with torch.device("meta"):  # the meta device takes no memory
+    with torch.device("meta"):  # Tensors on the meta device take no memory.
         parameters = sum(weights.numel() for weights in plan.model(network).parameters())
-    if (
-        FLOPS_PER_WEIGHT * parameters * batch >= enough
-    ):  # each weight is used at least once, so the operations need not be counted
+    # Each weight is used at least once for each sample. If this is enough work, the operations need not be counted.
+    if FLOPS_PER_WEIGHT * parameters * batch >= enough:
         return True
     return flops_of(plan.model(network), plan.input_shape.axes) * batch >= enough
 
 
 def flops_of(model: nn.Module, sample: Sequence[int]) -> int:
-    """Count the operations of the linear and convolutional layers for one sample in the forward pass."""
+    """Count the operations of all linear and convolutional layers in the forward pass of one sample."""
     found = 0
 
     def count(layer: nn.Module, given: object, result: torch.Tensor) -> None:
@@ -77,9 +77,9 @@ def available_cores() -> int:
 
 
 def compute_place(choice: str, plan: Plan | None = None, network: Network | None = None) -> torch.device:
-    """Return the GPU or the CPU.
+    """Return the GPU or the CPU, as the setting `choice` demands.
 
-    If the choice is "auto" and a plan is given, return the CPU for a network that is too little work for a GPU.
+    If the choice is "auto" and a plan is given, return the CPU if it trains the plan's network as fast as the GPU.
     """
     if choice == "cuda" and not torch.cuda.is_available():
         raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')

@@ -1,4 +1,7 @@
-"""The settings of a device: its name, its broker and its data. The coordinator's plan has the method."""
+"""The settings of a device, for example its name, its broker and its data.
+
+The settings do not name the method of a run: the method is in the plan that the coordinator sends.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 PLACES = ("auto", "cpu", "cuda")
 TRAINERS = ("inside", "child")
 
-SessionSeconds = Annotated[int, Within(0, 0xFFFF_FFFF)]  # the range that MQTT can express
+SessionSeconds = Annotated[int, Within(0, 0xFFFF_FFFF)]  # The range of a session's expiry in MQTT.
 Celsius = Annotated[float, Within(0, 1000)]
 Patience = Annotated[float, Within(0, LONG_SECONDS, above=True, also=((math.inf, "works offline"),))]
 

@@ -1,4 +1,4 @@
-"""The objects that all parts of a device's agent share, and the end of the device."""
+"""The objects that all parts of a device's agent share, and the methods that end the device."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class DeviceContext:
     connected: bool = False  # whether the device is connected to the broker
     coordinator_answered: bool = False  # whether the coordinator has answered this process
     finished: bool = False
-    problem: str = ""  # reason why the device ended before the run ended
+    problem: str = ""  # reason why the device ended before the run ended; empty if there is no such reason
     # Whether the problem is in the run's plan or in its author's code, so that a restart would not help.
     cannot_follow: bool = False
-    # Limits the log lines that other machines can cause, so that they cannot fill the disk. The metrics still
-    # count all events.
+    # The limit of log lines that other machines can cause, so that other machines cannot fill the disk with log
+    # lines. The metrics still count all events.
     log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def warn(self, message: str, *details: object) -> None:

@@ -1,4 +1,4 @@
-"""The run that the coordinator announced last, with its plan and its job as soon as they are known."""
+"""The run that the coordinator announced last, with its plan and its job as soon as the device has them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class CurrentRun:
     name: str
     plan: Plan | None = None
     job: Job | None = None
-    over: bool = False  # whether the run is over and no other has begun yet
-    gathering: bool = False  # whether the coordinator waits for devices, by its last status
+    over: bool = False  # whether this run is over and no other run has begun yet
+    gathering: bool = False  # whether the coordinator still waits for devices before the first round
     _welcomed_by: int = 0  # epoch of the coordinator that sent the last welcome
 
     def change(self, name: str) -> None:
@@ -38,7 +38,7 @@ class CurrentRun:
         self.plan = self.job = None
 
     def welcomed(self, epoch: int) -> bool:
-        """Note a welcome, and return whether it is the first one of this coordinator."""
+        """Note a welcome, and return whether it is the first welcome of this coordinator process."""
         first, self._welcomed_by = epoch != self._welcomed_by, epoch
         return first
 
@@ -48,6 +48,6 @@ class CurrentRun:
     def was_welcomed_by(self, run: str, epoch: int) -> bool:
         """Return whether the coordinator with this epoch has sent the plan of this run.
 
-        Another coordinator may know other forms of messages, or have another plan for a run of the same name.
+        A restarted coordinator may know other forms of messages, or have another plan for a run of the same name.
         """
         return (self.name, self._welcomed_by) == (run, epoch)

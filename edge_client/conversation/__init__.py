@@ -1,4 +1,4 @@
-"""The messages of a device and their times: hellos, updates, pauses, and a watchdog for the coordinator.
+"""The times at which a device sends hellos and updates, its pauses, and a watchdog for the coordinator.
 
 May import: edge_client, edge_client.state, methods.contract, methods.plugins, protocol.*, runtime.
 """

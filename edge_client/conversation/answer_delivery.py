@@ -16,12 +16,13 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.device")
 
-RESEND_SECONDS: Final = 5.0  # first pause before an update is sent again; each later pause is doubled
+RESEND_SECONDS: Final = 5.0  # first pause before an update is sent again; each later pause is twice as long
 LONGEST_RESEND_SECONDS: Final = 60.0
-# The device waits at least this many times as long as the last receipt took, but at most
+# The first pause is also at least this factor times the seconds in which the last receipt arrived, but at most
 # LONGEST_RESEND_SECONDS. Otherwise repeated updates would make a slow coordinator slower.
 RECEIPT_FACTOR: Final = 4.0
-ACCURACY: Final = "accuracy.test."  # start of the names of metrics that end with the name of a view
+# The first part of metric names such as "accuracy.test.global"; the last part names the evaluated model.
+ACCURACY: Final = "accuracy.test."
 
 
 @dataclass
@@ -35,7 +36,7 @@ class PendingAnswer:
 
     @property
     def key(self) -> tuple[int, str]:
-        """Return the round and the phase."""
+        """Return the round and the phase of the update's task."""
         return self.answer.round, self.answer.phase
 
     def update(self, device: str) -> Update:
@@ -53,8 +54,10 @@ class AnswerDelivery:
     def __init__(self, link: DeviceLink) -> None:
         self._link = link
         self.pending: PendingAnswer | None = None
-        self.receipts: Counter[str] = Counter()  # receipts of this process, by verdict
-        self._receipt_seconds = 0.0  # seconds from the first sending of the last update to its receipt
+        self.receipts: Counter[str] = (
+            Counter()
+        )  # number of receipts that this process has received, by verdict
+        self._receipt_seconds = 0.0  # seconds from the first transmission of the last update to its receipt
 
     @property
     def wake_at(self) -> float:
@@ -65,9 +68,9 @@ class AnswerDelivery:
 
     @property
     def largest_object(self) -> int:
-        """Return the bytes of the object that the coordinator may fetch for the pending update.
+        """Return the size in bytes of the pending update's arrays, which the coordinator may fetch.
 
-        Return 0 if no update is pending, or if it has no arrays.
+        Return 0 if no update is pending, or if the update has no arrays.
         """
         name = bytes.fromhex(self.pending.answer.object) if self.pending else b""
         return self._link.store.size(name) if name else 0
@@ -77,9 +80,9 @@ class AnswerDelivery:
         self.pending = PendingAnswer(answer, now, pause)
 
     def send(self, plan_is_known: bool, now: float) -> None:
-        """Send the pending update, but only if the coordinator has sent its plan to this device.
+        """Send the pending update, but only if the coordinator has sent its plan to this device (`plan_is_known`).
 
-        Before that, the coordinator may have another run, or another plan for a run of the same name.
+        A coordinator that has not sent its plan may have another run, or another plan for a run of the same name.
         """
         if self.pending is None:
             return
@@ -111,7 +114,7 @@ class AnswerDelivery:
 
 
 def log_receipt(answer: Answer, size: int, receipt: Receipt) -> None:
-    """Log one line for a task: the time, size and accuracy of its update, or why the update was not accepted."""
+    """Log one line about an update: its time, size and accuracy, or the reason why it was not accepted."""
     accuracy = {name: value for name, value in answer.metrics.items() if name.startswith(ACCURACY)}
     seconds = answer.metrics.get("seconds.work", 0.0)
     figures = fields(
@@ -120,8 +123,9 @@ def log_receipt(answer: Answer, size: int, receipt: Receipt) -> None:
     )  # fmt: skip
     if receipt.verdict != "accepted":
         log.warning(
-            "round %d %s %s: %s", answer.round, answer.phase, receipt.verdict, receipt.reason, extra=figures
-        )
+            "round %d %s: the update is %s: %s",
+            answer.round, answer.phase, receipt.verdict, receipt.reason, extra=figures,
+        )  # fmt: skip
         return
     measured = "".join(
         f", accuracy {value:.1%} ({name[len(ACCURACY) :]})" for name, value in accuracy.items()

@@ -1,7 +1,7 @@
 """A warning when a connected device has received no new message of its coordinator for some minutes.
 
-The coordinator may be down, or the broker may suppress or repeat its messages; repeated messages do not count.
-A coordinator that runs publishes its state every minute.
+A running coordinator publishes its state every minute. If no new message arrives, the coordinator is down, or the
+broker does not forward its messages. A message that the broker repeats is not a new message.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ class CoordinatorWatchdog:
         """Record that a new message of the coordinator arrived at the time `at`."""
         if self.since < at:
             if self.expired:
-                log.warning("the coordinator is heard again, after %.0f s", at - self.since)
+                log.warning(
+                    "the coordinator has sent a new message, after %.0f s without one", at - self.since
+                )
             self.start(at)
 
     def check(self, now: float) -> None:
         if now >= self.alarm_at:
             self.expired = True
             log.warning(
-                "connected, but nothing new from the coordinator for %.0f s: it is away, or the broker "
-                "withholds its messages; check whether it runs, and its log",
+                "connected, but no new message of the coordinator for %.0f s: the coordinator is down, or the broker "
+                "does not forward its messages; check whether the coordinator runs, and read its log",
                 now - self.since,
             )

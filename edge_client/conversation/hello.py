@@ -17,8 +17,8 @@ from protofleet.protocol.wire.messages import NO_ANSWER, Hello
 class HelloSender:
     """The sender of hellos, which sends long texts only once.
 
-    The first hello on each connection and to each coordinator has all class names in full and the text about
-    the machine. Later hellos have only the hash of the names and the software.
+    The first hello on a connection has all class names and the text about the machine. So has the first hello to
+    a restarted coordinator. Later hellos have only the hash of the class names, and the version of the software.
     """
 
     def __init__(
@@ -26,8 +26,10 @@ class HelloSender:
     ) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
         self._about = about or software  # text about the software and the machine
-        self._epoch_with_names = -1  # epoch of the coordinator that has all names from this connection
-        self.by_hash = False  # whether the last hello had a hash in place of names that would fit
+        # The epoch of the coordinator to which this connection has sent all class names; -1 if there is none.
+        self._epoch_with_names = -1
+        # Whether the last hello had the hash of the class names, although the names would fit into the message.
+        self.by_hash = False
 
     def send(self, plan: Plan | None) -> None:
         names, link = self._data.names, self._link
@@ -40,8 +42,8 @@ class HelloSender:
     def name_classes_in_full(self) -> None:
         """Put all class names in full into the next hello.
 
-        This is for a new connection. It is also for a refusal whose reason may be the names: if the next hello
-        has all names, the next refusal shows both lists.
+        Call this after a new connection, and after a refusal whose reason may be the class names. If the next
+        hello has all names, the next refusal can show the device's list and the run's list.
         """
         self._epoch_with_names = -1
 
@@ -51,9 +53,9 @@ def hello_of(
 ) -> Hello:
     """Return the hello of a device.
 
-    The hello has the counts of samples by class only if the plan's method needs them. It has the device's
-    progress only if the device has the plan. It has all class names if `in_full` is true, and otherwise only
-    their hash.
+    The hello has the number of samples of each class only if the plan's method needs these numbers. The hello has
+    the device's progress only if `plan` is not None. If `in_full` is true, the hello has all class names;
+    otherwise it has only their hash.
     """
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
@@ -78,7 +80,7 @@ def hello_of(
 
 
 def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
-    """Return the round, the phase and the base of the last update."""
+    """Return the round, the phase and the base of the last update; the base is the hash of its broadcast."""
     if not saved.answers:
         return 0, NO_ANSWER, b""
     last = saved.answers[-1]
@@ -96,7 +98,9 @@ def plan_for(
     plan = read_plan(text, plugins)
     plan.demand_fit()
     if plan.classes != data.classes:
-        raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
+        raise SettingsError(
+            f"the number of classes is {plan.classes} in the run, but in this device's data it is {data.classes}"
+        )
     if problem := difference("this device's data", data.names, "the run", names):
         raise SettingsError(f"its classes have other names: {problem}")
     return plan

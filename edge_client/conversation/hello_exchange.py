@@ -1,4 +1,7 @@
-"""The device's hellos and their refusals; no hello is sent while the device is disconnected or paused."""
+"""The exchange of hellos: when the device sends a hello, and what it does after a refusal.
+
+No hello is sent while the device is disconnected or paused.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,17 @@ class HelloExchange:
         self._timer.forget_last_here()
         link = self._context.link
         link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
-        if waited_for or not self._timer.was_welcomed:  # the last hello may be lost
+        if waited_for or not self._timer.was_welcomed:  # Without a welcome, the last hello may be lost.
             self._timer.cancel_spread()
             self.send()
-        else:  # perhaps the broker has lost the connections of all devices at the same time
+        else:  # Perhaps the broker was restarted, and all devices connect again at the same moment.
             self._send_in_turn()
 
     def disconnected(self) -> None:
         self._context.connected, self.next_at = False, NEVER
 
     def send(self) -> None:
-        """Send a hello now, or after the pause if the device is in one."""
+        """Send a hello now; if the device is in a pause, send the hello after the pause."""
         now, link = self._context.now, self._context.link
         if now < (earliest := max(self.backoff.until, self._timer.not_before)):
             self.next_at = earliest
@@ -64,14 +67,14 @@ class HelloExchange:
             self._send_in_turn()
 
     def missed(self, by_name: bool) -> None:
-        """Send a hello because the coordinator waits for this device (`by_name`), or for any devices."""
+        """Send a hello because the coordinator waits for devices; `by_name` is true if it names this device."""
         if by_name:
             self.send()
         else:
             self._send_in_turn()
 
     def _send_in_turn(self) -> None:
-        """Send a hello after a random delay, because all devices have the same reason at the same moment."""
+        """Send a hello after a random delay, because all devices may send a hello for the same reason now."""
         self._timer.spread(self._context.now)
         self.send()
 
@@ -79,11 +82,17 @@ class HelloExchange:
         self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        if self._context.connected:  # a device without a connection sends a hello as soon as it is connected
+        if (
+            self._context.connected
+        ):  # A disconnected device sends a hello in any case when it is connected again.
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 
     def refused(self, refusal: Refusal) -> None:
-        """Handle a refusal; a refusal with a boot is meant only for the process with an earlier boot."""
+        """Handle a refusal.
+
+        A refusal with a boot says that a later process of this device has that boot. It counts only if the boot of
+        this process is lower.
+        """
         self._context.keep_last_heard(durable=True)
         now, boot, own_boot = self._context.now, refusal.boot, self._context.link.me.boot
         counts = (
@@ -110,11 +119,12 @@ class HelloExchange:
         if self.backoff.paused:
             self.backoff.resume(self._context.now)
             self.next_at = self._context.now
-            # So the coordinator replies to the hello with a welcome, which shows that the hello has arrived.
+            # The next hello will not name the plan, so the coordinator replies with a welcome. The welcome shows
+            # that the hello has arrived.
             self._run.forget_welcome()
 
     def back_off(self) -> float:
-        """Begin a pause because the device could not do its work, and return its seconds."""
+        """Begin a pause because the device could not do its work, and return the seconds of the pause."""
         seconds = self.backoff.begin(self._context.now)
         self.next_at = self.backoff.until
         self._timer.bye_sent()

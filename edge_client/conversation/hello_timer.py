@@ -1,12 +1,14 @@
-"""The time of a device's next hello: the pauses grow, but a device that the coordinator misses sends a hello at once.
+"""The time of a device's next hello.
 
-A device may be quiet only after the welcome of this coordinator, because the welcome shows that the coordinator
-has received the hello. From then on, the coordinator names the device in its `here` messages whenever it waits
-for the device. After a bye, the coordinator needs a new hello of the device.
+The pauses between hellos grow. If the coordinator waits for a device, that device sends a hello at once.
 
-A task or a receipt is not enough. A restarted coordinator reads from its disk which devices have a task, and it
-accepts no update of a device before it has sent its plan to the device. So if the first message of a coordinator
-is not its birth message, the device sends a hello at once.
+A device may make long pauses only after the welcome of this coordinator, because the welcome shows that the
+coordinator has received a hello. After the welcome, the coordinator names the device in its `here` messages
+whenever it waits for the device. After a bye, the coordinator needs a new hello of the device.
+
+A task or a receipt does not show that a hello has arrived: a restarted coordinator reads from its disk which devices
+have a task. But it accepts no update of a device before it has sent its plan to the device. So the device sends a
+hello at once when it receives the first message of a restarted coordinator.
 
 Some events reach all devices at the same moment, for example a restart of the broker. Each device sends its
 hello after such an event at a different time.
@@ -20,25 +22,28 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import HERE, Message, Refusal, State, Task, Welcome
 
-HELLO_SECONDS: Final = 15.0  # seconds between the first hellos, while the device receives no message
+HELLO_SECONDS: Final = 15.0  # longest pause after the first hello; each later pause may be twice as long
 HEARD_SECONDS: Final = 120.0  # seconds without a `here` after which the device sends a hello
 QUIET_SECONDS: Final = 600.0  # longest pause between two hellos of a device
 SPREAD_SECONDS: Final = 6.0  # seconds over which all devices spread their hellos after one event
-# Smallest part of QUIET_SECONDS in a random pause: 1,000 quiet devices send about two hellos a second.
+# A quiet device makes a random pause between this part of QUIET_SECONDS and QUIET_SECONDS. So 1,000 quiet devices
+# send about two hellos a second.
 LEAST_OF_QUIET: Final = 0.75
 
 
 @dataclass
 class HelloTimer:
     name: str  # name of the device, which is the seed of its random pauses
-    not_before: float = 0.0  # earliest time of this device's hello after an event that reached all devices
+    not_before: float = 0.0  # earliest time of the next hello, drawn after an event that reached all devices
     _epoch: int | None = None  # epoch of the coordinator that sent the last message
-    # Whether the last `here` had a round status, which names the devices that the coordinator misses. It is
-    # None if no `here` has arrived.
+    # Whether the last `here` had a round status, which names the devices that the coordinator waits for; None if
+    # no `here` has arrived.
     _names_missing: bool | None = None
     _is_welcome: bool = False  # whether this coordinator has sent its plan
     _sent_at: float = 0.0
-    _hello_sent: bool = True  # whether this device has sent a hello since this coordinator's first message
+    _hello_sent: bool = (
+        True  # whether this device has sent a hello since the first message of this coordinator
+    )
     _unanswered: int = 0  # number of hellos since the pauses were last reset
     _pause: float = HELLO_SECONDS  # seconds of the pause after the last hello
     _quiet: float = QUIET_SECONDS
@@ -71,7 +76,7 @@ class HelloTimer:
             self._reset()
 
     def forget_last_here(self) -> None:
-        """Forget the last `here`, after a new connection or when the device has dropped its job."""
+        """Forget the last `here`; this is called after a new connection and when the device has dropped its job."""
         self._names_missing = None
         self.reset_backoff()
 
@@ -93,7 +98,10 @@ class HelloTimer:
         self.forget_last_here()
 
     def spread(self, now: float) -> None:
-        """Draw the time of the next hello, because all devices may send a hello now; most of the times are soon."""
+        """Draw a random time for the next hello, because all devices may send a hello now.
+
+        Early times are more frequent than late times.
+        """
         if now >= self.not_before:
             self.not_before = now + SPREAD_SECONDS * self._random.random() ** 2
 
@@ -111,17 +119,19 @@ class HelloTimer:
             return max(now, self.not_before)
         if not self._hello_sent:
             return now
-        if not self._is_welcome:  # the hello or its welcome may be lost
+        if not self._is_welcome:  # The hello or the welcome may be lost.
             return max(now, self._sent_at + self._pause)
         match self._names_missing:
             case True:
                 return min(now + HEARD_SECONDS, self._sent_at + self._quiet)
-            case False:  # this coordinator never names the device; it notices a lost task only at a hello
+            case (
+                False
+            ):  # This coordinator never names devices, so it notices only at a hello that a task was lost.
                 return now + HELLO_SECONDS
             case None:
                 return now + self._pause
 
 
 def is_birth(message: Message) -> bool:
-    """Return whether this is a birth message: the coordinator has started or has connected again."""
+    """Return whether this is a birth message, which shows that the coordinator has started or connected again."""
     return isinstance(message, State) and message.online and message.reason != HERE

@@ -1,4 +1,4 @@
-"""Checks whether a refusal, or the message that a run is over, is an old one that the broker has kept."""
+"""Checks whether a refusal or a message that the run is over is new, or an old message that the broker has kept."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import Refusal
 
-CONFIRM_SECONDS: Final = 2.0  # within this time, all retained and queued messages have arrived
-# If no other message arrives for so many seconds, the run of an earlier process counts as over.
+# Seconds from the first refusal to the hello that checks it. In this time, all old messages have arrived.
+CONFIRM_SECONDS: Final = 2.0
+# If the message that the run is over may be old, it counts after this many seconds without another message.
 OVER_SECONDS: Final = 30.0
 
 
 class RefusalCheck:
     """The check whether a refusal counts.
 
-    A refusal counts at once if it names the last hello. A refusal that names no hello may be an old message from
-    the queue of a session, so it counts only if the next hello is refused too.
+    A refusal counts at once if it names the last hello. A refusal that names no hello may be an old message, which
+    the broker kept for this device. So it counts only if the next hello is refused too.
     """
 
     def __init__(self) -> None:
-        self.confirm_at = float("inf")  # time to send the hello that confirms the refusal
+        self.confirm_at = float(
+            "inf"
+        )  # time of the hello that checks a refusal; infinity if there is no refusal
         self._confirming = False
         self._last: tuple[int, int] = (0, 0)  # boot and sequence number of the last hello
 
@@ -42,19 +45,19 @@ class RefusalCheck:
 class RunEndCheck:
     """The check whether the message that a run is over counts.
 
-    The message counts at once if this process has the run's plan. It does not count if the device already knows
-    that the run is over: a device that starts after the end waits for the next run. If only an earlier process
-    took part in the run, the message may be an old one. Then it counts only after some time without another
-    message.
+    The message counts at once if this process has the run's plan. If only an earlier process of the device took
+    part in the run, the message may be old. Then it counts after OVER_SECONDS without another message. But if the
+    device has already noted the end of this run, the message does not count, and the device waits for the next run.
     """
 
     def __init__(self) -> None:
         self._run, self.at = "", float("inf")
 
     def received(self, run: str, own_run: str, has_plan: bool, ended_run: str, now: float) -> bool:
-        """Return whether the message that a run is over counts now.
+        """Return whether the message that the run `run` is over counts now.
 
-        `own_run` is the run that the device took part in. `ended_run` is the run whose end the device knows.
+        `own_run` is the run in which the device took part. `ended_run` is the last run of which the device knows
+        that it is over. `has_plan` is true if this process has the plan of the run.
         """
         if run != own_run or not run:
             return False

@@ -1,4 +1,4 @@
-"""The pause before a device that could not do its work asks for work again."""
+"""The pauses of a device that could not do its work; after a pause, the device asks for work again."""
 
 from __future__ import annotations
 

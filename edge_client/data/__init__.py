@@ -1,6 +1,6 @@
-"""The data of a device: their sources, their division among devices, and their conversion to tensors.
+"""The data of a device: the sources, the division of the data among devices, and the conversion to tensors.
 
-No module here downloads data; docs/data.md lists the sources and the ways to get their files.
+No module here downloads data. docs/data.md lists the sources and explains how to get their files.
 
 May import: edge_client.data.*, methods.plugins, protocol.settings, protocol.storage, protocol.wire.
 """

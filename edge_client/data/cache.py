@@ -1,4 +1,4 @@
-"""A cache of generated data: one .npz file for each data set, checked at each reading."""
+"""A cache of generated data: one .npz file for each data set, whose checksum is compared at each reading."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def default_folder() -> Path:
     """Return the folder $PROTOFLEET_DATA if it is set, or else ~/.cache/protofleet."""
     try:
         return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
-    except RuntimeError:  # in a container, the user may be missing in the list of users
-        raise DataError(f"this user has no home folder to keep data in; {ELSEWHERE}") from None
+    except RuntimeError:  # In a container, the user may be missing in /etc/passwd, and so has no home folder.
+        raise DataError(f"this user has no home folder in which data could be stored; {ELSEWHERE}") from None
 
 
 def checksum(arrays: Arrays) -> str:
@@ -70,7 +70,7 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock that only one process can have at a time.
+    """Hold the lock of this file, which only one process can have at a time.
 
     The kernel releases the lock when the process ends, even if it is killed.
     """

@@ -55,8 +55,8 @@ def find(name: str) -> DataSource:
 
 
 def domains(source: str) -> tuple[str, ...]:
-    """Return the names of a source's domains; empty if the files in the folder determine the domains.
+    """Return the names of a source's domains; empty if the files in the data's folder determine the domains.
 
-    The only domain of a source has the name of the source.
+    If a source has only one domain, the domain has the name of the source.
     """
     return find(source).domains

@@ -1,4 +1,4 @@
-"""Labelled samples, on disk or in memory, and domains, which consist of such samples."""
+"""Collections of labelled samples, on the disk or in memory, and domains, which consist of such collections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Indices = NDArray[np.int64]
 
 
 class Collection(Protocol):
-    """Labelled samples whose values are read only on request, because a device may need 300 of 600,000 files."""
+    """Labelled samples whose values are read only on request.
+
+    A device may need only 300 of 600,000 files, so it must not read all of them.
+    """
 
     @property
     def labels(self) -> Labels: ...
@@ -44,19 +47,19 @@ class ImagesInMemory:
         if shape.rank != 3:
             raise DataError(
                 f"the samples are images, uint8 {own}, and the settings ask for {shape}; set data.shape = [{own[2]}, "
-                "height, width], or store them as float32, which are numbers"
+                "height, width], or store the samples as float32 if they are not images"
             )
         if own[0] == channels and own[2] not in (1, channels) and (own[2], channels) != (3, 1):
             raise DataError(
-                f"the images are uint8 {own}, and the channels of pixels come last: store x.transpose(0, 2, 3, 1), "
-                f"[N, height, width, {channels}]"
+                f"the images are uint8 {own}, but the channels must be the last axis: store x.transpose(0, 2, 3, 1), "
+                f"which is [N, height, width, {channels}]"
             )
         return channels_first(resize(self.images[chosen], *shape.spatial), channels)
 
 
 @dataclass(frozen=True)
 class ValuesInMemory:
-    """Vectors, series or images of any numbers, [N, *shape], which are used unchanged."""
+    """Vectors, series or images of numbers that are not pixels, [N, *shape]; the numbers are used unchanged."""
 
     values: NDArray[np.float32]
     labels: Labels
@@ -103,7 +106,9 @@ class Concatenated:
             end = start + len(collection.labels)
             inside = np.flatnonzero((chosen >= start) & (chosen < end))
             found = collection.samples(chosen[inside] - start, shape)
-            out = out.astype(found.dtype, copy=False)  # all collections of a source have one kind
+            out = out.astype(
+                found.dtype, copy=False
+            )  # All collections of a source have values of the same type.
             out[inside] = found
             start = end
         return out
@@ -124,7 +129,7 @@ class Domain:
             if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
                 raise DataError(
                     f"{self.name} has labels {labels.min()} to {labels.max()} for its {len(self.classes)} classes; "
-                    "the files are of another data set or damaged, copy them again"
+                    "the files belong to another data set, or they are damaged: copy the files again"
                 )
 
 
@@ -154,7 +159,9 @@ def concatenate(name: str, domains: Sequence[Domain]) -> Domain:
     first = domains[0]
     for other in domains[1:]:
         if problem := difference(first.name, first.classes, other.name, other.classes):
-            raise DataError(f"the domains of {name} have other classes: {problem}; name data.classes")
+            raise DataError(
+                f"the domains of {name} have different classes: {problem}; list the common classes in data.classes"
+            )
     if len(domains) == 1:
         return domains[0]
     train, test = Concatenated([d.train for d in domains]), Concatenated([d.test for d in domains])

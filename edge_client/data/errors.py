@@ -18,7 +18,7 @@ class DataError(Exception):
 
 @contextmanager
 def reading(path: Path, way_out: str = "copy or download it again") -> Iterator[None]:
-    """Replace every error at reading a damaged or unreadable file by a DataError that names the file."""
+    """Replace every error that a damaged or unreadable file causes by a DataError that names the file."""
     try:
         yield
     except FileNotFoundError:

@@ -20,35 +20,38 @@ from protofleet.methods.plugins.errors import PlugInError, file_of, guarded
 from protofleet.methods.plugins.found import find
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
-Pairs: TypeAlias = tuple[Array, Array]  # samples [N, ...] and their labels [N], from 0 on
+Pairs: TypeAlias = tuple[Array, Array]  # N samples [N, ...] and their labels [N], which are numbered from 0
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The request for a share of a domain, with index `part` of `parts`; equal requests must give equal data."""
+    """The request for a share of a domain: the share with index `part` of `parts` shares.
 
-    root: Path  # data.root
+    Equal requests must give equal data.
+    """
+
+    root: Path  # the setting data.root
     domain: str
     part: int
     parts: int
     seed: int
-    split: str  # data.split and data.beta: the way in which the shares are drawn
+    split: str  # `split` and `beta` are the settings of the same names: the way in which the shares are drawn
     beta: float
     shape: tuple[int, ...]  # shape of a sample
 
 
 @dataclass(frozen=True)
 class Data:
-    """The data that the function returns.
+    """The data that a user's function returns.
 
-    Values of type uint8 are pixels, and they are scaled to -1..1. Other numbers are used unchanged.
+    Samples of type uint8 are pixels, which are scaled to -1..1. Samples of other types are used unchanged.
     """
 
     train: Pairs
     test: Pairs
     classes: int | Sequence[str]  # the number of classes, or their names in the order of their labels
-    validation: Pairs | None = None  # None: a part of the training samples, by data.validation
-    domain: str = ""  # domain if the settings name no domain
+    validation: Pairs | None = None  # None: the part data.validation of the training samples is held out
+    domain: str = ""  # name of the domain, which is used if the settings name no domain
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class OwnSplits:
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
     """Call the user's function and check its data.
 
-    Raise PlugInError if the data are wrong or the function raises. The error names the file, and the line that
-    raised.
+    Raise PlugInError if the data are wrong or the function raises an exception. The error names the file, and the
+    line that raised the exception.
     """
     number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
     load = loader(settings.source, number)
@@ -85,7 +88,7 @@ def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
     found = guarded(lambda: load(request), where, files_of(load, settings.file))
     if not isinstance(found, Data):
         raise PlugInError(
-            f"{where}: DATA gives {type(found).__name__}, it must give Data(train, test, classes)"
+            f"{where}: DATA returns {type(found).__name__}, but it must return Data(train, test, classes)"
         )
     return Checked(where, found, settings).splits()
 
@@ -112,7 +115,7 @@ class Checked:
         classes = found.classes if isinstance(found.classes, int) else len(names)
         if classes < 2:
             raise PlugInError(
-                f"{self.where}: Data.classes is {found.classes!r}; say two or more, or their names"
+                f"{self.where}: Data.classes is {found.classes!r}; give a number of at least 2, or the classes' names"
             )
         train, test = self._pair("train", found.train, classes), self._pair("test", found.test, classes)
         if found.validation is not None:
@@ -122,7 +125,8 @@ class Checked:
         if len(train[1]) < MIN_TRAINING_SAMPLES or not len(test[1]):
             raise PlugInError(
                 f"{self.where}: Data has {len(train[1])} training and {len(test[1])} test samples for part "
-                f"{settings.part} of {settings.parts}; it takes {MIN_TRAINING_SAMPLES} and 1"
+                f"{settings.part} of {settings.parts}; at least {MIN_TRAINING_SAMPLES} training samples and 1 test "
+                "sample are needed"
             )
         domain = settings.domain or found.domain or settings.source
         return OwnSplits(domain, names, classes, train, validation, test, self._are_pixels())
@@ -138,7 +142,7 @@ class Checked:
                 f"{split}: {'uint8' if told else 'other numbers'}" for split, told in pixels.items()
             )
             raise PlugInError(
-                f"{self.where}: some of Data are pixels and some are not ({are}); give all as the same"
+                f"{self.where}: some samples of Data are pixels and some are not ({are}); give all the same type"
             )
         return pixels["train"]
 
@@ -149,25 +153,26 @@ class Checked:
         try:
             x, y = (torch.as_tensor(one) for one in pair)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise PlugInError(f"{what} is no pair of tensors or arrays: {error}") from None
+            raise PlugInError(f"{what} must be a pair of tensors or arrays: {error}") from None
         wanted, shape = self.settings.input_shape.axes, tuple(x.shape[1:])
         if y.ndim != 1 or len(x) != len(y) or y.is_floating_point():
             raise PlugInError(
-                f"{what} has samples {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; a whole "
-                "number for each sample is needed"
+                f"{what} has samples {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; the labels must be one "
+                "integer for each sample"
             )
         if shape != wanted:
             raise PlugInError(
-                f"{what} has samples of {list(shape)}, the settings say {list(wanted)}; change one of them"
+                f"{what} has samples of shape {list(shape)}, but the settings want {list(wanted)}; change the data "
+                "or the settings"
             )
         if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
             raise PlugInError(
-                f"{what} has labels from {int(y.min())} to {int(y.max())}; of {classes} classes they are 0 to "
-                f"{classes - 1}"
+                f"{what} has labels from {int(y.min())} to {int(y.max())}; for {classes} classes, the labels must be "
+                f"from 0 to {classes - 1}"
             )
         x = scaled(x)
         if not bool(x.isfinite().all()):
-            raise PlugInError(f"{what} has samples that are no finite numbers; leave those out")
+            raise PlugInError(f"{what} has samples with numbers that are not finite; leave out these samples")
         return x.contiguous(), y.to(torch.int64)
 
 

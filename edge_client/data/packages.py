@@ -1,7 +1,7 @@
 """Data files of other Python packages, found by their path; no code of these packages is imported.
 
-`protofleet data --fetch digits` stores the files in a folder of the cache. This folder is searched first, because
-its files were checked, and the files of an installed package may be of another release.
+`protofleet data --fetch digits` checks the files and stores them in a folder of the cache. This folder is searched
+before the installed packages, because an installed package may be another release with other files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protofleet.edge_client.data.fingerprint import fingerprint
 FETCH: Final = "protofleet data --fetch digits"
 REFETCH: Final = f"`{FETCH}` fetches the releases that are known"
 FOLDER: Final = "packages"  # folder in the cache
-DISTRIBUTIONS: Final = {  # import name -> pip's name, if the two differ
+DISTRIBUTIONS: Final = {  # name in an import statement -> name for pip, for packages with two different names
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
 }
@@ -46,10 +46,13 @@ def installed_in(package: str) -> list[Path]:
 
 
 def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: str, path: Path) -> None:
-    """Raise DataError if the values are not those of the known releases; the file format does not matter."""
+    """Raise DataError if the values differ from those of the known releases.
+
+    The format of the file may differ.
+    """
     found = fingerprint(content)
     if found != expected:
         raise DataError(
-            f"{path} holds other data than expected (SHA-256 of its values {found[:12]}..., "
+            f"{path} holds other data than expected (the SHA-256 of its values is {found[:12]}..., "
             f"not {expected[:12]}...); {REFETCH}"
         )

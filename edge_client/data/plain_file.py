@@ -1,4 +1,4 @@
-"""A reader that accepts only regular files of limited size, so a pipe cannot block it."""
+"""A reader that accepts only regular files of limited size: another kind of file, such as a pipe, could block it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class UnusableError(ValueError):
 def content_of(path: Path, *, links: bool = True) -> bytes:
     """Read a regular file.
 
-    The checks are made on the opened file, so another file cannot take its place after the checks. Raise
-    FileNotFoundError if there is no file. Raise UnusableError if the file is not regular, too large or not
+    The opened file is checked, so nobody can replace it with another file between the checks and the reading.
+
+    Raise FileNotFoundError if there is no file. Raise UnusableError if the file is not regular, too large or not
     readable.
     """
     follow = 0 if links else os.O_NOFOLLOW

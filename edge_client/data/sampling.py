@@ -1,4 +1,4 @@
-"""Choices of some samples by their labels; every choice is seeded, and no choice depends on the values."""
+"""Random choices of samples, which depend only on a seed and on the labels of the samples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def balanced(labels: Labels, k: int, rng: StableRandom) -> Indices:
 
 
 def stratified(labels: Labels, k: int, rng: StableRandom) -> Indices:
-    """Choose k samples so that each class has about the same fraction as in all samples.
+    """Choose k samples so that each class has about the same fraction of the choice as of all samples.
 
-    This is Webster's method. If there are many classes of one or two samples, the number for a large class may
-    differ by more than one sample from its exact part of k. But a larger choice contains every smaller choice,
-    which is not true for the method of largest remainders.
+    This is Webster's method. If there are many classes of one or two samples, the number of chosen samples of a large
+    class may differ by more than one from its exact fraction of k. But each choice contains all choices with a
+    smaller k. The method of largest remainders does not have this property.
     """
     order, rank, count = _ranked(labels, rng)
     return order[np.argsort((2 * rank + 1) / count, kind="stable")[:k]]
@@ -33,7 +33,10 @@ def without(n: int, chosen: Indices) -> Indices:
 
 
 def _ranked(labels: Labels, rng: StableRandom) -> tuple[Indices, Indices, Indices]:
-    """Return a random order of the samples and, in this order, their ranks in their classes and the class sizes."""
+    """Return the indices of the samples in a random order, and for each its rank in its class and the class's size.
+
+    The ranks and the sizes have the same order as the indices.
+    """
     order = rng.permutation(len(labels))
     classes, counts = labels[order], np.bincount(labels)
     together = np.argsort(classes, kind="stable")

@@ -1,8 +1,8 @@
 """The scaling of a source's numbers for the input of a network: (x - offset) / by, for each channel.
 
-The constants belong to the source, or they are the same in the settings of all devices. They are never computed
-from a device's own data. Scaling by the mean and deviation of each domain would remove the shift between domains,
-and the comparison of federated methods needs this shift.
+The constants `offset` and `by` belong to the source, or they are the same in the settings of all devices. They are
+never computed from a device's own data. Scaling each domain by its own mean and deviation would remove the shift
+between domains, but federated methods are compared on data with this shift.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.input_shape import AS_IT_IS, PIXEL_SCALE, InputShape
 from protofleet.protocol.settings.reader import demand_within
 
-Values = NDArray[Any]  # uint8: pixels; float32: other numbers
+Values = NDArray[Any]  # Values of samples: pixels have the type uint8, other numbers float32.
 
 LARGEST: Final = 1e9
-# A sample is refused if its largest number exceeds the largest of the device's own numbers by this factor.
+# The inbox refuses a sample whose largest number is more than this factor times the largest of the device's own data.
 FAR: Final = 100.0
 Offset = Annotated[float, Within(-LARGEST, LARGEST)]
 Divisor = Annotated[float, Within(1e-9, LARGEST)]
@@ -30,7 +30,7 @@ Divisor = Annotated[float, Within(1e-9, LARGEST)]
 class Scale:
     """The scale of samples that are not pixels.
 
-    It has one number for each channel (for a vector: for each of its numbers), or one number for all.
+    It has one number for each channel, or one number for all channels. Each number of a vector is a channel.
     """
 
     offset: tuple[Offset, ...] = (0.0,)
@@ -57,7 +57,7 @@ class Scale:
         return found
 
 
-# One scale for all domains, from 0..255 to -1..1.
+# The scale of pixels, from 0..255 to -1..1, which is the same for all domains.
 PIXELS: Final = Scale(*PIXEL_SCALE)
 UNSCALED: Final = Scale(*AS_IT_IS)
 # The scaled value of each pixel value from 0 to 255, rounded in the same way on every machine.
@@ -76,12 +76,12 @@ class SampleKind:
         """Return why a stored sample, before scaling, is not of this kind, or ""."""
         if (values.dtype == np.uint8) != self.pixels:
             if self.pixels:
-                return "it has numbers that are no uint8, and this device learns from pixels; save 0 to 255 as uint8"
-            return "it has pixels (uint8), and this device learns from other numbers; save it as float32"
+                return "its numbers are not uint8, but this device learns from pixels; save 0 to 255 as uint8"
+            return "it has pixels (uint8), but this device learns from other numbers; save it as float32"
         if self.pixels:
             return ""
         found = float(np.abs(self.scale.applied(values[None])).max())
         if found <= FAR * self.largest:
             return ""
-        own = f"{FAR:g} times the {self.largest:.3g} of the device's own samples"
-        return f"it has {found:.3g} once scaled, over {own}"
+        own = f"{FAR:g} times the number {self.largest:.3g}, which is the largest of the device's own samples"
+        return f"its largest number after scaling is {found:.3g}, which is over {own}"

@@ -1,4 +1,4 @@
-"""The part of a device's settings about its data."""
+"""The settings of a device's data, which are a part of the device's settings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from protofleet.protocol.settings.suggest import there_are
 DEFAULT_SOURCE: Final = "digits"
 # Settings that have no effect on data from a user's function, which makes these choices itself.
 THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes", "scale")
-MIN_TRAINING_SAMPLES = 2  # smallest number for training, because BatchNorm cannot learn from one sample
-ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
+MIN_TRAINING_SAMPLES = 2  # BatchNorm cannot learn from one sample.
+ROUNDING = 1e-9  # The product of a fraction and the number of parts may be a little more than 1.
 MAX_SAMPLES = 1_000_000_000
 
 Parts = Annotated[int, Within(1, LARGEST_COUNT)]
@@ -30,7 +30,7 @@ Samples = Annotated[int, Within(MIN_TRAINING_SAMPLES, MAX_SAMPLES)]
 
 @dataclass(frozen=True)
 class DataSettings:
-    """The data that a device learns from and is tested on."""
+    """The settings of the data with which a device trains and is tested."""
 
     source: str = DEFAULT_SOURCE
     """Source of the data (`protofleet data` lists the sources)."""
@@ -111,10 +111,10 @@ class DataSettings:
         return source.scale or (PIXELS if source.ranks == (3,) else UNSCALED)
 
     def check_shape(self) -> None:
-        """Raise ValueError if the source cannot give what the settings ask for.
+        """Raise ValueError if the source has no samples of the shape and the scale in the settings.
 
-        The constructor does not check this, because an experiment with several sources has common settings,
-        which need not fit a single source.
+        The constructor does not check this, because an experiment with several sources has common settings.
+        The common settings may not fit any of the sources.
         """
         shape = self.input_shape
         if self.is_plugin:
@@ -125,7 +125,7 @@ class DataSettings:
         if self.scale is None:
             return
         if source.ranks == (3,) or source.scale is not None:
-            raise ValueError(f"scale is set, and {self.source} has a scale of its own; leave it out")
+            raise ValueError(f"scale is set, but {self.source} has a scale of its own; leave scale out")
         if problem := self.scale.problem_with(shape):
             raise ValueError(problem)
 
@@ -141,7 +141,7 @@ class DataSettings:
     def _name_own(self) -> None:
         if self.name and not self.file:
             raise ValueError(
-                f"name is {self.name!r}, and is only for data.file; set a source with data.source"
+                f"name is {self.name!r}, but name is used only together with data.file; set a source with data.source"
             )
         if self.file and self.source == DEFAULT_SOURCE:
             object.__setattr__(self, "source", self.name or Path(self.file).stem)
@@ -162,13 +162,17 @@ class DataSettings:
         if self.split not in SPLITS:
             raise ValueError(f"split is {self.split!r}; there are {', '.join(SPLITS)}")
         if len(self.classes) == 1 or len(set(self.classes)) < len(self.classes):
-            raise ValueError(f"classes is {list(self.classes)}, it must name two or more, each once, or none")
+            raise ValueError(
+                f"classes is {list(self.classes)}; it must be empty, or name at least two classes, each only once"
+            )
 
     def _check_shares(self) -> None:
         if self.part >= self.parts:
-            raise ValueError(f"part is {self.part} of parts {self.parts}, it must be 0 to parts - 1")
+            raise ValueError(
+                f"part is {self.part} and parts is {self.parts}; part must be from 0 to parts - 1"
+            )
         if self.fraction is not None and not 0 < self.fraction * self.parts <= 1 + ROUNDING:
             raise ValueError(
                 f"fraction is {self.fraction}, it must be above 0 and at most {1 / self.parts:.3g}, "
-                f"as much as each of {self.parts} can have"
+                f"which is an equal share for each of {self.parts} clients of the domain"
             )

@@ -114,7 +114,7 @@ def test_a_round_that_began_again_may_have_answers_of_those_it_asked_before(soun
 def test_a_devices_log_says_what_it_said():
     lines = (
         f"INFO round 2 train: answer {A}",
-        "WARNING round 3 train refused: no",
+        "WARNING round 3 train: the update is refused: no",
         f"INFO round 3 mix: answer {B}",
     )
     assert said_in("\n".join(lines)) == {(2, "train", A), (3, "mix", B)}

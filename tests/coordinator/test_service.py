@@ -83,7 +83,9 @@ def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_pat
 
     run = simulation(tmp_path, "fedavg", policy=PATIENT, build=build).run()
     assert run.service.finished
-    refused = re.findall(r"round (\d) train refused: (\d+) bytes, at most \d+ were asked for", caplog.text)
+    refused = re.findall(
+        r"round (\d) train: the update is refused: (\d+) bytes, at most \d+ were asked", caplog.text
+    )
     assert [number for number, size in refused if int(size) > 4 << 20] == ["1", "2"]
     assert run.service.link.meter.frames["up"] < 1 << 20
 

@@ -2,11 +2,11 @@
 
 Usage: `python -m protofleet.edge_client.data.digits.fonts FILE`.
 
-The package contains the shapes as bits, in a file that this program has made. Devices do not draw the shapes,
-because each release of FreeType draws them a little differently, and every device must have the same bytes. A
-test draws the shapes again and compares them with the file; small differences are allowed.
+The program stores the shapes of the digits as bits in the file, which is part of the package. Devices read the file
+and do not draw the shapes: each release of FreeType draws the shapes a little differently, but every device must
+have the same bytes. A test draws the shapes again and compares them with the file. It allows small differences.
 
-The licences of the fonts, which glyphs.LICENCE.txt names, allow this use.
+The file glyphs.LICENCE.txt names the licences of the fonts. They allow this use.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FONTS: Final = (
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralBolIta", "STIXGeneralItalic",
     "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10",
 )  # fmt: skip
-BOX: Final = 64  # pixels, the side of a glyph's square
-TALLEST: Final = 54  # pixels, the height of the highest digit of a font
-WIDEST: Final = 60  # pixels, the width that no digit exceeds
+BOX: Final = 64  # side of a glyph's square, in pixels
+TALLEST: Final = 54  # height of the tallest digit of a font, in pixels
+WIDEST: Final = 60  # largest width of a digit, in pixels
 
 
 def draw_glyphs() -> Pixels:
-    """Return the shapes of the digits in all fonts, zeros and ones, [fonts, 10, BOX, BOX]."""
+    """Return the shapes of the digits in all fonts as zeros and ones, [fonts, 10, BOX, BOX]."""
     return np.stack([_digits(name) for name in FONTS])
 
 

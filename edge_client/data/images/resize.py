@@ -11,15 +11,15 @@ from protofleet.edge_client.data.errors import DataError
 
 Pixels = NDArray[np.uint8]
 
-BITS: Final = 12  # a row of weights sums to 2^BITS
-CHUNK: Final = 256  # images at a time, to limit the memory
+BITS: Final = 12  # the sum of the weights of each new pixel is 2^BITS
+CHUNK: Final = 256  # images that are resized at a time, which limits the memory
 
 
 def resize(images: Pixels, height: int, width: int) -> Pixels:
     """Resize [N, h, w, C] to [N, height, width, C].
 
-    The filter is a triangle whose width follows the coarser of the two grids. So enlarging is bilinear, and
-    reducing makes no aliases.
+    The filter is a triangle, whose width is that of two old pixels or of two new pixels, whichever are larger. So
+    images are enlarged bilinearly, and reduced images have no aliasing.
     """
     if images.shape[1:3] == (height, width):
         return images
@@ -34,8 +34,8 @@ def resize(images: Pixels, height: int, width: int) -> Pixels:
 def channels_first(images: Pixels, channels: int) -> Pixels:
     """Change [N, h, w, C] to [N, channels, h, w].
 
-    Coloured images become grey if `channels` is 1. Grey images get equal channels. The result is a view if nothing
-    has to be computed.
+    Coloured images become grey if `channels` is 1. Grey images get `channels` equal channels. The result shares the
+    memory of `images` if nothing has to be computed.
     """
     own = images.shape[3]
     if own == 3 and channels == 1:
@@ -52,9 +52,9 @@ def channels_first(images: Pixels, channels: int) -> Pixels:
 
 
 def grey(pixels: Pixels) -> Pixels:
-    """Convert [N, h, w, 3] to [N, h, w, 1] by ITU-R BT.601's luma, in whole numbers.
+    """Convert coloured images [N, h, w, 3] to grey images [N, h, w, 1], by the luma of ITU-R BT.601 in integers.
 
-    A grey image keeps its shades.
+    If the three channels of an image are equal, the grey image has the same values.
     """
     red, green, blue = (pixels[..., i].astype(np.uint32) for i in range(3))
     luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
@@ -64,7 +64,7 @@ def grey(pixels: Pixels) -> Pixels:
 
 def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]:
     columns, weights = _taps(images.shape[axis], size)
-    rest = (-1,) + (1,) * (images.ndim - 1 - axis)  # the weights lie along the axis
+    rest = (-1,) + (1,) * (images.ndim - 1 - axis)  # The weights belong to the indices of this axis.
     total = np.full((*images.shape[:axis], size, *images.shape[axis + 1 :]), 1 << (BITS - 1), np.int32)
     for column, weight in zip(columns.T, weights.T, strict=True):
         total += images.take(column, axis) * weight.reshape(rest)
@@ -72,8 +72,8 @@ def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]
 
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return for each new pixel the indices and the weights of its old pixels, [new, taps] each."""
-    # In units of 1/(2 new) old pixels, the centres of all pixels are whole numbers.
+    """Return for each new pixel the indices and the weights of the old pixels that form it, [new, taps] each."""
+    # An old pixel has the length 2 * new here, so the centres of all old and new pixels are integers.
     centres = (2 * np.arange(new) + 1)[:, None] * old
     distance = np.abs((2 * np.arange(old) + 1) * new - centres)
     weights = np.maximum(2 * max(old, new) - distance, 0)  # [new, old]

@@ -1,4 +1,7 @@
-"""A check of the tables in a TIFF file, made before Pillow makes a Python object of each of their numbers."""
+"""A check that the tables in a TIFF file are small.
+
+The check is made before Pillow reads the file, because Pillow makes a Python object of each number in the tables.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from typing import Final
 from protofleet.edge_client.data.plain_file import UnusableError
 
 PREFIXES: Final = {b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"}
-BYTES: Final = {1, 2, 7}  # types whose values remain bytes
+BYTES: Final = {1, 2, 7}  # TIFF's types of fields that Pillow reads as one bytes object
 TILE_SIDES: Final = {322, 323}
 MORE_TABLES: Final = {34665, 34853, 40965}  # tags whose value is the position of another table
 MOST_ROWS: Final = 65_535
-MOST_NUMBERS: Final = (
-    1 << 18
-)  # two for each strip or tile; Pillow takes 300 bytes and 12 microseconds for each number
+# Largest number of numbers in all tables. A picture has two for each strip or tile. Pillow takes 300 bytes and 12
+# microseconds for each number.
+MOST_NUMBERS: Final = 1 << 18
 
 
 def tile_pixels(content: bytes) -> int:
@@ -44,7 +47,8 @@ def tile_pixels(content: bytes) -> int:
                     f"the tables of this TIFF hold more than {MOST_NUMBERS:,} numbers; save it as a PNG"
                 )
             if tag in TILE_SIDES:
-                short = kind == 3 and order == ">"  # then the value is in the field's first two bytes
+                # A big-endian value of 16 bits is in the first two bytes of the field.
+                short = kind == 3 and order == ">"
                 tile *= max(1, value >> (48 if big else 16) if short else value)
             if tag in MORE_TABLES:
                 tables.append(value)

@@ -1,7 +1,7 @@
 """Warps, blends, blurs and noise in integers, for many images at once: [N, h, w] or [N, h, w, C].
 
-Floating-point results may differ between processors and libraries, for example if multiply and add are fused. Then
-the devices of one fleet would have different data.
+Floating-point results may differ between processors and libraries, for example if a processor multiplies and adds in
+one step. With floating point, the devices of one fleet might have different data.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from numpy.typing import NDArray
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.stable_random import NOISE_ONE, Integers, StableRandom
 
-# Pixel values within a computation, which may be outside 0..255 until `to_pixels`.
+# Pixel values during a computation. They may be outside 0..255; `to_pixels` limits them to 0..255.
 IntPixels = NDArray[np.int32]
 
-ONE: Final = 1 << 14  # 1.0 in the fixed point of a warp
-TURN: Final = 1024  # the tangent 1.0 of half an angle
+ONE: Final = 1 << 14  # the number 1.0 in the fixed-point numbers of a warp
+TURN: Final = 1024  # the number 1.0 in `AffineLimits.turn`
 
 
 @dataclass(frozen=True)
 class AffineLimits:
-    """The limits of the random parameters of a warp; except for the scale, they hold in both directions."""
+    """The limits of the random parameters of a warp.
 
-    turn: int  # tangent of half of the largest angle, in 1/TURN: 90 is 10 degrees
-    shear: int  # largest shear, in 1/1000
-    scale: tuple[int, int]  # smallest and largest scale, in 1/1000
-    shift: int  # largest shift, in pixels of the window
+    The angle, the shear and the shift may be positive or negative.
+    """
+
+    turn: int  # tangent of half of the largest angle, times TURN: 90 stands for 10 degrees
+    shear: int  # largest shear, times 1000
+    scale: tuple[int, int]  # smallest and largest scale, times 1000
+    shift: int  # largest shift, in pixels of the result
 
 
 def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:
@@ -50,7 +53,10 @@ def blend(background: IntPixels, foreground: IntPixels, mask: NDArray[np.int32])
 
 
 def blur(images: IntPixels, strength: Integers) -> IntPixels:
-    """Blur [N, h, w, C] with a 3x3 binomial filter; the blurred image counts `strength` sixteenths."""
+    """Mix each image [N, h, w, C] with its copy that a 3x3 binomial filter has blurred.
+
+    The blurred copy has the weight `strength` / 16, and the image has the rest.
+    """
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
     soft = (rows[:, :, :-2] + 2 * rows[:, :, 1:-1] + rows[:, :, 2:] + 8) >> 4
@@ -60,7 +66,7 @@ def blur(images: IntPixels, strength: Integers) -> IntPixels:
 
 
 def add_noise(images: IntPixels, deviation: Integers, rng: StableRandom) -> IntPixels:
-    """Add independent noise to each value; the deviation is per image, in grey levels."""
+    """Add independent noise to each value; `deviation` is the noise's deviation for each image, in grey levels."""
     return images + rng.noise(*images.shape) * per_image(deviation) // NOISE_ONE
 
 
@@ -74,11 +80,11 @@ def to_pixels(images: IntPixels) -> Pixels:
 
 
 def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
-    """Return random maps from a point of the result to a point of the source.
+    """Return random maps from a point of the result to a point of the source image.
 
-    The maps are matrices [N, 4] (xx, xy, yx, yy) in 1/ONE and shifts [N, 2] (x, y) in half pixels. Cosine and sine
-    are (1 - t^2, 2 t) / (1 + t^2), where t is the tangent of half the angle. So they are computed with whole
-    numbers and are the same on every machine.
+    A map is a matrix (xx, xy, yx, yy) in units of 1/ONE and a shift (x, y) in half pixels; the results are [N, 4]
+    and [N, 2]. The cosine and the sine of the angle are (1 - t^2) / (1 + t^2) and 2 t / (1 + t^2), where t is the
+    tangent of half the angle. So they are computed with integers and are the same on every machine.
     """
     turn = rng.between(-limits.turn, limits.turn, n)
     shear = rng.between(-limits.shear, limits.shear, n)
@@ -93,13 +99,13 @@ def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPix
 
 
 def _sample(images: Pixels, matrix: IntPixels, shift: IntPixels, side: int) -> IntPixels:
-    """Return the images at the mapped points, interpolated bilinearly, [N, side, side]."""
+    """Return the values of the images at the mapped points, [N, side, side], by bilinear interpolation."""
     n, height, width = images.shape
-    axis = (2 * np.arange(side) + 1 - side).astype(np.int32)  # half pixels from the centre
+    axis = (2 * np.arange(side) + 1 - side).astype(np.int32)  # Distances from the centre, in half pixels.
     x = axis[None, None, :] - shift[:, 0, None, None]
     y = axis[None, :, None] - shift[:, 1, None, None]
     xx, xy, yx, yy = (matrix[:, i, None, None] for i in range(4))
-    # The images get a black frame, which gives the pixels outside the image.
+    # Points outside an image are black, because each image gets a black frame.
     columns = _framed_position(xx * x + xy * y, width)
     rows = _framed_position(yx * x + yy * y, height)
     framed = np.pad(images, ((0, 0), (1, 1), (1, 1))).astype(np.int32).ravel()
@@ -118,5 +124,7 @@ def _framed_position(offset: IntPixels, size: int) -> IntPixels:
 
     The position is measured in 1/256 pixels from the centre of the first pixel of the framed image.
     """
-    position = (offset >> 7) + (size + 1) * 128  # from 2 ONE per pixel to 256 per pixel
+    position = (offset >> 7) + (
+        size + 1
+    ) * 128  # The shift converts 2 ONE for each pixel to 256 for each pixel.
     return position.clip(0, (size + 1) * 256 - 1)

@@ -1,8 +1,7 @@
-"""A folder that grows while a device runs, `<inbox>/<class>/<file>`, and the samples in it.
+"""The inbox, a folder that grows while a device runs, and the list of its samples, `<inbox>/<class>/<file>`.
 
-Another program fills the folder, and a file may be incomplete. So a file counts only when it has not changed for
-some seconds. If the device cannot use a file, it logs the reason once. It reads the file again only after a
-change of the file.
+Another program adds files, so a file may be incomplete. A file counts only when it has not changed for some seconds.
+If the device cannot use a file, it logs the reason once. It reads the file again only after the file has changed.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from protofleet.protocol.wire.printable import printable
 
 SETTLE_SECONDS: Final = 2.0  # seconds without a change after which a file counts as complete
 MOST_FILES: Final = 100_000
-MOST_AT_ONCE: Final = 500  # most new files at one look, because the device's work must not wait long
+# Largest number of new files that are read at one look into the inbox. The device's work waits during a look.
+MOST_AT_ONCE: Final = 500
 ARRAYS: Final = ".npy"
-# Ends of the names of files that a program is still writing.
+# Ends of the names of files that another program is still writing.
 UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")
 
 log = logging.getLogger("protofleet.device")
@@ -50,14 +50,14 @@ class InboxEntry:
 
     @property
     def draw(self) -> float:
-        """Return a number from 0 to below 1, evenly distributed, that depends only on the file's bytes.
+        """Return a random number from 0 to below 1 that depends only on the file's bytes.
 
-        So a sample that is held out by this number stays held out when other samples are added.
+        This number decides whether the sample is held out, so other samples in the inbox do not change the decision.
         """
         return int.from_bytes(self.sha256[:6], "big") / (1 << 48)
 
 
-Listing = tuple[InboxEntry, ...]  # sorted by hash
+Listing = tuple[InboxEntry, ...]  # The samples of an inbox, sorted by hash.
 
 
 @dataclass
@@ -65,8 +65,8 @@ class Inbox:
     folder: Path
     names: Names  # names of the run's classes
     shape: InputShape
-    samples: InboxSamples  # store of the samples that were read
-    kind: SampleKind  # kind that the samples must have
+    samples: InboxSamples  # store for samples that were read from files
+    kind: SampleKind  # the kind of the device's own samples, which the inbox's samples must have too
     clock: Callable[[], float] = time.time
     _seen: dict[Path, tuple[Signature, InboxEntry | None]] = field(default_factory=dict)
     _told: set[Path] = field(default_factory=set)  # paths whose problem was logged and still exists
@@ -87,7 +87,9 @@ class Inbox:
             fresh += before is None
             try:
                 entry = before[1] if before else self._read(path, label)
-            except OSError as error:  # the device's own disk has the fault, so the file is read again later
+            except (
+                OSError
+            ) as error:  # The fault is on the device's own disk, so the file is read again later.
                 self._tell(self.samples.folder, f"{_said(path)} waits: it cannot be kept ({error.strerror})")
                 fresh = MOST_AT_ONCE
                 continue
@@ -113,7 +115,7 @@ class Inbox:
                     yield path, number[name]
 
     def _say_without_class(self, entries: list[Path]) -> None:
-        """Warn of samples that are directly in the inbox and in no folder of a class."""
+        """Warn of samples that lie in the inbox itself and not in the folder of a class."""
         kinds = {ARRAYS} | (SUFFIXES if self.shape.rank == 3 else set())
         named = (path for path in entries if path.suffix.lower() in kinds and not _is_left_alone(path))
         found = [path for path in named if self._is_whole_file(path)]
@@ -136,22 +138,21 @@ class Inbox:
         return found
 
     def _tell(self, of: Path, words: str) -> None:
-        """Log the words once for this path."""
+        """Log a problem of this path, but only once until the problem has ended."""
         if of not in self._told:
             self._told.add(of)
             log.warning("inbox: %s", words)
 
     def _known(self, path: Path) -> tuple[Signature, tuple[Signature, InboxEntry | None] | None] | None:
-        """Return the file's signature, with the earlier signature and entry if the file has not changed.
+        """Return the file's signature, and what an earlier look found if the file has not changed since then.
 
-        Return None if the file is not complete yet, or does not exist any more.
+        Return None if the file is not complete yet, or if it was removed.
         """
         try:
             found = path.lstat()
         except OSError:
             return None
-        # The signature includes the time of the last change of owner or mode, because such a change may make an
-        # unreadable file readable.
+        # st_ctime_ns shows a change of owner or mode too. Such a change may make an unreadable file readable.
         signature = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
         before = self._seen.get(path)
         if before is not None and before[0] == signature:
@@ -161,7 +162,7 @@ class Inbox:
     def _is_whole_file(self, path: Path) -> bool:
         try:
             found = path.lstat()
-        except OSError:  # the file was just removed, or may not be read
+        except OSError:  # The file was just removed, or the device may not read the folder.
             return False
         return stat.S_ISREG(found.st_mode) and self._is_settled(found)
 
@@ -169,12 +170,15 @@ class Inbox:
         return not 0 <= self.clock() - found.st_mtime < SETTLE_SECONDS
 
     def _read(self, path: Path, label: int) -> InboxEntry | None:
-        """Read a file as a sample, and return None if it cannot be used; raise OSError if storing it fails."""
+        """Read a file, store its sample and return its entry; return None if the file cannot be used.
+
+        Raise OSError if the sample cannot be stored.
+        """
         try:
             content = content_of(path, links=False)
             sha256 = hashlib.sha256(content).digest()
             values = None if self.samples.has(sha256) else self._sample_in(content, path.suffix.lower())
-        except FileNotFoundError:  # the file was just removed
+        except FileNotFoundError:  # The file was just removed.
             return None
         except UnusableError as error:
             self._skip(path, str(error))
@@ -208,7 +212,7 @@ def _is_left_alone(path: Path) -> bool:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # the folder may not be read
+    except OSError:  # The device may not read the folder. `Inbox._entries` reports this.
         return True
 
 
@@ -231,13 +235,16 @@ def _array(content: bytes, shape: InputShape) -> Values:
     except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
         raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
     if isinstance(values, np.ndarray) and shape.rank == 3 and values.dtype == np.uint8:
-        if values.shape == (*shape.spatial, shape.channels):  # cameras and NumPy put the channels last
+        if values.shape == (
+            *shape.spatial,
+            shape.channels,
+        ):  # Many programs store pictures with the channels last.
             values = values.transpose(2, 0, 1)
         if values.shape == shape.axes:
             return np.ascontiguousarray(values)
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or values.shape != shape.axes:
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "no array"
-        raise UnusableError(f"it has {found}, and this run learns from {shape}")
+        raise UnusableError(f"it has {found}, but this run learns from {shape}")
     numbers = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(numbers).all():
         raise UnusableError("it has numbers that are not finite")
@@ -246,7 +253,7 @@ def _array(content: bytes, shape: InputShape) -> Values:
 
 def _picture(content: bytes, shape: InputShape) -> Values:
     if shape.channels not in (1, 3):
-        raise UnusableError(f"pictures have 3 channels, and this run learns from {shape}")
+        raise UnusableError(f"a picture has 1 or 3 channels, but this run learns from {shape}")
     height, width = shape.spatial
     pixels = decoded_picture(content, (height, width))
     return np.ascontiguousarray(channels_first(pixels[None], shape.channels)[0])
@@ -257,7 +264,10 @@ def _first_line(error: Exception) -> str:
 
 
 def held_out(entry: InboxEntry, own_test: float | None, validation: float) -> str:
-    """Return the use of a sample: "test", "validation" or "train"."""
+    """Return the use of a sample: "test", "validation" or "train".
+
+    `own_test` and `validation` are the settings of the same names: the fractions of samples that are held out.
+    """
     test = own_test or 0.0
     if entry.draw < test:
         return "test"

@@ -1,6 +1,6 @@
-"""The store of the inbox's decoded samples, each under the hash of its file.
+"""The store of the inbox's decoded samples, each under the hash of its file in the inbox.
 
-Because of the store, a round can be repeated after its files were removed, and no file is decoded twice.
+Because of the store, no file is decoded twice, and a round can be repeated after files were removed from the inbox.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.storage.disk import Disk
 
 PIXELS, NUMBERS = b"u", b"f"
-HEAD: Final = 33  # bytes before the values: the kind of the values, and their SHA-256
+HEAD: Final = 33  # bytes before the values: one for the kind of the values, and 32 for their SHA-256
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The data of a device with an inbox: its share, followed by the inbox's samples of one list."""
+"""The data of a device with an inbox: the device's share, followed by the inbox's samples in a list."""
 
 from __future__ import annotations
 
@@ -51,10 +51,13 @@ def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataS
     for entry in listing:
         if (values := samples.load(entry.sha256)) is None:
             log.error(
-                "the inbox's sample %s is gone or damaged; going on without it", entry.sha256.hex()[:12]
+                "the inbox's sample %s is missing or damaged; the device works without it",
+                entry.sha256.hex()[:12],
             )
             continue
-        if problem := kind.problem_with(values):  # a sample that an earlier version accepted
+        if problem := kind.problem_with(
+            values
+        ):  # An earlier version of protofleet may have stored this sample.
             log.error("the inbox's sample %s is left out: %s", entry.sha256.hex()[:12], problem)
             continue
         x = to_tensor(values[None], settings.input_shape, base.scale)

@@ -120,7 +120,7 @@ def test_bytes_are_numbers_to_a_run_of_series_and_grey_pixels_to_one_of_images(t
 @pytest.mark.parametrize(
     ("x", "shape", "told"),
     [
-        ((3, 8, 9), (3, 8, 9), r"the channels of pixels come last: store x.transpose\(0, 2, 3, 1\), \[N, height"),
+        ((3, 8, 9), (3, 8, 9), r"must be the last axis: store x.transpose\(0, 2, 3, 1\), which is \[N, height"),
         ((8, 9, 3), (8, 9), r"uint8 \[8, 9, 3\], and the settings ask for series .* set data.shape = \[3, height"),
         ((8, 9, 3), (216,), r"uint8 \[8, 9, 3\], and the settings ask for vectors .* set data.shape = \[3, height"),
     ],
@@ -156,7 +156,7 @@ def test_samples_of_an_inbox_that_are_otherwise_than_the_data_are_left_out_and_s
     assert len(grown.train.y) == len(base.train.y) + 1 and grown.scale == base.scale
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
-        f"the inbox's sample {listing[1].sha256.hex()[:12]} is left out: it has numbers that are no"
+        f"the inbox's sample {listing[1].sha256.hex()[:12]} is left out: its numbers are not uint8"
     )
 
 
@@ -199,8 +199,8 @@ def test_pictures_come_in_any_height_and_width(tmp_path):
         ),
         ({"source": "wine", "size": 64}, r"shape is \[13\] and size is 64; shape alone is enough"),
         ({"source": "arrays", "shape": [6, 128], "size": 64}, "shape alone is enough, leave size out"),
-        ({"source": "digits", "scale": {"by": [2.0]}}, "digits has a scale of its own; leave it out"),
-        ({"source": "wine", "scale": {"by": [2.0]}}, "wine has a scale of its own; leave it out"),
+        ({"source": "digits", "scale": {"by": [2.0]}}, "digits has a scale of its own; leave scale out"),
+        ({"source": "wine", "scale": {"by": [2.0]}}, "wine has a scale of its own; leave scale out"),
         (
             {"source": "arrays", "shape": [6, 9], "scale": {"by": [1.0, 2.0]}},
             "scale.by has 2 numbers.* 1 or 6",

@@ -124,7 +124,7 @@ def test_a_fraction_keeps_a_skew_of_amounts(pictures):
         ({"fraction": 0.0}, "fraction is 0.0, it must be above 0 and at most 1, or left out"),
         (
             {"fraction": 0.3, "parts": 4},
-            "fraction is 0.3, it must be above 0 and at most 0.25, as much as each of 4",
+            "fraction is 0.3, it must be above 0 and at most 0.25, which is an equal share for each of 4",
         ),
         ({"fraction": float("nan")}, "fraction is nan"),
         ({"own_test": 0.0}, "own_test is 0.0, it must be above 0 and at most 0.9, or left out"),

@@ -92,7 +92,7 @@ def test_a_person_is_told_what_every_device_has(file, tmp_path, capsys):
             "domains.usps.size is not a setting; .*there are fraction,",
         ),
         ("[domains.usps]\nsource = 'usps'\nfraction = 2.0", "domains.usps.fraction is 2.0, it must be"),
-        ("[devices]\nclients = { mnist = 3 }", "fraction is 0.5, .* at most 0.333, as much as each of 3"),
+        ("[devices]\nclients = { mnist = 3 }", "fraction is 0.5, .* at most 0.333, .* for each of 3 clients"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_where(file, more, message):

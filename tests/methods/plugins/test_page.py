@@ -84,9 +84,9 @@ def test_a_broken_file_is_one_line_and_exit_code_2(place, capsys, name, text, wo
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("DATA = lambda request: 1\n", "DATA gives int, it must give Data"),
+        ("DATA = lambda request: 1\n", "DATA returns int, but it must return Data"),
         ("def f(r):\n    return {}['x']\nDATA = f\n", r"blobs.py:2: KeyError: 'x'"),
-        (FILES["blobs"].replace("request.shape)", "(3, 9, 9))"), r"of \[3, 9, 9\], the settings say \[3, 8, 8\]"),
+        (FILES["blobs"].replace("request.shape)", "(3, 9, 9))"), r"\[3, 9, 9\], but the settings want \[3, 8, 8\]"),
         (FILES["blobs"].replace("% len(CLASSES)", "% 7"), r"blobs.py:\d+: IndexError: index 3 is out of bounds"),
         (FILES["blobs"].replace("classes=CLASSES", "classes=2"), "0 to 2; of 2 classes they"),
     ],

@@ -116,7 +116,7 @@ def test_a_result_that_differs_is_not_used(monkeypatch, tmp_path):
 
     monkeypatch.setitem(recipe.RECIPES, "optdigits", other)
     with pytest.raises(
-        DataError, match=r"digits of optdigits come out as .*, not as .* NumPy .*report"
+        DataError, match=r"digits of optdigits have the checksum .*, not .* NumPy .*report"
     ) as error:
         shard(tmp_path, "optdigits")
     assert "\n" not in str(error.value) and not list(tmp_path.glob("*.npz"))
