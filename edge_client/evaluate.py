@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from protofleet.methods.contract.base import ClientHalf, Samples
 from protofleet.methods.contract.own_metrics import Metric, measured
 
-BATCH: Final = 256  # samples whose losses are added at once
-# Samples that go through the network at once. There are fewer of them than in BATCH, because the outputs of
-# the layers would take most of a small device's memory: 25 MB for cnn23. A batch is divided evenly, so that no
-# piece has only a few samples. For a few samples, matrices are multiplied in another order, which changes the
-# last bits of the result.
+BATCH: Final = 256  # samples whose losses are added in one step
+# Samples for which the network computes scores in one step. A whole batch would take most of a small device's memory
+# for the outputs of the layers: 25 MB for cnn23. A batch is divided evenly, so that no piece has only a few samples.
+# For a few samples, matrices are multiplied in another order, which changes the last bits of the result.
 PIECE: Final = 64
 
 
@@ -46,9 +45,10 @@ def evaluate(
 ) -> dict[str, float]:  # fmt: skip
     """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` of the half's present predictions.
 
-    Each other rule of the half has its own view: for example "personal-classifier" in addition to "personal".
-    If the matrix `confusion` is given, the function adds to it how often `view` predicts each class for the
-    test samples of each class. `metrics` are the run's own metrics, returned as `<metric>.<split>.<view>`.
+    A half may have more than one rule for predictions. Each other rule has a view of its own, for example
+    "personal-classifier" in addition to "personal". If the matrix `confusion` is given, `evaluate` adds to it how
+    often `view` predicts each class for the test samples of each class. `metrics` are the run's own metrics, which
+    are returned as `<metric>.<split>.<view>`.
     """
     others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
     rules = {view: half.rule(), **others}
@@ -72,7 +72,7 @@ def measure(
     half: ClientHalf, rule: nn.Module, samples: Samples, confusion: Tensor | None = None,
     scored: list[Tensor] | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return the accuracy and the mean loss of one rule; append all scores to `scored` if it is given."""
+    """Return the accuracy and the mean loss of one rule; append all scores to the list `scored` if it is given."""
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0

@@ -20,8 +20,8 @@ from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.storage.disk import Disk
 
-# Largest array, in bytes, that a snapshot keeps of a broadcast or an update: prototypes fit, but not the
-# features of all devices.
+# Bytes of the largest array of a broadcast or an update that a snapshot stores. Prototypes are smaller than this, but
+# the features of all devices are larger.
 MAX_ARRAY_BYTES: Final = 1 << 20
 
 
@@ -44,7 +44,7 @@ class Snapshots:
 def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...]) -> None:
     """Delete the snapshots of all rounds except `number` and `kept`.
 
-    So only the newest evaluation keeps its snapshot. An earlier evaluation, made between rounds, loses its own.
+    So the snapshot of an earlier evaluation between rounds is deleted when a newer evaluation stores its snapshot.
     """
     for path in folder.glob("round-*.npz"):
         found = path.stem.removeprefix("round-")
@@ -72,7 +72,7 @@ def save_snapshot(
 
 
 def _small(way: str, payload: Payload) -> Mapping[str, np.ndarray]:
-    """Return the small arrays without the weights of modules, whose names have dots."""
+    """Return the small arrays of a payload; weights of modules, whose names have dots, are left out."""
     chosen = {name: payload[name] for name in payload if "." not in name}
     return {
         f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= MAX_ARRAY_BYTES

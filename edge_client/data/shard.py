@@ -43,8 +43,9 @@ NO_PLUGINS: Final = PlugIns()
 
 @dataclass(frozen=True)
 class TensorSamples:
-    x: Tensor  # float32 [N, *shape of a sample], pixels -1 to 1; channels of grey images share memory
-    y: Tensor  # int64 [N]
+    # float32 [N, *shape of a sample]; pixels are -1 to 1. The equal channels of grey images share their memory.
+    x: Tensor
+    y: Tensor  # the labels, int64 [N]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Shard:
     def kind(self) -> SampleKind:
         if self.pixels:
             return SampleKind(True, self.scale)
-        low, high = torch.aminmax(self.train.x)  # this makes no copy of the data
+        low, high = torch.aminmax(self.train.x)  # This function makes no copy of the data.
         return SampleKind(False, self.scale, max(-float(low), float(high)))
 
     def counts(self) -> Tensor:
@@ -79,10 +80,10 @@ def load_shard(settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
 
 
 class Shards:
-    """The loader of data for all clients of a process, which reads and decodes their common data only once."""
+    """The loader of the data of all clients in a process, which reads data that clients have in common only once."""
 
     def __init__(self, loaded: Shards | None = None) -> None:
-        """Create a loader, with the common data of the loader `loaded` if it is given."""
+        """Create a loader; if another loader `loaded` is given, its data are used and not read again."""
         self._domains: dict[Hashable, Domain] = dict(loaded._domains) if loaded else {}
         self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
@@ -118,9 +119,9 @@ class Shards:
         )
 
     def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
-        """Return the numbers of training and test samples in the share of each client of the domain.
+        """Return for each client of the domain the numbers of training samples and of test samples in its share.
 
-        No sample is held out or left out yet. The function reads only labels, not the values of samples.
+        The numbers are counted before samples are held out or left out. Only labels are read, not samples.
         """
         domain = self.domain(settings)
         train, test = _divided(domain, settings)
@@ -147,7 +148,7 @@ class Shards:
         subsample = SPLITS[settings.split].subsample
         train = _fraction_of_domain(settings, train, StableRandom(*own, "fraction"))
         train = _at_most(settings.samples, subsample, train, StableRandom(*own, "samples"))
-        # The seed is the same for all clients of a domain, so that they are tested on the same samples.
+        # All clients of a domain use the same seed here, so they are tested on the same samples.
         drawn = StableRandom(*_seeds_of_domain(domain, settings), "test samples")
         return train, _at_most(settings.test_samples, subsample, test, drawn)
 
@@ -187,19 +188,22 @@ def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
 
 
 def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
-    """Return whether the domain has pixels, by the type of its values, because some sources also allow numbers."""
+    """Return whether the values of the domain are pixels, which have the type uint8.
+
+    The name of the source is not enough, because some sources may have pixels or other numbers.
+    """
     kinds = {part.samples(NO_INDICES, settings.input_shape).dtype for part in (domain.train, domain.test)}
     if len(kinds) > 1:
         raise DataError(
-            f"{domain.name} of {settings.source} has pixels (uint8) to learn from or to be tested on, and float32 "
-            "for the other; give both as the same"
+            f"{domain.name} of {settings.source} has pixels (uint8) only for training or only for the test; store "
+            "training samples and test samples with the same type"
         )
     if kinds != {np.dtype(np.uint8)}:
         return False
     if settings.scale is not None:
         raise DataError(
-            f"data.scale is set, and {domain.name} of {settings.source} has pixels (uint8), which become -1 to 1; "
-            "leave it out"
+            f"data.scale is set, and {domain.name} of {settings.source} has pixels (uint8), which are always scaled "
+            "to -1..1; leave data.scale out"
         )
     return True
 
@@ -215,7 +219,7 @@ def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collec
     if not len(train.labels) or not (len(test.labels) or s.own_test):
         raise DataError(
             f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-            f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
+            f"of its {len(domain.classes)} classes; both kinds are needed, unless data.own_test is set"
         )
     return train, test
 
@@ -264,11 +268,11 @@ def configured_class_names(settings: DataSettings) -> Names:
 
 
 def _comparable(classes: tuple[str, ...]) -> Names:
-    """Return the names in a form that can be compared between devices; empty if this is not possible."""
+    """Return the class names in a form that devices can compare; empty if there is no such form."""
     names = normalized(classes)
     if problem := problem_with(names):
         log.warning(
-            "%s; so this device does not send its class names, and they cannot be compared with others",
+            "%s; this device does not send its class names, so they are not compared with those of other devices",
             problem,
         )
         return ()
@@ -292,9 +296,10 @@ def _domain(settings: DataSettings) -> Domain:
 
 
 def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
-    """Choose as many samples of the share as the setting `fraction` of the domain, with the same mix of classes.
+    """Choose samples of the share, as many as the setting `fraction` times the number of samples of the domain.
 
-    The size of the domain is estimated as `parts` times the size of the share.
+    The number of samples of the domain is estimated as `parts` times the number of samples of the share. The mix of
+    classes stays the same.
     """
     if settings.fraction is None:
         return share
@@ -309,7 +314,7 @@ def _at_most(most: int | None, subsample: Subsampler, samples: Collection, rng: 
 
 
 def _split_off(fraction: float, samples: Collection, rng: StableRandom) -> tuple[Collection, Collection]:
-    """Split samples into the remaining ones and the held-out ones, and return both."""
+    """Hold out a fraction of the samples, and return the remaining samples and the held-out samples."""
     held_out = stratified(samples.labels, round(fraction * len(samples.labels)), rng)
     return select(samples, without(len(samples.labels), held_out)), select(samples, held_out)
 
@@ -318,7 +323,8 @@ def _check_sizes(train: Collection, test: Collection, settings: DataSettings, do
     if len(train.labels) < MIN_TRAINING_SAMPLES:
         raise DataError(
             f"{domain.name} leaves client {settings.part} of {settings.parts} {len(train.labels)} training "
-            f"samples, it takes {MIN_TRAINING_SAMPLES}; take fewer parts, a smaller validation or more samples"
+            f"samples, but the smallest allowed number is {MIN_TRAINING_SAMPLES}; take fewer parts, a smaller "
+            "validation or more samples"
         )
     if not len(test.labels):
         raise DataError(
@@ -337,9 +343,10 @@ def to_tensor(values: Values, shape: InputShape, scale: Scale) -> Tensor:
     if values.dtype != np.uint8:
         return torch.from_numpy(scale.applied(values))
     if shape.rank == 3 and shape.channels == 3 and all(bool((one == one[:1]).all()) for one in values):
-        values = values[:, :1]  # grey images need only one channel in memory
+        values = values[:, :1]  # If all images are grey, one channel is kept in memory.
     x = np.empty(values.shape, np.float32)
-    # The samples are converted one by one, because all at once would need eight times the memory for a moment.
+    # The samples are converted one by one. Converting all samples at once would take eight times the memory for a
+    # moment.
     for one, found in zip(x, values, strict=True):
         one[:] = LEVELS[found]
     return torch.from_numpy(x).expand(-1, *shape.axes)

@@ -1,4 +1,4 @@
-"""The number of samples of each client, computed from labels, to find impossible divisions before a start."""
+"""The number of samples of each client, computed from labels alone, to find impossible divisions before a start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class ShareSize:
     def problem(self) -> str:
         if self.train < MIN_TRAINING_SAMPLES:
             samples = "sample" if self.train == 1 else "samples"
-            return f"{self.train} training {samples}, and it takes {MIN_TRAINING_SAMPLES}"
+            return (
+                f"{self.train} training {samples}, but the smallest allowed number is {MIN_TRAINING_SAMPLES}"
+            )
         return "" if self.test else "no test sample"
 
 
@@ -63,7 +65,7 @@ def problem_of_division(settings: DataSettings, shards: Shards) -> str:
 
 
 def most_parts(settings: DataSettings, shards: Shards) -> int:
-    """Search for the largest number of parts that works, below that of the settings; return 0 if none is found."""
+    """Search for the largest possible number of parts below the setting `parts`; return 0 if there is none."""
     works, fails = 0, settings.parts
     while fails - works > 1:
         middle = (works + fails) // 2

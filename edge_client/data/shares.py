@@ -14,19 +14,22 @@ from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.sampling import balanced, stratified
 from protofleet.edge_client.data.stable_random import StableRandom
 
-# Smallest number of training samples that a Dirichlet draw must give each client; other projects use it too.
+# A Dirichlet draw must give each client at least this many training samples. Other projects use the same number.
 MIN_SAMPLES_IF_SKEWED: Final = 10
 ATTEMPTS: Final = 100
 
 Share = tuple[Indices, Indices]  # indices of the training samples and of the test samples
-# Its arguments are training labels, test labels, the number of shares, beta, and the random numbers.
+# The arguments are training labels, test labels, the number of shares, beta, and the source of random numbers.
 Partitioner = Callable[[Labels, Labels, int, float, StableRandom], list[Share]]
 Subsampler = Callable[[Labels, int, StableRandom], Indices]
 
 
 @dataclass(frozen=True)
 class Split:
-    """A way to divide data among clients; `subsample` chooses some samples of a share and keeps its skew."""
+    """A way to divide data among clients.
+
+    `subsample` chooses some samples of a share so that the mix of classes stays as `partition` made it.
+    """
 
     partition: Partitioner
     subsample: Subsampler
@@ -44,7 +47,7 @@ def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRa
 
 
 def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
-    """Return shares that are drawn at random, independent of the class; each has the whole test set."""
+    """Return shares of training samples that are drawn at random from all classes; each has the whole test set."""
     order, tested = rng.permutation(len(train)), np.arange(len(test))
     return [(order[i::parts], tested) for i in range(parts)]
 
@@ -57,7 +60,7 @@ def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableR
     are no test samples, the test sets are empty.
     """
     classes = int(np.concatenate([train, test]).max()) + 1
-    tested = min(len(test), 1)  # smallest number of test samples for each client
+    tested = min(len(test), 1)  # Smallest number of test samples of a client.
     sizes = [np.bincount(labels, minlength=classes) for labels in (train, test)]
     if len(train) >= MIN_SAMPLES_IF_SKEWED * parts and len(test) >= tested * parts:
         for _ in range(ATTEMPTS):
@@ -75,10 +78,10 @@ def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableR
 
 
 def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom) -> NDArray[np.float64]:
-    """Return the cumulative share of clients 0 .. i in each class, [classes, parts].
+    """Return which part of each class the clients 0 to i have together, for each client i, [classes, parts].
 
-    The last bit of a logarithm may differ between machines. This changes the division only about once in 10^12
-    cuts.
+    The last bit of a logarithm may differ between machines. Such a difference changes only about one in 10^12 of
+    the cuts between two clients.
     """
     logs = np.array([[rng.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])
     weights = np.exp(logs - logs.max(1, keepdims=True))
@@ -87,7 +90,7 @@ def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom)
 
 
 def _partition_ends(cuts: NDArray[np.float64], counts: Labels) -> Indices:
-    """Return [classes, parts]: the index at which each client's samples of a class end."""
+    """Return the index at which each client's samples of each class end, [classes, parts]."""
     return np.floor(cuts * counts[:, None] + 0.5).astype(np.int64)
 
 

@@ -17,18 +17,22 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 
-NOISE_ONE: Final = 148  # one standard deviation of `noise`: sqrt(4 (256^2 - 1) / 12) = 147.8
+# Standard deviation of `noise`, the sum of four random bytes: sqrt(4 (256^2 - 1) / 12) = 147.8.
+NOISE_ONE: Final = 148
 
 
 class StableRandom:
-    """A stream of random numbers, named by its purpose: StableRandom(seed, "mnist", "validation")."""
+    """A stream of random numbers, which depend only on its purpose: StableRandom(seed, "mnist", "validation")."""
 
     def __init__(self, *purpose: object) -> None:
         name = "/".join(str(part) for part in purpose).encode()
         self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest()[:16], "big"))
 
     def below(self, limit: int, *shape: int) -> Integers:
-        """Draw numbers 0 .. limit-1; their probabilities differ slightly, by a factor of up to 1 + limit / 2^32."""
+        """Draw numbers from 0 to limit - 1.
+
+        Their probabilities differ slightly: by a factor of at most 1 + limit / 2^32.
+        """
         high = self.raw(math.prod(shape)) >> np.uint64(32)
         drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
         return drawn.reshape(shape)
@@ -42,7 +46,10 @@ class StableRandom:
         return np.argsort(self.raw(n), kind="stable").astype(np.int64)
 
     def noise(self, *shape: int) -> NDArray[np.int32]:
-        """Draw bell-shaped numbers around 0, each from the sum of four bytes; NOISE_ONE is the standard deviation."""
+        """Draw numbers whose distribution is nearly normal, with mean 0 and standard deviation NOISE_ONE.
+
+        Each number is the sum of four random bytes, minus the mean of the sum.
+        """
         size = math.prod(shape)
         # Little-endian order is forced, so that the bytes have the same order on every machine.
         raw = self.raw((size + 1) // 2).astype("<u8").view(np.uint8)
@@ -53,7 +60,8 @@ class StableRandom:
     def log_gamma_draw(self, shape: float) -> float:
         """Draw the logarithm of a Gamma(shape) number (Marsaglia and Tsang, 2000).
 
-        The logarithm is used because for shape 0.01 the number itself is often too small for floating point.
+        The logarithm is returned because for a shape such as 0.01 the number itself is often too small for floating
+        point.
         """
         if shape < 1:
             return self.log_gamma_draw(shape + 1) + math.log(self._unit()) / shape

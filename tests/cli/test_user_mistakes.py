@@ -73,7 +73,8 @@ MISTAKES = {
     "run exp.toml --set policy.cohort=3": "policy.cohort is 3, but there are 2 devices",
     "run exp.toml --set devices={clients={optdigits=900}}": (
         "devices.clients.optdigits is 900, and the samples of optdigits are too few for so many: client 539 of 900 "
-        "would have 1 training sample, and it takes 2; the largest devices.clients.optdigits that works is 719"
+        "would have 1 training sample, but the smallest allowed number is 2; "
+        "the largest devices.clients.optdigits that works is 719"
     ),
     "run exp.toml --set data.source=mnist --set data.root=nowhere --set devices={count=2}": "/nowhere (mnist)",
     "run exp.toml --seeds 1 2 --runs afile": "afile cannot be made: Not a directory; --runs names another folder",

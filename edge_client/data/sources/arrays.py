@@ -36,7 +36,7 @@ from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
 WAY_OUT: Final = "samples are looked for in <root>/<domain>.npz, and data.root names the root"
-TEST_PART: Final = 5  # one of so many samples is for the test, in every class
+TEST_PART: Final = 5  # one of this number of samples is for the test, in every class
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -84,8 +84,10 @@ def _path(folder: Path, domain: str) -> Path:
 def _load(path: Path, *names: str) -> Arrays:
     try:
         with reading(path, WAY_OUT), path.open("rb") as opened:
-            if not zipfile.is_zipfile(opened):  # NumPy would advise to load it as a pickle
-                raise ValueError("it is no .npz file, as numpy.savez writes it, or is not whole")
+            if not zipfile.is_zipfile(
+                opened
+            ):  # NumPy's own error advises the user to load the file as a pickle.
+                raise ValueError("it is not a complete .npz file, such as numpy.savez writes")
             with np.load(path, allow_pickle=False) as file:
                 return {name: _plain(file, name) for name in names if name in file.files}
     except zipfile.BadZipFile as error:
@@ -102,7 +104,7 @@ def _plain(file: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
 
 def _classes(path: Path, arrays: Arrays) -> tuple[str, ...]:
     if "y" not in arrays:
-        raise DataError(f"{path} has no array y, of the samples' classes; {WAY_OUT}")
+        raise DataError(f"{path} has no array y with the classes of the samples; {WAY_OUT}")
     if "classes" in arrays:
         return tuple(str(name) for name in arrays["classes"].ravel())
     labels = np.concatenate([arrays[name].ravel() for name in ("y", "y_test") if name in arrays])
@@ -118,7 +120,9 @@ def _classes(path: Path, arrays: Arrays) -> tuple[str, ...]:
 def _collection(path: Path, arrays: Arrays, x: str, y: str, classes: tuple[str, ...]) -> Collection:
     if x not in arrays or y not in arrays or len(arrays[x]) != arrays[y].size:
         found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise DataError(f"{path} has {found}; it must have {x} and {y}, of as many samples")
+        raise DataError(
+            f"{path} has {found}; it must have {x} and {y}, with the same number of samples in both"
+        )
     values, labels = arrays[x], _labels(path, arrays[y].ravel(), classes)
     if values.dtype == np.uint8 and values.ndim == 3:
         return GreyOrSeries(values, labels, str(path))
@@ -140,7 +144,7 @@ def _labels(path: Path, labels: NDArray[Any], classes: tuple[str, ...]) -> Label
         return labels.astype(np.int64)
     number = {name: i for i, name in enumerate(classes)}
     if unknown := [str(name) for name in labels if str(name) not in number]:
-        raise DataError(f"{path}: y has {unknown[0]!r}, which is not among its classes")
+        raise DataError(f"{path}: y has {unknown[0]!r}, which is not in the array classes")
     return np.array([number[str(name)] for name in labels], np.int64)
 
 

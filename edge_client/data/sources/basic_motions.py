@@ -22,12 +22,12 @@ from protofleet.protocol.settings.input_shape import InputShape
 
 CLASSES: Final = ("Standing", "Running", "Walking", "Badminton")
 SHAPE: Final = InputShape((6, 100))
-# Means and deviations of all training series, for each channel.
+# The mean and the deviation of each channel over all training series.
 SCALE: Final = Scale((2.55, -1.3, -1.03, 0.0191, -0.024, -0.0558), (7.07, 6.79, 3.55, 2.11, 1.82, 3.52))
 
 IN_PACKAGE: Final = "datasets/cached_datasets/UEA/BasicMotions"
 TRAIN, TEST = "BasicMotions_TRAIN.arff", "BasicMotions_TEST.arff"
-FILES: Final = {  # name -> its SHA-256
+FILES: Final = {  # name of the file -> SHA-256 of the file
     TRAIN: "acdb2ac69db5a7fdc985ad8662ec0f035e03ef5ac21c70fb748c8169465f780a",
     TEST: "d8505047e7f985ebd7436ddab8687a494873ffdd9aaf78ef91f4374fb09a07a9",
 }

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100, the Python version: each has 50,000 images for training and 10,000 for the test.
+"""CIFAR-10 and CIFAR-100 in the version for Python: each has 50,000 images for training and 10,000 for the test.
 
-The files are pickles, and a pickle can run any code. This module accepts only arrays, lists, dicts, numbers and
-strings in a pickle; it refuses other objects before they are made.
+The files are pickles, and loading a pickle can run any code. This module accepts only arrays, lists, dicts, numbers
+and strings in a pickle. It refuses all other objects before they are created.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAY_OUT: Final = "unpack the Python version of the data set there, or name its f
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Encode text to bytes, in the way in which Python 3 writes bytes into old pickles."""
+    """Encode text to bytes; Python 3 stores bytes in old pickle formats as such a text."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding}")
     return text.encode("latin1")
@@ -101,11 +101,11 @@ def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:
 def unpickled(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
-        table = _Unpickler(io.BytesIO(data), encoding="latin1").load()  # Python 2 wrote the files
+        table = _Unpickler(io.BytesIO(data), encoding="latin1").load()  # Python 2 has written the files.
     except (AttributeError, TypeError, MemoryError) as error:
         raise pickle.UnpicklingError(f"it is damaged: {error}") from error
     if not isinstance(table, dict):
-        raise pickle.UnpicklingError("it holds no dict")
+        raise pickle.UnpicklingError("its content is not a dict")
     return table
 
 

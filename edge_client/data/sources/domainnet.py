@@ -1,7 +1,7 @@
 """DomainNet as it is published: `<domain>/<class>/<picture>` and two lists for each domain.
 
-Each line of <domain>_train.txt and <domain>_test.txt has a path, which starts at the root, and a label. By default
-only the ten classes of FedBN and FedPLVM are used.
+Each line of <domain>_train.txt and <domain>_test.txt has a path, relative to the root, and a label. If the settings
+name no classes, only the ten classes that the papers of FedBN and FedPLVM use are read.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _listed(path: Path) -> Listed:
 def _classes(folder: Path, domain: str, listed: Listed) -> tuple[str, ...]:
     """Return the class names in the order of their labels.
 
-    The name of a class is the name of the folder of its pictures. If a label has no picture, its name is "class"
-    and the label.
+    The name of a class is the name of the folder of its pictures. If no picture has a label, the class of this label
+    gets the name "class" with the label, for example "class 3".
     """
     names = {label: PurePosixPath(name).parent.name for name, label in listed}
     return tuple(names.get(label, f"class {label}") for label in range(max(names) + 1))

@@ -1,4 +1,4 @@
-"""Fashion-MNIST in four styles; each style has a quarter of the 70,000 garments.
+"""Fashion-MNIST in four styles, which are the domains; each style has a quarter of the 70,000 garments.
 
 plain   unchanged: grey on black
 photo   the garment in one colour, light and dark exchanged, in front of a photograph
@@ -30,16 +30,17 @@ CLASSES: Final = (
     "t_shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot",
 )  # fmt: skip
 SIDE: Final = 28
-SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])  # Bayer's order
+# Bayer's matrix for dithering.
+SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
 
-# Its arguments are grey garments [n, 28, 28, 1], their indices among the garments of the style, the number of all
-# garments of the style, and whether the garments are for the test. The result has colours.
+# A style paints grey garments [n, 28, 28, 1]. The other arguments are the indices of these garments among all
+# garments of the style, the number of all garments of the style, and whether the garments are for the test.
 Style = Callable[[IntPixels, Indices, int, bool], Pixels]
 
 
 @dataclass(frozen=True)
 class Styled:
-    """Garments that are painted on request; a garment looks the same on every device."""
+    """Garments that are painted in a style when they are read; a garment looks the same on every device."""
 
     images: Pixels
     labels: Labels

@@ -1,7 +1,7 @@
 """Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`.
 
-The data sets are Office-Caltech-10, PACS and a user's own pictures. A user's pictures may already be split into
-training and test, `<root>/<domain>/train/<class>/...`.
+The data sets are Office-Caltech-10, PACS and a user's own pictures. A user's own pictures may already be split into
+training and test: `<root>/<domain>/train/<class>/<picture>` and the same with `test` in place of `train`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLIT_FOLDERS = ({"train", "test"}, {"train", "val"})
 def _office_caltech(folder: Path, domain: str) -> Domain:
     """Read a domain; the last two of every ten pictures are for the test.
 
-    RethinkFL (FPL) and FedLSA split the data set in the same way.
+    The code of the papers RethinkFL (FPL) and FedLSA splits the data set in the same way.
     """
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     test = np.flatnonzero(np.arange(len(pictures.labels)) % 10 >= 8)
@@ -36,9 +36,9 @@ def _office_caltech(folder: Path, domain: str) -> Domain:
 
 
 def _pacs(folder: Path, domain: str) -> Domain:
-    """Read a domain and split it 70/30, with the test set rounded up.
+    """Read a domain; 30 % of the pictures, rounded up, are for the test.
 
-    The test sets have 501, 615, 704 and 1,179 pictures. FedLSA's tables have the same sizes.
+    The test sets of the domains have 501, 615, 704 and 1,179 pictures, as in the tables of the FedLSA paper.
     """
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     n = len(pictures.labels)
@@ -48,9 +48,9 @@ def _pacs(folder: Path, domain: str) -> Domain:
 
 
 def _folders(folder: Path, domain: str) -> Domain:
-    """Read a domain with its existing split, or split it 80/20.
+    """Read a domain with its existing split; if there is none, a fifth of the pictures is for the test.
 
-    The domain is a folder in the root. If no domain is named, the root itself is the domain.
+    The domain is a folder in the root. If the settings name no domain, the root itself is the domain.
     """
     root = _domain_folder(folder, domain)
     if set(found := subfolders(root, FOLDERS_WAY_OUT)) in SPLIT_FOLDERS:
@@ -78,8 +78,8 @@ def _existing_split(domain: str, train: Path, test: Path) -> Domain:
     if classes != test_classes:
         only = sorted(set(classes) ^ set(test_classes))[0]
         raise DataError(
-            f"{train} and {test} must have the same folders, and only one has {only!r}; "
-            "make an empty one where there is no picture of a class"
+            f"{train} and {test} must have the same folders, but only one of them has {only!r}; "
+            "make an empty folder for a class without pictures"
         )
     return Domain(domain, classes, train_images, test_images)
 

@@ -13,7 +13,7 @@ from protofleet.edge_client.data.domain import ImagesInMemory
 from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.images.resize import Pixels
 
-BYTES: Final = 8  # the type code of unsigned bytes
+BYTES: Final = 8  # code of the type "unsigned byte" in an idx file
 NAMES: Final = {"train": "train", "test": "t10k"}
 
 
@@ -25,7 +25,7 @@ def read_pair(folders: Sequence[Path], split: str) -> ImagesInMemory:
     if len(images) != len(labels):
         raise DataError(
             f"{images_path} has {len(images)} images and {labels_path} {len(labels)} labels; "
-            "one of them is of another data set, copy both again"
+            "one of these files belongs to another data set, so copy both files again"
         )
     return ImagesInMemory(images[..., None], labels.astype(np.int64))
 

@@ -10,7 +10,11 @@ from protofleet.edge_client.data.sources.source import DIGITS, DataSource, digit
 
 
 def read(folder: Path, domain: str) -> Domain:
-    places = [folder, folder / "MNIST" / "raw", folder / "raw"]  # torchvision uses the last two
+    places = [
+        folder,
+        folder / "MNIST" / "raw",
+        folder / "raw",
+    ]  # torchvision stores the files in the last two.
     return Domain(domain, DIGITS, read_pair(places, "train"), read_pair(places, "test"))
 
 

@@ -28,7 +28,7 @@ def _load(path: Path) -> ImagesInMemory:
             ) from None
         try:
             table = loadmat(file, variable_names=["X", "y"])
-        except (MatReadError, NotImplementedError, TypeError) as error:  # these need not be ValueErrors
+        except (MatReadError, NotImplementedError, TypeError) as error:  # `reading` handles only ValueErrors.
             raise ValueError(error) from error
         images, labels = np.asarray(table["X"]), np.asarray(table["y"]).astype(np.int64).ravel()
         if images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:

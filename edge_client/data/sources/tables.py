@@ -1,7 +1,7 @@
-"""Vectors: three UCI tables that scikit-learn's package contains, and a user's own, `<root>/<domain>.csv`.
+"""Vectors from tables: three UCI tables in scikit-learn's package, and a user's own table, `<root>/<domain>.csv`.
 
-Only the data files of scikit-learn are read; its code is not imported. A row of a table is a sample: first its
-numbers, then its class.
+Only the data files of scikit-learn are read; its code is not imported. Each row of a table is a sample: the numbers
+are first, and the class is last.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from protofleet.protocol.settings.input_shape import InputShape
 WAY_OUT: Final = (
     "rows are looked for in <root>/<domain>.csv, numbers and the class last, and data.root names the root"
 )
-OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # signs that programs put between values
-TEST_PART: Final = 5  # one of so many rows is for the test, in every class
+OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # separators that are not accepted
+TEST_PART: Final = 5  # one of this number of rows is for the test, in every class
 
 CLASSES: Final = {
     "breast_cancer": ("malignant", "benign"),
@@ -34,7 +34,7 @@ CLASSES: Final = {
     "wine": ("class_0", "class_1", "class_2"),
 }
 FILES: Final = {"breast_cancer": "breast_cancer", "iris": "iris", "wine": "wine_data"}
-# Means and deviations of the whole tables, which have 569, 150 and 178 rows.
+# The mean and the deviation of each column, over the whole table. The tables have 569, 150 and 178 rows.
 SCALES: Final = {
     "breast_cancer": Scale(
         (
@@ -70,7 +70,7 @@ class TableRow(NamedTuple):
 
 
 def _of_scikit_learn(name: str, folder: Path, domain: str) -> Domain:
-    """Read a table of scikit-learn, which has numbers as labels and a first row that is no sample."""
+    """Read a table of scikit-learn, in which labels are numbers and the first row is not a sample."""
     path = package_file("sklearn", f"datasets/data/{FILES[name]}.csv")
     rows = _rows(path)[1:]
     with reading(path):
@@ -95,7 +95,7 @@ def _own_path(folder: Path, domain: str) -> Path:
 
 
 def _own_rows(path: Path) -> list[TableRow]:
-    """Return the rows of the file, without a first row that has titles."""
+    """Return the rows of a user's file; a first row with titles is left out."""
     rows = _rows(path)
     return rows[1:] if rows and not _is_number(rows[0].cells[0]) else rows
 

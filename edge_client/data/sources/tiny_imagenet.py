@@ -1,7 +1,7 @@
-"""Tiny-ImageNet: train/<wnid>/images/*.JPEG, and val/ with val_annotations.txt.
+"""Tiny-ImageNet from train/<wnid>/images/*.JPEG and val/ with val_annotations.txt, where <wnid> is a WordNet id.
 
-The val part is used as the test, because the labels of the real test set were never published. The names of the
-classes are WordNet ids, in sorted order.
+The pictures in val/ are used as the test set, because the labels of the real test set were never published. The
+classes have the WordNet ids as names, in sorted order.
 """
 
 from __future__ import annotations

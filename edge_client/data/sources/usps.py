@@ -31,7 +31,7 @@ def _load(path: Path) -> ImagesInMemory:
         labels = np.array([row[0] for row in rows], np.int64) - 1
         if not rows or np.abs(values).max() > 1:
             raise ValueError("it is empty or a value is outside [-1, 1]")
-        grey = ((values + 1) / 2 * 255).astype(np.uint8)  # this rounds as torchvision does
+        grey = ((values + 1) / 2 * 255).astype(np.uint8)  # torchvision rounds down in the same way.
     return ImagesInMemory(grey.reshape(-1, SIDE, SIDE, 1), labels)
 
 

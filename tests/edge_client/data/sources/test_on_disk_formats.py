@@ -164,7 +164,9 @@ def test_folders_with_the_halves_that_were_published(tmp_path, half, domain):
 def test_halves_with_different_classes_are_refused(tmp_path):
     for place in ("train/0", "train/1", "test/0"):
         picture(tmp_path / place / "1.png", 9)
-    with pytest.raises(DataError, match=r"train and .*test must have the same folders, and only one has '1'"):
+    with pytest.raises(
+        DataError, match=r"train and .*test must have the same folders, but only one of them has '1'"
+    ):
         load_all("folder", tmp_path)
 
 
