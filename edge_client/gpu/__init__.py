@@ -1,4 +1,4 @@
-"""The admission of devices to a shared GPU, by the measured memory of their work.
+"""The admission of work to a shared GPU: a device may compute when enough GPU memory for its work is free.
 
 May import: methods.contract.
 """

@@ -1,4 +1,4 @@
-"""The interface of a GPU that admission needs, and its implementation with torch.cuda."""
+"""The interface of a GPU for the admission of work, and the implementation of this interface with torch.cuda."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final, Protocol
 
 import torch
 
-NO_MEMORY: Final = ("out of memory", "alloc_failed")  # parts of error messages of CUDA, cuBLAS and cuDNN
+NO_MEMORY: Final = ("out of memory", "alloc_failed")  # parts of the error messages of CUDA, cuBLAS and cuDNN
 
 
 class Accelerator(Protocol):
-    """A GPU, with the allocator of this process."""
+    """A GPU, and the allocator of GPU memory in this process."""
 
     @property
     def name(self) -> str:
@@ -32,11 +32,11 @@ class Accelerator(Protocol):
         ...
 
     def reserved_bytes(self) -> int:
-        """Return the bytes that this process has reserved for tensors, used and unused."""
+        """Return the bytes of GPU memory that this process has reserved for tensors, whether in use or not."""
         ...
 
     def allocated_bytes(self) -> int:
-        """Return the part of the reserved bytes that tensors use."""
+        """Return how many of the reserved bytes tensors use now."""
         ...
 
     def peak_reserved_bytes(self) -> int:
@@ -55,14 +55,14 @@ class Accelerator(Protocol):
 
 
 class Cuda:
-    """A GPU of CUDA, with the counters of torch's caching allocator.
+    """A GPU that torch uses through CUDA, with the counters of torch's caching allocator.
 
     The allocator reserves segments of 2 MiB, 20 MiB or more from the GPU and divides them into blocks. It keeps a
     freed block for later tensors. `empty_cache` gives back only segments that are completely free. In
     torch.cuda.memory_stats, the free parts of the other segments are `inactive_split_bytes`. A segment with
     cuBLAS's workspace is never completely free, because the workspace exists as long as the process.
 
-    So a piece of work may find its memory in reserved segments, and then no more memory is reserved.
+    So a piece of work may use free parts of reserved segments. Then the number of reserved bytes does not grow.
     """
 
     def __init__(self, place: torch.device) -> None:
@@ -84,7 +84,7 @@ class Cuda:
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
-            return 0  # the memory is too small even for this process's context
+            return 0  # The free memory is too small even for the context that CUDA creates for this process.
 
     def reserved_bytes(self) -> int:
         return int(torch.cuda.memory_reserved(self._place))

@@ -1,7 +1,7 @@
 """The admission of work to a shared GPU.
 
-The memory of the first piece of work of each kind is measured while no other process works. Later pieces of this
-kind may start when so much memory is free.
+The first piece of work of each kind runs while no other process works, and its memory is measured. A later piece of
+the same kind may start as soon as this amount of memory is free.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class GpuFullError(RuntimeError):
-    """An error for a piece of work for which the memory is too small even while no other process works."""
+    """An error for a piece of work that needs more GPU memory than is free while no other process works."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work; pieces of the same kind differ in their memory only because of the size of their data."""
+    """A piece of work; two pieces of the same kind need different memory only if their data differ in size."""
 
     name: str
     kind: Hashable
@@ -51,7 +51,8 @@ class Peak:
     def needs(self, work: Work) -> int:
         """Return an upper limit of the bytes that the work needs.
 
-        For larger data the measured memory is scaled up in proportion to the data.
+        If the data of the work are larger than the data at the measurement, the measured memory is multiplied by
+        the ratio of the two sizes.
         """
         if work.data_bytes <= self.data_bytes:
             return self.size
@@ -64,7 +65,7 @@ class _OutOfMemory:
 
 
 class Admission:
-    """The admission of the work of one process, which has one work thread."""
+    """The admission of the work of one process to the GPU; the process has one work thread."""
 
     def __init__(self, gpu: Accelerator, turns: Turns) -> None:
         self.usage = Usage()
@@ -109,12 +110,12 @@ class Admission:
                 raise
             message = str(error).strip().partition("\n")[0][:300]
         else:
-            # If the work found its memory in reserved segments, it has reserved no more memory. But it needs the
-            # memory: at its next turn, these segments may be given back or used by another device.
+            # Work that used only free parts of reserved segments has reserved no more memory. It still needs memory:
+            # at its next turn, these segments may be given back or used by another device.
             taken = self._gpu.peak_allocated_bytes() - allocated
             self._note_peak(work, max(taken, self._gpu.peak_reserved_bytes() - reserved))
             return result
-        # Only after the `except` block are the error's frames and their tensors freed.
+        # The frames of the error and their tensors can be freed only here, after the `except` block.
         gc.collect()
         self.usage.out_of_memory += 1
         return _OutOfMemory(message)

@@ -1,11 +1,11 @@
-"""Turns of processes on a shared GPU; each turn gets a promised part of the memory, in the order of arrival.
+"""Turns of processes on a shared GPU: each turn gets a part of the memory, in the order in which the turns arrive.
 
-Each turn, whether it works or waits, is a file in a folder that the processes share. Its process keeps the file
-locked, so the turn ends when the process ends, even if the process is killed.
+Each turn is a file in a folder that the processes share, also while the turn waits. The process of a turn keeps the
+file locked, so the turn ends when its process ends, even if the process is killed.
 
-Another file, `free`, has the number of bytes that are free while no process works. A new turn may get this number
-minus the bytes that are promised to other turns. The driver's number of free bytes is not enough, because a
-process at work takes its memory only little by little.
+The file `free` in this folder has the number of bytes that are free while no process works. A new turn may get at
+most this number minus the bytes that are promised to other turns. The driver's number of free bytes alone is not
+enough: a working process takes its memory little by little, so more of it seems free than really is.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from protofleet.edge_client.gpu.accelerator import Accelerator
 from protofleet.methods.contract.liveness import report_progress
 
 POLL_SECONDS: Final = 0.05
-# Bytes that must be free in addition: for kernels that are loaded later, and for gaps between blocks.
+# Bytes that must be free beyond the need of a turn: for kernels that are loaded later, and for gaps between blocks.
 SPARE: Final = 256 << 20
 SUFFIX: Final = ".turn"
 
 
 @dataclass(frozen=True)
 class Turn:
-    number: int  # number in the order of arrival
-    needs: int | None  # bytes; None if they are still unknown, so that no other turn may run
-    working: bool  # false if the turn waits
+    number: int  # number of the turn in the order of arrival
+    needs: int | None  # bytes that the turn needs; None if they are unknown, and then no other turn may run
+    working: bool  # true if the turn works, false if it waits
 
 
 class Turns:
     def __init__(self, folder: Path, gpu: Accelerator, wait: Callable[[], None] | None = None) -> None:
-        """Use the folder of the GPU's turns; `wait` is called between two looks into the folder."""
+        """Use the folder of the GPU's turns; `wait` is called between two attempts to begin a turn."""
         self._folder, self._gpu, self._wait = folder, gpu, wait or wait_a_moment
 
     @contextlib.contextmanager
@@ -66,15 +66,15 @@ class Turns:
             return False
         promised = [other.needs for other in others if other.working]
         if not promised:
-            return True  # no other turn runs, so waiting would not help
+            return True  # No other turn works, so no memory would become free later.
         free = self._free_while_idle()
         if needs is None or None in promised or free is None:
             return False
-        # The driver's number includes memory that processes of other users have taken since then.
+        # The driver also knows of memory that other users' processes have taken after `free` was written.
         return needs + SPARE <= min(free - sum(filter(None, promised)), self._gpu.free_bytes())
 
     def _note_free(self, number: int, kept: int) -> None:
-        """Note the free bytes at the end of a turn, after which its process keeps `kept` more bytes than before."""
+        """Write the number of free bytes at the end of a turn; the turn's process keeps `kept` bytes reserved."""
         with self._lock():
             before = self._free_while_idle()
             if not any(other.working for other in self._others(number)):
@@ -135,14 +135,14 @@ class Turns:
 
 
 def wait_a_moment() -> None:
-    report_progress()  # waiting is progress for the watchdog
+    report_progress()  # A process that waits for its turn is not stuck, so the watchdog must not end it.
     time.sleep(POLL_SECONDS)
 
 
 def folder_of(gpu: Accelerator) -> Path:
     """Return the folder of this GPU's turns, which all processes of this user share.
 
-    Processes of other users have no turns here; their memory is included in the driver's number of free bytes.
+    Processes of other users have no turns in this folder. The driver's number of free bytes counts their memory.
     """
     return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
 
@@ -154,7 +154,9 @@ def own_folder(folder: Path) -> None:
             one.mkdir(mode=0o700)
         found = one.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionError(f"{one} is no folder of this user; remove it, or set TMPDIR")
+            raise PermissionError(
+                f"{one} is not a folder of this user; remove it, or set TMPDIR to another folder"
+            )
 
 
 def _write(handle: int, needs: int | None, *, working: bool) -> None:

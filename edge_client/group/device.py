@@ -48,7 +48,7 @@ from protofleet.runtime.host.machine import party_words
 class Process:
     """The objects that all devices of a process share.
 
-    Only the start of a program makes an instance.
+    A program makes one instance when it starts.
     """
 
     def __init__(self, name: str, devices: int = 1) -> None:
@@ -61,7 +61,7 @@ class Process:
     def start_work(self, threads: int) -> None:
         """Start the work thread.
 
-        Call this after the assembly of all devices, because the assembly sets torch's number of threads.
+        Call this after the assembly of all devices, because each assembly sets torch's number of threads.
         """
         self.work.start(one_thread_here(threads))
 
@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Device:
-    """An assembled device, which has begun to connect; its receive queue is still untouched."""
+    """An assembled device, which has begun to connect; nothing was taken from its receive queue yet."""
 
     settings: DeviceSettings
     agent: Agent
@@ -82,16 +82,17 @@ class Device:
     supervisor: Supervisor
     status: StatusFile | None
     models: ModelServing | None = None
-    pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # metrics pages, while it runs
+    # The server of the device's metrics page, which is closed when the device ends.
+    pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def check(self) -> None:
-        """Make the regular checks: overrides and heat, and the served model."""
+        """Make the regular checks of the overrides, of the board's heat and of the served model."""
         self.supervisor.check()
         if self.models is not None:
             self.models.check()
 
     def stop(self) -> None:
-        """Stop the trainer and the command for new models, which run outside the loop."""
+        """Stop the trainer and the owner's command for new models, because the event loop does not stop them."""
         self.trainer.stop()
         if self.models is not None:
             self.models.stop()
@@ -159,7 +160,7 @@ class Assembly:
     def _energy(self, board: BoardSettings) -> EnergyMeter | None:
         """Return the energy meter of the board, or None.
 
-        All devices of this process are on the same board, so each counts at most its part of the energy.
+        All devices of this process are on the same board, so the energy is divided at least by their number.
         """
         return self.process.energy(board.root, max(board.shared_by, self.process.devices))
 
@@ -191,6 +192,7 @@ class Assembly:
         )
 
     def _worker(self, settings: DeviceSettings, receive_queue: ReceiveQueue) -> ThreadWorker:
-        if settings.trainer == "child":  # the child has its own time limit and reports no progress here
+        # A child process has its own time limit and reports no progress to this process.
+        if settings.trainer == "child":
             return ThreadWorker(receive_queue, begin=one_thread_here(settings.threads))
         return ThreadWorker(receive_queue, thread=self.process.work)

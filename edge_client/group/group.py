@@ -18,7 +18,7 @@ from protofleet.protocol.transport.timers import Timers
 from protofleet.runtime.logs import lines_about
 from protofleet.runtime.restart_backoff import RestartBackoff
 
-# Seconds between two regular checks, for example of the heat and the status files.
+# Seconds between two regular checks, for example of the board's heat.
 CHECK_SECONDS = 10.0
 
 log = logging.getLogger("protofleet.device")
@@ -27,7 +27,8 @@ log = logging.getLogger("protofleet.device")
 class MemberQueue(ReceiveQueue):
     """The receive queue of one device, with its own limits.
 
-    For each item, the queue puts itself into `ready`, on which the loop of all devices waits.
+    With each item that it receives, the queue puts itself into the queue `ready`. The loop of all devices waits for
+    `ready`.
     """
 
     def __init__(self, ready: queue.SimpleQueue[MemberQueue]) -> None:
@@ -39,16 +40,18 @@ class MemberQueue(ReceiveQueue):
         self._ready.put(self)
 
 
-Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]  # assembles a device by its name
+Start: TypeAlias = Callable[
+    [str], tuple[MemberQueue, Device]
+]  # Function that assembles the device of a name.
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp` whose items are receive queues with a new item.
+    """The devices of a process, as an `EventLoopApp` that takes receive queues which have received an item.
 
     If an error ends a device, the group assembles the device again, as systemd restarts the process of a single
-    device. The pauses before the restarts grow. If the number of restarts is limited, the process is for one run,
-    so a device that cannot follow its plan is not restarted. `ended` has the reasons of the devices that
-    ended with a problem, or could not start, and do not run now.
+    device. The pauses before the restarts grow. If the number of restarts is limited, the process is for one run.
+    Then a device that cannot follow the run's plan is not restarted. `ended` maps the name of each device that ended
+    with a problem or could not start to the reason; a device that runs again is removed from `ended`.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class DeviceGroup:
         self._started_at = dict[str, float]()
         self._restarts, self._backoffs = Timers[str](), {name: RestartBackoff() for name in names}
         self._waiting, self._stopping = set[str](), False
-        # Whether a device has ended without an error. Then the run is over, so no device needs a restart.
+        # True if a device has ended without a problem: then the run is over, and no device needs a restart.
         self._run_is_over = False
         for name in names:
             self._start_device(name)
@@ -83,7 +86,7 @@ class DeviceGroup:
 
     @property
     def given_up(self) -> dict[str, str]:
-        """Return the part of `ended` with the devices that are not restarted."""
+        """Return the entries of `ended` for devices that will not be restarted."""
         return {name: problem for name, problem in self.ended.items() if name not in self._waiting}
 
     @property
@@ -108,7 +111,7 @@ class DeviceGroup:
     def take(self, member: MemberQueue, now: float) -> None:
         try:
             item = member.get_nowait()
-        except queue.Empty:  # the queue was full and has dropped the item
+        except queue.Empty:  # The queue was full and has dropped the item.
             return
         self._let(member, lambda device: device.agent.take(item, now))
 
@@ -116,7 +119,7 @@ class DeviceGroup:
         for member in self._timers.take_due(now):
             self._let(member, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
-            self.close()  # an ended device may still have a connection of the same name
+            self.close()  # The broker allows only one connection of a name, so the old one must be closed first.
         for name in due:
             self._waiting.discard(name)
             if not self._stopping:
@@ -147,7 +150,7 @@ class DeviceGroup:
         self._set_timer(member)
 
     def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
-        """Note why a device ended, and plan its restart after a pause, unless the limit is reached."""
+        """Note why a device ended, and plan its restart after a pause if the limit of restarts allows it."""
         self.ended[name] = problem
         backoff = self._backoffs[name]
         pause = backoff.failed(self._clock() - self._started_at[name])

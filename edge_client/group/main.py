@@ -1,4 +1,4 @@
-"""A process of many devices: one loop, one training thread, one network thread, one copy of the data."""
+"""A process of many devices, which share one event loop, one training thread, one network thread and the data."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.event_loop import serve, stop_on_signals
 from protofleet.runtime.health import watchdog
 
-FILES_BESIDE: Final = 128  # files that a process has open in addition to those of its devices
+FILES_BESIDE: Final = 128  # open files of a process that do not belong to a single device
 MOST_RESTARTS: Final = 2  # restarts of a device in a row, if the process is for one run
-FILES_OF_A_DEVICE: Final = 2  # a connection, and a file that the device writes
+FILES_OF_A_DEVICE: Final = 2  # open files of a device: its connection, and a file that it writes
 
 log = logging.getLogger("protofleet.device")
 
@@ -39,10 +39,11 @@ def run_devices(
     ended_file: Path | None = None,
     shards: Shards | None = None,
 ) -> dict[str, str]:
-    """Run the devices until all have ended or a signal arrives; return why some ended early, by device.
+    """Run the devices until all have ended or a signal arrives.
 
-    If `ended_file` is given, the number of restarts is limited. The devices that are not restarted are written to
-    the file with the reasons, as JSON, while the other devices continue.
+    Return a dict from the name of each device that ended early to the reason. If `ended_file` is given, the number
+    of restarts is limited. The names of devices that will not be restarted are written to this file as JSON, with
+    the reasons, while the other devices continue.
     """
     check_settings([one.settings for one in given])
     raise_open_files(len(given))
@@ -75,7 +76,8 @@ def check_settings(devices: Sequence[DeviceSettings]) -> None:
     for one in devices:
         if one.trainer != "inside":
             raise SettingsError(
-                f"{one.name} has trainer = {one.trainer!r}, but devices of one process train in it; start it alone"
+                f"{one.name} has trainer = {one.trainer!r}, but devices that share a process train inside it; start "
+                "this device in a process of its own"
             )
     names = [one.name for one in devices]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -91,8 +93,8 @@ def raise_open_files(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if hard != resource.RLIM_INFINITY and hard < wanted:
         log.warning(
-            "%d devices need about %d open files, this process may have %d; raise the hard limit (ulimit -Hn, "
-            "LimitNOFILE) or take more processes", devices, wanted, hard,
+            "%d devices need about %d open files, but this process may open only %d; raise the hard limit "
+            "(ulimit -Hn, LimitNOFILE) or use more processes", devices, wanted, hard,
         )  # fmt: skip
 
 
@@ -117,16 +119,16 @@ class Starts:
         return receive_queue, device
 
     def forget_data(self) -> None:
-        """Forget the loaded data, except those that the parent loaded before the fork.
+        """Forget the loaded data, except the data that the parent process loaded before the fork.
 
-        A device that is restarted later loads its data again.
+        After this, a device that is restarted loads its data again.
         """
         self._shards = self._given_shards or Shards(LOADED_BEFORE_FORK)
 
     def _serve_metrics(self, device: Device) -> None:
-        """Serve the device's metrics on its own port.
+        """Serve the device's metrics on the device's own port.
 
-        So the series are the same as those of a device with its own process.
+        So Prometheus gets the same series as from a device that has its own process.
         """
         try:
             device.pages.enter_context(serve_metrics(device, self._process, self._software))

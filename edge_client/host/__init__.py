@@ -1,4 +1,4 @@
-"""The machine of a device: sensors, systemd, the status file, loaded settings and remote overrides.
+"""The connection of a device to its machine: sensors, systemd, the status file, settings files and overrides.
 
 May import: edge_client, methods.plugins, protocol.*.
 """

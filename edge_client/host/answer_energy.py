@@ -1,4 +1,4 @@
-"""The energy of a device for an update: during its work, and in the other time since the last update."""
+"""The energy that a device uses for an update: during the work, and during the other time since the last update."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import Final
 
 from protofleet.edge_client.host.energy import Drawn, EnergyMeter
 
-TRAIN: Final = "joules.train"  # name of a metric: energy of the work
-SEND: Final = "joules.send"  # name of a metric: energy of all other time, such as sending and waiting
+TRAIN: Final = "joules.train"  # metric with the energy during the work
+SEND: Final = "joules.send"  # metric with the energy during all other time, for example sending and waiting
 
 
 class AnswerEnergy:
     """The measurement of the energy for updates, which only the work thread uses.
 
-    There is no result without a meter, or if a reading of the sensor has failed.
+    The results are empty if the board has no meter, or if the sensor could not be read.
     """
 
     def __init__(self, meter: EnergyMeter | None) -> None:
         self._meter = meter
-        self._answered: Drawn | None = None  # reading at the last update, or when the device joined the run
+        # The reading at the end of the last update; before the first update, the reading at the start of the run.
+        self._answered: Drawn | None = None
         self._begun: Drawn | None = None
 
     def join_run(self) -> None:

@@ -1,4 +1,4 @@
-"""The place of the sensors of a device's board, and the number of devices that share them."""
+"""The settings of a device's board: the folder of its sensor files, and the number of devices on the board."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 
 @dataclass(frozen=True)
 class BoardSettings:
-    """The board whose sensors are read."""
+    """The settings of the board whose sensors are read."""
 
     root: str = "/"
     """Root of the file system whose `sys` and `proc` are read; in a container, the folder of the host's root."""

@@ -19,10 +19,13 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The energy up to a reading; if two readings have the same number of gaps, their difference is known."""
+    """The energy that a board has used up to a reading of its sensor.
+
+    The energy between two readings is known only if both have the same number of gaps.
+    """
 
     joules: float
-    gaps: int  # number of failed readings of the sensor
+    gaps: int  # number of failed readings up to now
 
     def since(self, earlier: Drawn) -> float | None:
         return self.joules - earlier.joules if self.gaps == earlier.gaps else None
@@ -47,7 +50,8 @@ class EnergyMeter:
         with self._lock:
             try:
                 self._joules += self._sensor.drawn(self._clock()) / self._shared_by
-                self._gaps += self._lost  # the energy since the last good reading is unknown too
+                # After a failed reading, the energy since the last successful reading is unknown too.
+                self._gaps += self._lost
                 self._lost = False
             except UNREADABLE as error:
                 if not self._gaps:

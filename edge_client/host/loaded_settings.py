@@ -15,7 +15,7 @@ from protofleet.protocol.security.signed_settings import SETTINGS, SignedSetting
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode_file, override, parse_toml, read_toml
 
-VERSION_FILE: Final = "settings.version"  # file in the state folder
+VERSION_FILE: Final = "settings.version"  # name of the version file in the state folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class LoadedSettings:
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """Load the settings as `verified_settings` does, and refuse every earlier version from now on."""
+    """Load the settings as `verified_settings` does; from now on, earlier versions of signed settings are refused."""
     loaded = verified_settings(path, enrolled, changes)
     if loaded.version:
         refuse_downgrade(Path(loaded.settings.folder), loaded.version, path)

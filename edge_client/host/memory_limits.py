@@ -1,8 +1,9 @@
 """The memory that a process can still take within the limits of its cgroups.
 
-Even in a container, /proc/meminfo has the memory of the whole machine. A process is in one group, of cgroups
-version 2 or of the memory controller of version 1. The groups above this group limit the process too. Pages of
-files that were not used for some time count as free, because the kernel gives them back when memory is needed.
+/proc/meminfo does not help in a container, because it has the memory of the whole machine. A process belongs to a
+control group (cgroup), of version 2 or of the memory controller of version 1. The groups above this group limit the
+process too. Cached pages of files that were not used for some time count as free, because the kernel removes these
+pages when memory is needed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class CgroupVersion:
-    """The names of the files of one version of cgroups."""
+    """The names of the files in which one version of cgroups reports memory."""
 
     folder: str
     limit: str
     used: str
-    reclaimable: str  # name of a line in the file memory.stat
+    reclaimable: (
+        str  # name of the line in memory.stat with the bytes of cached files that the kernel can remove
+    )
 
 
 V1: Final = CgroupVersion(
@@ -54,7 +57,9 @@ def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterat
 
 
 def _available(folder: Path, version: CgroupVersion) -> int:
-    limit = int((folder / version.limit).read_text())  # "max" raises ValueError: there is no limit
+    limit = int(
+        (folder / version.limit).read_text()
+    )  # If there is no limit, the text is "max": a ValueError.
     used = int((folder / version.used).read_text())
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     return max(0, limit - used + int(stat.get(version.reclaimable, 0)))

@@ -1,7 +1,7 @@
 """A few settings that the operator overrides remotely for some time, in a file that the root has signed.
 
-The device checks the file every few seconds. A restarted process reads the file too, so a restart does not end
-an override. When the device has used one version of the file, it refuses earlier versions.
+The device looks for a new file every few seconds. A restarted process reads the file too, so a restart does not end
+an override. When the device has used a version of the file, it refuses all earlier versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protofleet.protocol.settings.bounds import Bytes, Seconds
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
 
 LONGEST_SECONDS: Final = 30 * 86_400
-VERSION_FILE: Final = "tuning.version"  # file in the state folder
+VERSION_FILE: Final = "tuning.version"  # name of the version file in the state folder
 
 log = logging.getLogger("protofleet.device")
 
@@ -32,7 +32,7 @@ log = logging.getLogger("protofleet.device")
 class Overrides:
     """The settings of a device that a signed statement can override for some time.
 
-    A setting that is not given keeps the value in the device's own settings.
+    A setting that the statement does not have keeps its value from the device's own settings.
     """
 
     paused: bool = False
@@ -65,7 +65,7 @@ class OverridesFile:
     clock: Callable[[], float] = time.time
     current: Overrides = field(default_factory=Overrides)
     _until: float = 0.0
-    # Modification time and inode of the file at the last reading, which show whether the file has changed.
+    # Modification time and inode of the file when it was read last; another pair means that the file has changed.
     _last_read: tuple[int, int] | None = None
 
     def check(self) -> None:
@@ -85,11 +85,11 @@ class OverridesFile:
                 self.path, self.enrolled, self.name, self.clock(), versions.highest()
             )
         except (StatementError, SettingsError, KeyFileError) as error:
-            log.warning("tuning is not followed: %s", error)
+            log.warning("the tuning file is not used: %s", error)
             return
         versions.store(signed.version)
         hours = (signed.until - self.clock()) / 3600
-        log.info("tuning for %.1f hours: %s", hours, overrides)
+        log.info("the tuning file changes settings for %.1f hours: %s", hours, overrides)
         self._set(overrides, float(signed.until))
 
     def _set(self, overrides: Overrides, until: float) -> None:
@@ -107,19 +107,23 @@ def verified_overrides(
     trust = load_trust(enrolled / CURRENT)
     signed = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
     if signed.federation != trust.roots.federation:
-        raise StatementError(StatementFault.WRONG_FEDERATION, f"{path} is for federation {signed.federation}")
+        raise StatementError(
+            StatementFault.WRONG_FEDERATION, f"{path} is for another federation, {signed.federation}"
+        )
     if signed.name != name:
         raise StatementError(
-            StatementFault.WRONG_NAME, f"{path} is made out to {signed.name}, this is {name}"
+            StatementFault.WRONG_NAME, f"{path} is for the device {signed.name}, but this device is {name}"
         )
     if signed.version < highest:
         raise StatementError(
-            StatementFault.SUPERSEDED, f"{path} is version {signed.version}, {highest} has been followed"
+            StatementFault.SUPERSEDED,
+            f"{path} is version {signed.version}, {highest} is the highest version that was used",
         )
     if now >= signed.until:
         raise StatementError(StatementFault.EXPIRED, f"{path} has ended")
     if signed.until - now > LONGEST_SECONDS:
         raise StatementError(
-            StatementFault.MALFORMED, f"{path} is for more than {LONGEST_SECONDS // 86_400} days"
+            StatementFault.MALFORMED,
+            f"{path} is valid for longer than the limit of {LONGEST_SECONDS // 86_400} days",
         )
     return signed, decode(Overrides, parse_toml(signed.text.encode(), str(path)), "tuning")

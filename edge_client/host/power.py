@@ -1,13 +1,14 @@
-"""The power that a board takes from its supply, by the sensor that measures the largest part of the board.
+"""The power that a board takes from its supply, measured by the sensor that covers the largest part of the board.
 
-The first of these sensors that exists is used, so that no power is counted twice:
+Only one of these kinds of sensors is used, the first that the board has, so that no power is counted twice:
 
 1. The rail that supplies the whole board (a Jetson's VDD_IN, or POM_5V_IN).
 2. The sum of all rails that the board's INA chips measure. These rails are parallel, as on an AGX.
 3. The energy counters of the processor (RAPL of Intel and AMD), for its packages and for memory that is not part of
    a package. The power of the other parts of the machine is not measured.
 
-A counter that only root may read is not used. If a board has no sensor, a line is logged, and no value is reported.
+A counter that only root may read is not used. If a board has no usable sensor, the device logs this and reports no
+energy.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import Final, Protocol
 from protofleet.edge_client.host.sensors import Sensors
 
 TOTAL_RAILS: Final = ("VDD_IN", "POM_5V_IN")
-INA: Final = "ina"  # start of the kernel's names for INA chips
+INA: Final = "ina"  # start of the kernel's names for INA chips, which measure power
 # intel-rapl:0 is a package, and intel-rapl:0:1 is a part of this package. intel-rapl-mmio:0 is the same package
 # again, and a laptop's psys contains packages, so these two are not counted.
 PACKAGE: Final = re.compile(r"intel-rapl:\d+")
-MOST_WATTS: Final = 10_000.0  # if a counter seems to grow faster, it was set back, for example by a suspend
+# If a counter seems to grow faster than this, the counter was set back, for example because the board was suspended.
+MOST_WATTS: Final = 10_000.0
 UNREADABLE: Final = (OSError, ValueError)
 
 
@@ -50,7 +52,7 @@ class PowerSensor(Protocol):
 class Rails:
     """Rails whose power is read in watts.
 
-    The energy between two readings is the mean of both powers times the seconds (the trapezoidal rule).
+    The energy between two readings is the mean of the two powers times the seconds (the trapezoidal rule).
     """
 
     sensors: Sensors
@@ -65,7 +67,7 @@ class Rails:
         found = dict(self.sensors.rails())
         if missing := [rail for rail in self.rails if rail not in found]:
             raise ValueError(f"{missing[0]} cannot be read")
-        # A sensor may have a small negative offset of some milliwatts, which is replaced by 0.
+        # A sensor may report a few milliwatts below 0. Such a power is replaced by 0.
         watts = max(0.0, sum(found[rail] for rail in self.rails))
         at, before = self._last or (now, watts)
         self._last = now, watts
@@ -77,7 +79,7 @@ class Rails:
 
 @dataclass
 class Counters:
-    """The RAPL counters of a processor, in microjoules, which start again at 0 after their largest value."""
+    """The RAPL counters of a processor, which count microjoules; after its largest value, a counter is 0 again."""
 
     zones: Sequence[Path]
     _last: dict[Path, int] = field(default_factory=dict)
@@ -121,7 +123,7 @@ def board_rails(root: Path, sensors: Sensors) -> list[str]:
 def is_ina(chip: Path) -> bool:
     """Return whether the chip is an INA chip, which measures rails of the board.
 
-    Other chips, for example in a graphics card or a power supply, measure only their own part.
+    Other chips, for example in a graphics card or a power supply, measure only a part of the board.
     """
     with contextlib.suppress(OSError):
         return (chip / "name").read_text().startswith(INA)

@@ -1,7 +1,7 @@
-"""The board's sensors: heat, power, memory and disk, read from the kernel's files at each scrape.
+"""The board's sensors of heat, power, memory and disk, read from the kernel's files when Prometheus scrapes them.
 
-If the board lacks a sensor, its metric is missing. On a Jetson, the chip INA3221 measures each rail, and nvpmodel
-stores the power mode in a file.
+If the board lacks a sensor, the metric of this sensor is missing. On a Jetson, the chip INA3221 measures each rail,
+and the program nvpmodel stores the power mode in a file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-# Largest number of zones, of coolers and of rails that are reported, because each of them has its own series.
+# Largest number of zones that are reported, and also of coolers and of rails. Each of them has a series of its own.
 MAX_SERIES: Final = 64
-# A fan cools the board; every other cooling device makes the board slower.
+# The names of fans. The kernel's other cooling devices cool the board by making it slower.
 FANS: Final = re.compile("fan", re.IGNORECASE)
 GPU_LOAD: Final = (
     "sys/devices/platform/gpu.0/load",
@@ -91,7 +91,7 @@ class Sensors:
 
     def temperatures(self) -> Iterator[tuple[str, float]]:
         for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MAX_SERIES]:
-            with contextlib.suppress(OSError, ValueError):  # some zones cannot always be read
+            with contextlib.suppress(OSError, ValueError):  # Some zones cannot be read at all times.
                 yield f"{zone.name}:{_read(zone / 'type')}", int(_read(zone / "temp")) / 1000
 
     def hottest(self) -> float:

@@ -24,17 +24,17 @@ log = logging.getLogger("protofleet.device")
 class Status:
     pid: int
     boot: int
-    started: int  # Unix time
+    started: int  # Unix time of the start of the process
     software: str
     settings: int  # version of signed settings; 0 if the settings are not signed
     connected: bool = False  # whether the broker has accepted the connection
-    # Whether the coordinator has sent this process a message that is signed, and sealed to it.
+    # Whether this process has received a message of the coordinator that is signed and is only for this device.
     heard: bool = False
     run: str = ""
     round: int = 0  # the last round for which the device has made an update
     working: bool = False
     waiting: bool = False  # whether an update has no receipt yet
-    accepted: int = 0  # accepted updates of this process, by their receipts
+    accepted: int = 0  # number of this process's updates that the coordinator has accepted
     refused: int = 0
     idle: bool = False  # whether the run is over, and no other run has begun yet
     draining: bool = False
@@ -53,8 +53,8 @@ class StatusFile:
     def __init__(self, path: Path, software: str, settings: int) -> None:
         if not path.parent.is_dir():
             raise SettingsError(
-                f"status is {str(path)!r}, and there is no folder {path.parent}: make it, or name a file elsewhere; "
-                "without `status` none is written"
+                f"status is {str(path)!r}, but there is no folder {path.parent}: make the folder, or name a file in "
+                "another folder; without the setting status, no status file is written"
             )
         self._path, self._software, self._settings = path, software, settings
         self._started, self._written, self._failed = int(time.time()), "", False
@@ -79,10 +79,12 @@ class StatusFile:
             # All users may read this file, because health checks run as other users. All other files of this
             # process are private.
             Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
-        except OSError as error:  # the device itself does not need the file
+        except OSError as error:  # The device goes on without the file, because only other programs need it.
             if not self._failed:
                 log.warning(
-                    "the status file %s cannot be written: %s; it is tried again", self._path, error.strerror
+                    "the status file %s cannot be written: %s; the device will try again",
+                    self._path,
+                    error.strerror,
                 )
             self._failed = True
         else:

@@ -1,4 +1,4 @@
-"""The regular check whether a device may take new work, by its overrides and by the heat of the board."""
+"""The regular check whether a device may take new work: an override or the board's heat can forbid new work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides, OverridesFile
 from protofleet.edge_client.host.sensors import Sensors
 
-RESUME_BELOW_CELSIUS: Final = 5.0  # degrees below the limit at which the device takes work again
+RESUME_BELOW_CELSIUS: Final = 5.0  # the device takes work again when it is this many degrees below the limit
 
 log = logging.getLogger("protofleet.device")
 

@@ -1,7 +1,8 @@
 """Regular signs of life of a device: notifications to systemd's watchdog, and the status file.
 
-systemd restarts a process that has sent no notification for WatchdogSec. The agent's loop sends the notifications.
-So if the loop is blocked, the process is restarted, and the coordinator sends the current task again.
+systemd restarts a process that has sent no notification for the time WatchdogSec of its unit. The agent's loop sends
+the notifications. So if the loop is blocked, systemd restarts the process, and the coordinator sends the current
+task again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.protocol.transport.base import Done, Item
 
-LONGEST_PAUSE_SECONDS: Final = 10.0  # seconds between two notifications, or less by WatchdogSec
+LONGEST_PAUSE_SECONDS: Final = (
+    10.0  # seconds between two notifications; fewer if a third of WatchdogSec is less
+)
 
 
 class NotifySocket:
@@ -25,7 +28,8 @@ class NotifySocket:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # WatchdogSec; 0 means no watchdog
+        # The time WatchdogSec of the systemd unit; 0 means that there is no watchdog.
+        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6
 
     def notify(self, *lines: str) -> None:
         if not self._address:
@@ -36,7 +40,7 @@ class NotifySocket:
 
 
 class SystemdNotifier:
-    """An `EventLoopApp` around the agent, which writes the status file and notifies systemd after its steps."""
+    """An `EventLoopApp` around the agent; after each step it writes the status file and notifies systemd."""
 
     def __init__(
         self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,
@@ -93,7 +97,7 @@ class SystemdNotifier:
 
 
 def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:
-    """Drain the agent at SIGUSR1, so that it ends when its current update has a receipt."""
+    """Make SIGUSR1 drain the agent: it takes no new task and ends when its current update has a receipt."""
 
     def drain(number: int, frame: object) -> None:
         put(Done(agent.drain))

@@ -1,4 +1,4 @@
-"""The file with the highest version of a signed file that a device has used; earlier versions are refused."""
+"""The file that stores the highest version of a signed file that a device has used; lower versions are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class VersionFile:
     path: Path
 
     def highest(self) -> int:
-        """Return the highest version that was used; 0 before the first one."""
+        """Return the highest version that was used; 0 if no version was used yet."""
         text = self.path.read_text().strip() if self.path.exists() else ""
         return int(text) if text.isdigit() else 0
 

@@ -164,7 +164,7 @@ def test_every_source_names_its_domains():
         ({"beta": -1.0}, "beta is -1.0, it must be at least 0.001"),
         ({"validation": -0.1}, "validation is -0.1, it must be at least 0 and at most 0.9"),
         ({"size": 4000}, "size is 4000, it must be at least 8 and at most 512"),
-        ({"classes": ("a", "a")}, "two or more, each once"),
+        ({"classes": ("a", "a")}, "at least two classes, each only once"),
     ],
 )
 def test_an_impossible_setting_is_told_with_its_limit(wrong, message):

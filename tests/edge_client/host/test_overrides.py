@@ -77,14 +77,14 @@ def test_a_later_version_replaces_an_earlier_one_and_never_the_other_way_round(l
     assert lab.seen == [Overrides(paused=True), Overrides()]
     lab.write("paused = true\n", version=6)
     overrides_file.check()
-    assert len(lab.seen) == 2 and "version 6, 7 has been followed" in caplog.text
+    assert len(lab.seen) == 2 and "version 6, 7 is the highest version that was used" in caplog.text
 
 
 REFUSED = [
-    ({"name": "b"}, "made out to b, this is a"),
-    ({"federation": "sea"}, "for federation sea"),
+    ({"name": "b"}, "for the device b, but this device is a"),
+    ({"federation": "sea"}, "for another federation, sea"),
     ({"seconds": -5}, "has ended"),
-    ({"seconds": LONGEST_SECONDS + 60}, "more than 30 days"),
+    ({"seconds": LONGEST_SECONDS + 60}, "longer than the limit of 30 days"),
     ({"text": "pause = true\n"}, "did you mean paused"),
     ({"text": "paused = 1\n"}, "must be true or false"),
     ({"text": "hottest_celsius = -1.0\n"}, "must be at least 0"),
@@ -101,7 +101,7 @@ def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, 
     lab.write(**change)
     overrides_file.check()
     overrides_file.check()
-    assert lab.seen == [] and caplog.text.count("is not followed") == 1 and words in caplog.text
+    assert lab.seen == [] and caplog.text.count("tuning file is not used") == 1 and words in caplog.text
 
 
 def test_overrides_of_another_root_are_not_followed(lab, tmp_path, caplog):

@@ -67,5 +67,5 @@ def test_an_override_that_the_root_has_signed_allows_no_plug_in(tmp_path, caplog
     overrides = lab.overrides_file()
     lab.write(text)
     overrides.check()
-    assert lab.seen == [] and "tuning is not followed: tuning." in caplog.text
+    assert lab.seen == [] and "the tuning file is not used: tuning." in caplog.text
     assert "is not a setting; there are" in caplog.text

@@ -105,7 +105,7 @@ def test_a_device_with_nothing_in_hand_is_drained_at_once(tmp_path):
 
 
 def test_a_status_in_a_folder_that_is_missing_is_refused_with_the_way_out(tmp_path):
-    with pytest.raises(SettingsError, match="there is no folder .*/run: make it, or name a file elsewhere"):
+    with pytest.raises(SettingsError, match="there is no folder .*/run: make the folder, or name a file in"):
         StatusFile(tmp_path / "run" / "status.json", "1.2.3", 9)
 
 

@@ -88,7 +88,7 @@ def test_a_broken_file_is_one_line_and_exit_code_2(place, capsys, name, text, wo
         ("def f(r):\n    return {}['x']\nDATA = f\n", r"blobs.py:2: KeyError: 'x'"),
         (FILES["blobs"].replace("request.shape)", "(3, 9, 9))"), r"\[3, 9, 9\], but the settings want \[3, 8, 8\]"),
         (FILES["blobs"].replace("% len(CLASSES)", "% 7"), r"blobs.py:\d+: IndexError: index 3 is out of bounds"),
-        (FILES["blobs"].replace("classes=CLASSES", "classes=2"), "0 to 2; of 2 classes they"),
+        (FILES["blobs"].replace("classes=CLASSES", "classes=2"), "0 to 2; for 2 classes, the labels"),
     ],
 )  # fmt: skip
 def test_data_that_do_not_fit_are_one_line_before_anything_is_learned(place, capsys, text, words):
