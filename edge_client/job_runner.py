@@ -1,4 +1,4 @@
-"""The work on the worker's thread: it makes a job from a plan, and a durable update from a task."""
+"""The work on the worker's thread, which makes a job from a plan, and an update on the disk from a task."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass
 class JobRunner:
-    """The runner of jobs, which only the worker's thread uses while it works."""
+    """The runner of jobs; while the worker's thread works, no other thread may use the runner."""
 
     start_job: StartJob
     state: DeviceState
     data: Splits
-    block_bytes: Callable[[], int]  # size in bytes of the blocks in which the link sends objects now
+    block_bytes: Callable[[], int]  # function that returns the present size in bytes of the link's blocks
     clock: Callable[[], float]
-    # Returns whether the coordinator accepts counts of confused classes and this device sends them.
+    # Function that returns whether the coordinator accepts counts of confused classes and this device sends them.
     tells_confusion: Callable[[], bool] = lambda: False
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
-    models_unwritten: int = 0  # versions of models that this process could not write
+    models_unwritten: int = 0  # number of model versions that this process could not write
     _rounds: int = 0  # number of rounds in the job's plan
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
@@ -45,7 +45,8 @@ class JobRunner:
         job, self._rounds = self.start_job(plan), plan.rounds
         if (saved := state.half()) is not None:
             job.restore(saved)
-        lost = state.saved.lost  # if its round is over, the coordinator does not send the task again
+        # A lost update is computed again now. The coordinator does not send the task again if the round is over.
+        lost = state.saved.lost
         if lost and (not lost.base or state.store.has(bytes.fromhex(lost.base))):
             self._answer_again(job, lost)
         return job
@@ -80,9 +81,13 @@ class JobRunner:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch
         again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch))
         if again.object != lost.object:
-            log.error("round %d %s, computed again, is another answer than before", lost.round, lost.phase)
+            log.error(
+                "the update for round %d %s, computed again, differs from the lost one",
+                lost.round,
+                lost.phase,
+            )
 
 
 def copied(state: Arrays) -> Arrays:
-    """Copy arrays that may share the memory of a model that is about to change."""
+    """Copy arrays, because they may share the memory of a model that will change."""
     return {name: np.array(state[name]) for name in state}

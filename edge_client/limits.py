@@ -1,6 +1,6 @@
-"""The device's own limits on the work and memory for a run's plan, checked before any memory is taken.
+"""The device's own limits on the work and memory for a run's plan, which are checked before memory is allocated.
 
-The plan itself has no limits: it may have a network of any width and any number of epochs.
+The form of a plan sets no such limits: a plan may have a network of any width and any number of epochs.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class HalfBuilder:
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
         """Return the bytes of the networks' weights, of the half's state, and of the features of all samples.
 
-        Most methods compute the features of all samples after training. The half is built on torch's meta
-        device, where tensors take no memory.
+        The features count because most methods compute them for all samples after training. The half is built on
+        torch's meta device, where tensors take no memory.
         """
         meta = torch.device("meta")
         try:
@@ -112,7 +112,7 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """Return the largest number of samples in one step, either own samples or public samples."""
+        """Return the largest number of samples in one training step, of the device's own or of the public samples."""
         own = min(int(plan.settings().batch), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
@@ -148,33 +148,34 @@ def public_bytes(plan: Plan) -> int:
 def demand(takes: str, holds: bool, limit: str, other: str) -> None:
     if not holds:
         raise SettingsError(
-            f"the run's plan takes {takes}, over this device's limits.{limit}; raise that where the device can "
-            f"bear it, or plan {other}"
+            f"the run's plan takes {takes}, over this device's limits.{limit}; raise this limit if the device can "
+            f"do the work, or plan {other}"
         )
 
 
 def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
     """Raise SettingsError if the device's samples are of another kind than the run's samples.
 
-    Images of another size are allowed here: the network accepts or refuses them later. But a network could
-    train on samples of another kind, or with other channels, without any error.
+    Samples are of the same kind if their rank and their number of channels are equal. Images of another size are
+    allowed here, because the network accepts or refuses them later. But a network might train on samples of another
+    kind without an error.
     """
     if not len(x):
         return
     own = InputShape(tuple(x.shape[1:]))
     if (own.rank, own.channels) != (wanted.rank, wanted.channels):
         raise SettingsError(
-            f"the run's samples are {wanted}, this device's {own}; set data.shape = {list(wanted.axes)} where its "
-            "source can give them, or name the source that has them"
+            f"the run's samples are {wanted}, but this device's samples are {own}; set data.shape = "
+            f"{list(wanted.axes)} if the device's source can give such samples, or name a source that has them"
         )
 
 
 def activation_bytes(half: ClientHalf, x: Tensor) -> int:
-    """Return the bytes that one sample's forward pass keeps for the backward pass.
+    """Return the bytes that the forward pass of one sample keeps for the backward pass.
 
     Raise SettingsError if a network does not accept these samples.
     """
-    # Other networks, for example FedKD's map of embeddings, take no samples and keep almost nothing.
+    # Other networks, for example FedKD's map between embeddings, do not take samples and need little memory.
     networks = [n for n in half.networks() if isinstance(n, Net)]
     trained = [n for n in networks if any(w.requires_grad for w in n.parameters())]
     return sum(kept_by(network, x) for network in trained) if len(x) else 0
@@ -191,10 +192,11 @@ def kept_by(network: Net, x: Tensor) -> int:
         return tensor
 
     training = network.training
-    network.eval()  # in training mode the statistics of BatchNorm would change
+    network.eval()  # In training mode, this forward pass would change the statistics of BatchNorm.
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            held = network(x[:1].clone())  # a copy, so that all of its memory counts
+            # Without the copy, the sample would share the memory of all samples, and all of it would be counted.
+            held = network(x[:1].clone())
         del held
     except RuntimeError as error:
         raise SettingsError(refusal(network, x, error)) from None
@@ -206,8 +208,8 @@ def kept_by(network: Net, x: Tensor) -> int:
 def refusal(network: Net, x: Tensor, error: RuntimeError) -> str:
     """Return the reason why a network does not accept the device's samples.
 
-    If the network is in a user's file, the text has the file, the line that raises, and a size that the
-    network's Net states wrongly.
+    If the network is in a user's file, the text has the file and the line that raises the error. If the network's
+    Net states a wrong size, the text has this size too.
     """
     which = "the run's network"
     if network.made_in:
@@ -228,7 +230,7 @@ def wrong_size(network: Net, x: Tensor) -> str:
             found, said = list(part(x[:1]).shape[1:]), getattr(network, name)
             if found != [said]:
                 return f"gives {found} numbers for a sample before its head, and its Net says {name} = {said}"
-    except RuntimeError:  # the samples do not fit, so the stated sizes are not the cause
+    except RuntimeError:  # The network does not accept the samples, so a wrong stated size is not the cause.
         return ""
     return ""
 

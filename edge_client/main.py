@@ -1,4 +1,4 @@
-"""The process of one device: it loads settings, key and data, connects the agent, and runs the agent."""
+"""The process of one device, which loads the settings, the key and the data, and connects and runs the agent."""
 
 from __future__ import annotations
 

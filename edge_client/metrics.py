@@ -107,7 +107,7 @@ class DeviceMetrics:
             self.series.answers.inc()
             self.series.work.inc(figures.get("seconds", 0.0))
             for name in (TRAIN, SEND):
-                if name in figures:  # without a power sensor the series is missing, and no zero is reported
+                if name in figures:  # Without a power sensor, the series must be missing and not 0.
                     self.series.energy.labels(name.partition(".")[2]).inc(figures[name])
 
 

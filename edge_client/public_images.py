@@ -1,4 +1,4 @@
-"""The public samples of a run, which all devices of the run have, if a data source contains them."""
+"""The public samples of a run, which are the same on all devices of the run, from a data source."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages | None:
-    """Return the function that gives `Plan.client_half` the public samples; None if no source contains them.
+    """Return the function that gives `Plan.client_half` the public samples; None if they are not from a data source.
 
-    `own` is used for the folder and the scale, if the device's own data are from the same source.
+    If the device's own data are from the same source, the folder and the scale are taken from their settings `own`.
     """
     if plan.public is None or plan.public.source == DRAWN:
         return None
@@ -38,7 +38,7 @@ def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages
 def images_of(
     public: PublicSet, root: str, shards: Shards, shape: InputShape, scale: Scale | None = None
 ) -> PublicSamples:
-    """Return [samples, *shape], a random choice of the training samples of the public source.
+    """Return a random choice of the training samples of the public source, [samples, *shape].
 
     The choice is the same on every machine that has the files. Values that are not pixels are scaled.
     """
@@ -48,7 +48,7 @@ def images_of(
     if there < public.samples:
         raise DataError(
             f"{domain.name} has {there:,} training samples, fewer than public.samples = {public.samples:,}; "
-            "plan fewer"
+            "plan fewer public samples"
         )
     order = StableRandom(public.seed, public.source, domain.name, "public").permutation(there)
     found = domain.train.samples(order[: public.samples], shape)

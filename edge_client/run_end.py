@@ -22,7 +22,7 @@ class RunEnd:
 
     @property
     def wake_at(self) -> float:
-        """Return the time from which the message that the run is over counts, although it may be old."""
+        """Return the time at which a message that the run is over counts even if it may be old."""
         return self._check.at
 
     def received(self, run: str, now: float) -> None:
@@ -52,7 +52,7 @@ class RunEnd:
 def says_run_is_over(message: Message) -> bool:
     """Return whether the message says that the run is over.
 
-    The coordinator sends Finished to this device and State to all devices. One of the two is enough, because
-    the other one may be lost.
+    The coordinator sends the message Finished to each device, and the message State to all devices. Each of these
+    messages alone is enough, because the other message may be lost.
     """
     return isinstance(message, Finished) or message == State(False, "finished")

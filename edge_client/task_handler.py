@@ -1,6 +1,6 @@
-"""The handler of a run's plan and tasks, which gives them to the worker one by one and delivers the updates.
+"""The handler of a run's plan and tasks, which gives tasks to the worker one by one and delivers the updates.
 
-Equal tasks get equal updates: if a task comes again, its update is taken from the disk.
+The same task always gets the same update: if a task arrives again, its update is read from the disk.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class TaskHandler:
     def change_run(self, run: str) -> None:
         """Change to another run.
 
-        No result of the old run is used in the new run, not even the result of the work in progress. Two runs
-        may have the same plan or the same name.
+        No result of the old run is used in the new run, even if the two runs have the same plan or the same name. The
+        result of the present work is dropped too.
         """
         self.run.change(run)
         self.queue.change_run()
@@ -84,7 +84,7 @@ class TaskHandler:
         self._link.peer_forms, self._link.metric_names = frozenset(about.can), about.metrics
         try:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
-                raise SettingsError(f"it needs {', '.join(missing)}; bring this device up to date")
+                raise SettingsError(f"it needs {', '.join(missing)}; update the software of this device")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
         except SettingsError as error:
             self._refuse_plan(error)
@@ -97,7 +97,7 @@ class TaskHandler:
             self.hellos.send()
             return
         if self.run.plan is not None:
-            self.change_run(self.run.name)  # the run has the same name, but another plan
+            self.change_run(self.run.name)  # A new run has the name of the old run, but another plan.
         if not self.queue.busy:
             self._begin_plan(plan)
 
@@ -108,11 +108,11 @@ class TaskHandler:
 
     def take(self, question: Question) -> None:
         if self.run.job is None:
-            return  # the plan has no job yet; after the next hello the coordinator sends the task again
+            return  # The plan has no job yet. The coordinator sends the task again after the next hello.
         if answer := self._state.answer_to(question.name):
             self.deliver(answer)
         elif question.round < self._state.last_round:
-            return  # the worker has done a later round since, and the update for this round was removed
+            return  # The worker has already done a later round, and the update for this round was removed.
         elif self.draining or self._context.now < self.hellos.backoff.until:
             return
         elif self.queue.busy_with_another(question):
@@ -128,22 +128,22 @@ class TaskHandler:
         self.resend()
 
     def deliver_last_again(self) -> None:
-        """Deliver the last update to a coordinator that was started after the update was made.
+        """Deliver the last update again if the coordinator was started after the update was made.
 
-        The coordinator's disk may be an older copy without this update.
+        The disk of such a coordinator may be an older copy, which does not have this update.
         """
         saved = self._state.saved
         if self.run.job is None or self.run.name != self._link.run:
-            return  # the saved updates belong to another run
+            return  # The saved updates belong to another run.
         if self._link.epoch > saved.epoch and saved.answers and self.idle:
             self.deliver(saved.answers[-1])
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Return whether the device has the task of this round and phase, and its update has no receipt yet."""
+        """Return whether the device has this task and no receipt for its update; `key` is the round and the phase."""
         return key == self._link.asked or self.queue.knows(key) or self.delivery.is_pending(*key)
 
     def resend(self) -> None:
-        """Send the update that waits for a receipt again, if there is such an update."""
+        """Send the update that waits for its receipt, if there is one."""
         self.delivery.send(self.run.was_welcomed_by(self._link.run, self._link.epoch), self._context.now)
 
     def _begin_plan(self, plan: Plan) -> None:
@@ -157,7 +157,9 @@ class TaskHandler:
         if run != self.run.name:
             self._drop_result(job)
         elif isinstance(job, ValueError) and not isinstance(job, DamagedError):
-            self._refuse_plan(job)  # the device's network does not fit the method or the samples
+            self._refuse_plan(
+                job
+            )  # For example, the device's network does not fit the method or the samples.
         elif isinstance(job, Exception):
             self._work_failed(job)
         else:
@@ -194,13 +196,13 @@ class TaskHandler:
             self.take(next_question)
 
     def _drop_result(self, result: object) -> None:
-        """Drop a result of an earlier run or plan, and begin the present one by a hello."""
+        """Drop a result that belongs to an earlier run or plan, and send a hello to get the present plan."""
         if isinstance(result, Exception):
             expected = isinstance(result, TrainerDiedError | AuthorError | ValueError) or is_full(result)
             if isinstance(result, DamagedError) or not expected:
                 raise result
-            log.warning("in work for another run: %s", result)
-        log.info("the present work is for another run or plan; it is dropped")
+            log.warning("the work for another run ended with an error: %s", result)
+        log.info("the result of the last work belongs to another run or plan; the result is dropped")
         self.queue.done()
         self.hellos.send()
 
@@ -214,7 +216,7 @@ class TaskHandler:
         elif is_full(error):
             self.disk_space.ran_out(str(error))
         elif isinstance(error, AuthorError | SettingsError):
-            self._refuse_plan(error)  # a new start of the job would end in the same error
+            self._refuse_plan(error)  # The same error would occur again after a restart of the job.
         else:
             raise error
         self.queue.done()

@@ -45,7 +45,7 @@ class AgentView:
 
     @property
     def coordinator_silent(self) -> bool:
-        """Return whether the device is connected but has received no new message of the coordinator for long."""
+        """Return whether the device is connected but has received no new message of the coordinator for minutes."""
         return self._watchdog.expired
 
     @property
@@ -90,7 +90,7 @@ class AgentView:
 
     @property
     def idle(self) -> bool:
-        """Return whether the run is over, and no other has begun yet."""
+        """Return whether the run is over, and no other run has begun yet."""
         return self._tasks.run.over
 
     @property
@@ -126,7 +126,7 @@ class AgentView:
 
     @property
     def fell_back(self) -> int:
-        """Return 1 if files were damaged at the start and a copy or an older state was used, or 0."""
+        """Return 1 if files were damaged at the start, so that a copy or an older state was used; otherwise 0."""
         return self._context.state.fallbacks
 
     @property

@@ -1,4 +1,4 @@
-"""The present work of the worker's thread, and the next task."""
+"""The work that the worker's thread does now, and the task that it does next."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PLAN: Final = "plan"  # value of `busy_with` while a plan becomes a job
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A task with the name of its broadcast."""
+    """A task that a device has received, with the name of its broadcast in the store."""
 
-    name: str  # tasks of the same name get the same update
+    name: str  # name of the task; tasks of the same name get the same update
     round: int
     phase: str
-    broadcast: bytes  # name of the task's arrays in the store; empty if the task has no arrays
+    broadcast: bytes  # name of the broadcast in the store; empty if the task has no arrays
     epoch: int  # epoch of the coordinator that sent the task
 
     @property
@@ -37,7 +37,7 @@ def question_of(received: Received, task: Task) -> Question:
 @dataclass
 class WorkQueue:
     busy_with: str = ""  # name of the task, or PLAN; empty if the worker has no work
-    next: Question | None = None  # the next task; only the newest is kept
+    next: Question | None = None  # the task that waits; a newer task replaces it
     _key: tuple[int, str] = (0, "")  # round and phase of the task that was begun last
 
     @property
@@ -65,5 +65,5 @@ class WorkQueue:
         self.next, self._key = None, (0, "")
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Return whether the task of this round and phase is in work or waits."""
+        """Return whether the worker does the task of this round and phase now, or the task waits."""
         return (self.busy and self._key == key) or (self.next is not None and self.next.key == key)

@@ -1,7 +1,7 @@
-"""Training on data that grow: each round's samples are fixed and on the disk before its training begins.
+"""Training on data that grow: before a round's training begins, the list of its samples is stored on the disk.
 
 If a process is killed during training, the next process finds the list of the round's samples on the disk and
-computes the same bits. Samples that were added later are used from the next round on.
+computes the same bits. Samples that were added after the start of the round are used from the next round on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays
 
-LEAD_SECONDS: Final = 1.0  # shortest time in seconds from a hello to the first round that uses its list
+LEAD_SECONDS: Final = (
+    1.0  # a round uses the list of a hello only if the hello was sent this many seconds before
+)
 
 log = logging.getLogger("protofleet.device")
 
 
 class Own(Splits, Protocol):
-    """The own data of a device, with the kind of the samples."""
+    """The device's own data, which do not grow, with the kind of the samples."""
 
     @property
     def kind(self) -> SampleKind: ...
@@ -72,8 +74,8 @@ class GrowingData:
     ) -> None:  # fmt: skip
         self._trainer, self._inbox, self._settings, self._state = trainer, inbox, settings, state
         self._base = trainer.data
-        self.announced: Listing = inbox.look()  # the list in the last hello
-        self.fixed: Listing = self.announced  # the list of the current round
+        self.announced: Listing = inbox.look()  # the inbox's samples that the last hello reported
+        self.fixed: Listing = self.announced  # the inbox's samples that the current round uses
         self._clock, self._told_at = clock, -math.inf
         log.info("inbox: %d samples at the start", len(self.announced))
 
@@ -84,7 +86,7 @@ class GrowingData:
 
     @property
     def for_hellos(self) -> Announced:
-        """Return a view of the data for the next round, which always has the present announced list."""
+        """Return a view of the data for hellos, which always has the list that was announced last."""
         return Announced(self)
 
     @property
@@ -101,9 +103,9 @@ class GrowingData:
 
     @property
     def train(self) -> TensorSamples:
-        """Return the training labels of the current round, at most as many as the last hello announced.
+        """Return the training labels of the current round, but not more labels than the last hello announced.
 
-        So an update never counts more samples than the hello, even if files were removed.
+        So an update never counts more samples than the hello, even if files were removed from the inbox.
         """
         fixed, told = self.with_labels(self.fixed).train, self.with_labels(self.announced).train
         return TensorSamples(fixed.x, fixed.y[: len(told.y)])
@@ -117,7 +119,7 @@ class GrowingData:
         return self.with_labels(self.fixed).test
 
     def with_labels(self, listing: Listing) -> GrowingLabels:
-        """Return the labels of the device's own data and of this list, for hellos and for counts."""
+        """Return the labels of the device's own data and of the samples in this list, for hellos and for counts."""
         labels: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
         for entry in listing:
             part = held_out(entry, self._settings.own_test, self._settings.validation)
@@ -136,7 +138,7 @@ class GrowingData:
     def look(self) -> Listing:
         """Return the present list of the inbox, and remove stored samples that no list needs any more.
 
-        This runs on the worker's thread.
+        Call this on the worker's thread.
         """
         found = self._inbox.look()
         needed = {*found, *self.announced, *self.fixed, *self._previous()}
@@ -151,22 +153,22 @@ class GrowingData:
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """Start the job of a run, with the stored list of the device's state, or else with the announced list."""
+        """Start the job of a run with the list in the device's state, or with the announced list if there is none."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))
         return GrowingJob(self, lambda: self._trainer.start(plan))
 
     def begin_round(self, number: int) -> bool:
-        """Fix the list of a round, and return whether the list has changed since the round before.
+        """Fix the list of samples for a round, and return whether it differs from the list of the last round.
 
         All phases of one round use the same list.
         """
         if self._state.saved.inputs and self._state.saved.inputs_round == number:
             return False
         before = self.fixed
-        # Just after a hello, the coordinator may have begun this round before it received the hello. Then the new
-        # list is used from the next round on.
+        # If the last hello was sent just now, the coordinator may have begun this round before it received the hello.
+        # So the list of this hello is used only from the next round on.
         if self._clock() - self._told_at >= LEAD_SECONDS:
             self.fixed = self.announced
         self._state.fix_inputs(number, as_arrays(self.fixed))
@@ -176,7 +178,7 @@ class GrowingData:
         return True
 
     def _previous(self) -> Listing:
-        """Return the list of the round before, whose update may have to be computed again."""
+        """Return the list of the last round, because the update for the last round may have to be computed again."""
         name = self._state.previous_inputs
         known = name and self._state.store.has(bytes.fromhex(name))
         return as_listing(self._state.store.load(bytes.fromhex(name))) if known else ()
@@ -203,7 +205,7 @@ class Announced:
 
 
 class GrowingJob:
-    """A job that is started again from its state when the data have grown, in the same way as after a reboot."""
+    """A job on data that grow: when the data have changed, the job starts again from its state, as after a reboot."""
 
     def __init__(self, data: GrowingData, start: Callable[[], Job]) -> None:
         self._data, self._start, self._job = data, start, start()
@@ -232,11 +234,11 @@ def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -
         return None
     folder = Path(settings.inbox).expanduser()
     if not folder.is_dir():
-        raise SettingsError(f"data.inbox is {settings.inbox!r}, and there is no such folder; make it")
+        raise SettingsError(f"data.inbox is {settings.inbox!r}, but there is no such folder; make the folder")
     if not trainer.data.names:
         raise SettingsError(
             f"data.inbox is {settings.inbox!r}, and {settings.source} does not name its classes; "
-            "name them in data.classes"
+            "list the names of the classes in data.classes"
         )
     samples = samples_of(settings, state.folder, state.disk)
     inbox = Inbox(folder, trainer.data.names, settings.input_shape, samples, trainer.data.kind)

@@ -1,6 +1,6 @@
-"""The regular looks of a device into its inbox, and its reports of new samples between two rounds.
+"""The regular looks of a device into its inbox, and the hellos that report new samples between two rounds.
 
-The coordinator weighs a device by the number of samples in its last hello before the round began.
+The coordinator weighs a device by the number of samples in the device's last hello before the round began.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from protofleet.edge_client.trainer.job import EVALUATE
 class InboxWatch:
     """The watcher of the inbox, which also observes the device's work to find the last phase of a round.
 
-    A task does not state whether it is the last one of its round. The watcher looks into the inbox at any time, but
-    it reports new samples only between two rounds. If there is no pause between rounds, it reports when the last
-    receipt of a round arrives.
+    A task does not state whether it is the last task of its round. So the watcher notes in which phase rounds end.
+    The watcher looks into the inbox at any time, but it reports new samples only between two rounds. If there is no
+    pause between rounds, it reports new samples when the last receipt of a round arrives.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The owner's command that runs for each new version, without a shell and for at most 30 s."""
+"""The owner's command models.on_model, which runs for each new version, without a shell and for at most 30 s."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import IO, Final
 
 HOOK_SECONDS: Final = 30.0
-MODEL: Final = "PROTOFLEET_MODEL"  # name of the environment variable with the folder of the version
-SHOWN: Final = 200  # number of characters of the command's standard error that the log shows
+MODEL: Final = "PROTOFLEET_MODEL"  # environment variable of the command, with the folder of the version
+SHOWN: Final = 200  # characters at the end of the command's standard error that the log shows
 
 log = logging.getLogger("protofleet.device")
 
 
 class ModelHook:
-    """The runner of the owner's command, one run at a time, on its own thread.
+    """The runner of the owner's command, which runs the command on its own thread, one run at a time.
 
-    If new versions arrive during a run, the command runs once more, with the newest of them.
+    If new versions arrive while the command runs, the command runs once more, with the newest version.
     """
 
     def __init__(self, command: Sequence[str], seconds: float = HOOK_SECONDS) -> None:
@@ -43,7 +43,7 @@ class ModelHook:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Kill the command if it still runs, because the device ends."""
+        """Kill the command if it still runs, and run it no more; call this when the device ends."""
         with self._lock:
             self._stopped, self._next = True, None
             if self._child is not None:
@@ -71,9 +71,8 @@ class ModelHook:
 
     def _problem(self, version: Path) -> str:
         """Run the command, and return why it failed, or ""."""
-        with (
-            tempfile.TemporaryFile() as said
-        ):  # a file and no pipe, because a program that the command leaves running would hold a pipe open
+        # The output goes to a file. With a pipe, a program that the command leaves running would keep the pipe open.
+        with tempfile.TemporaryFile() as said:
             try:
                 child = self._started(version, said)
                 code = child.wait(self._seconds)
@@ -82,7 +81,7 @@ class ModelHook:
             except subprocess.TimeoutExpired:
                 _kill(child)
                 child.wait()
-                return f"no end after {self._seconds:g} s; it was killed"
+                return f"it did not end within {self._seconds:g} s and was killed"
             finally:
                 self._child = None
             said.seek(max(0, said.seek(0, os.SEEK_END) - SHOWN))

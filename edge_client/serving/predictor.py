@@ -1,4 +1,4 @@
-"""The prediction of pictures' classes with a served or exported model, whose folder has a card.json."""
+"""The prediction of pictures' classes with a served or exported model, whose folder has the file card.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from protofleet.methods.served.rebuild import rebuild
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError
 
-Scores: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # [B, C, H, W] -> [B, classes]
+# Function from pictures [B, C, H, W] to the scores of the classes [B, classes].
+Scores: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 IMAGE: Final = "image"
 
@@ -31,7 +32,7 @@ IMAGE: Final = "image"
 class Prediction:
     label: str
     probability: float
-    probabilities: Mapping[str, float]  # probability of each class; they add up to 1
+    probabilities: Mapping[str, float]  # name of each class -> its probability; the sum is 1
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ def open_model(folder: Path, onnx: bool = False) -> Predictor:
     card = card_in(folder)
     if card.input.kind != IMAGE:
         raise SettingsError(
-            f"{folder} takes a {card.input.kind} of the shape {list(card.input.shape)}, and predict reads pictures; "
-            "load the model from Python"
+            f"{folder} has a model for a {card.input.kind} of the shape {list(card.input.shape)}, but predict reads "
+            "only pictures; load the model from Python"
         )
     if importlib.util.find_spec("PIL") is None:
-        raise SettingsError("reading pictures takes the package pillow: pip install pillow")
+        raise SettingsError("reading pictures needs the package pillow: pip install pillow")
     try:
         return Predictor(folder, card, _of_onnx(folder, card) if onnx else _of_torch(folder, card))
     except (CardError, WeightsFileError) as error:
@@ -84,7 +85,7 @@ def card_in(folder: Path) -> Card:
 def _of_torch(folder: Path, card: Card) -> Scores:
     path = folder / WEIGHTS
     if not path.is_file():
-        raise SettingsError(f"there is no {WEIGHTS} in {folder}; say --onnx if there is a {ONNX}")
+        raise SettingsError(f"there is no {WEIGHTS} in {folder}; use --onnx if the folder has a {ONNX}")
     model = rebuild(card, read_weights(path))
 
     @torch.inference_mode()
@@ -105,7 +106,8 @@ def _of_onnx(folder: Path, card: Card) -> Scores:
         import onnxruntime
     except ImportError:
         raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
-    content = matching(card, ONNX, path.read_bytes())  # the file is read once, so the checked bytes are used
+    # The file is read only once, so exactly the checked bytes are used.
+    content = matching(card, ONNX, path.read_bytes())
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its errors differ from version to version

@@ -1,7 +1,7 @@
-"""The publisher, which writes versions of a half's model, on the worker's thread.
+"""The publisher, which writes versions of a half's model on the worker's thread.
 
-If writing fails, only the version is lost, and the training continues. A warning is logged once, and the failure is
-counted.
+If writing fails, only the version is lost, and the training continues. Each failure is counted. Only the first of
+several failures in a row is logged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
 
 WEIGHTS: Final = "model.safetensors"
-# So many times the model's bytes must be free: for the version, and for the update and the state that the
-# training writes next.
+# The free bytes on the disk must be at least this number times the model's bytes: for the version, and for the update
+# and the state that the training writes next.
 ROOM: Final = 4
 EXPECTED: Final = (OSError, NoRoom, CardError)
 
@@ -41,28 +41,28 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """The origin of a model, for its card."""
+    """The origin of a model, which the model's card names."""
 
     device: str
     network: Network | None  # the device's own network, if it has one
 
 
 class ModelPublisher:
-    """The publisher for all plans of a trainer, if the settings serve models."""
+    """The publisher of the models of all plans that a trainer trains."""
 
     def __init__(self, settings: ModelSettings, state: Path, origin: ModelOrigin, disk: Disk) -> None:
         self._settings, self.origin = settings, origin
         self.versions = ModelVersions(settings.folder_in(state), settings.keep, disk)
         self._template = Template(Path(settings.template)) if settings.template else None
         self._unwritten, self._failed = 0, False
-        self._without_global = False  # whether a warning was logged that the method has no global model
+        self._without_global = False  # whether the warning that the method has no global model was logged
 
     def of(self, plan: Plan, classes: Sequence[str], scale: Scale | None = None) -> PublishedModels:
         """Return the destination for the models of a plan; `scale` is the scale of the device's data."""
         reports = plan.variant.reports
         if (kind := self._settings.kind(reports)) == GLOBAL and reports == PERSONAL:
             self._say_without_global(plan.method)
-        # If the names are unknown, the labels are used.
+        # If the names of the classes are unknown, the labels are used as names.
         names = tuple(classes) or tuple(str(label) for label in range(plan.classes))
         return PublishedModels(self, plan, names, kind, input_of(plan, scale))
 
@@ -102,7 +102,7 @@ class ModelPublisher:
             )
 
     def _warn(self, error: Exception) -> None:
-        """Log a warning, but only once until a version is written again."""
+        """Log a warning, but only for the first failure since a version was written."""
         if not self._failed:
             why = str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}"
             log.warning(
@@ -114,7 +114,7 @@ class ModelPublisher:
         if not self._without_global:
             words = "set models.serve to personal or auto"
             log.warning(
-                "models.serve is global, but %s has no global model, so none is served: %s", method, words
+                "models.serve is global, but %s has no global model, so no model is served: %s", method, words
             )
         self._without_global = True
 
@@ -162,7 +162,9 @@ class PublishedModels:
 def software() -> str:
     try:
         return metadata.version("protofleet")
-    except metadata.PackageNotFoundError:  # the package is not installed: the program runs from a checkout
+    except (
+        metadata.PackageNotFoundError
+    ):  # The program runs from a checkout, and the package is not installed.
         return ""
 
 
@@ -171,6 +173,6 @@ def count(tensors: Mapping[str, Tensor]) -> int:
 
 
 def version_of(card: Card, folder: Path) -> Version:
-    """Return the version that will be read from the card's file, for comparison with other versions."""
+    """Return the version as it would be read from the card's file, to compare it with other versions."""
     kind = PERSONAL if card.device else GLOBAL
     return Version(0, folder, card.plan_sha256, card.round, card.validation, card.tensors, kind, card.made)

@@ -1,7 +1,7 @@
-"""The agent's part of serving models: it accepts versions, and runs the hook for a new version.
+"""The agent's part of serving models: it accepts versions, and runs the owner's command for a new version.
 
-The training, which may be in another process, writes versions, and `protofleet model` also moves links. So this
-module looks regularly at the version that the link `current` names.
+The training may write versions in another process, and the command `protofleet model` moves links. So this module
+looks regularly at the link `current`, which names the served version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class ModelServing:
-    """An observer of the agent that accepts versions; `plan` returns the plan of the last updates."""
+    """An observer of the agent that accepts versions; `plan` returns the digest of the plan of the last updates."""
 
     def __init__(self, versions: ModelVersions, plan: Callable[[], str], hook: ModelHook | None) -> None:
         self.versions, self._plan, self.hook = versions, plan, hook
@@ -27,10 +27,10 @@ class ModelServing:
         self._seen: Version | None = None
 
     def begin(self) -> None:
-        """Finish the unfinished work of an earlier process, and report the current version to the hook."""
+        """Finish an earlier process's unfinished work, and run the owner's command for the current version."""
         self._try(self.versions.settle)
         self._seen = self.versions.named(CURRENT)
-        if self._seen is not None:  # the version may have changed while the device was not running
+        if self._seen is not None:  # The version may have changed while no process of the device was running.
             self._tell(self._seen)
 
     def happened(self, what: str, **figures: float) -> None:
@@ -40,13 +40,13 @@ class ModelServing:
             self.check()
 
     def check(self) -> None:
-        """Report the current version to the hook if it has changed since the last look."""
+        """Run the owner's command if the current version has changed since the last look."""
         now = self.versions.named(CURRENT)
         if now is None or (self._seen is not None and now.number == self._seen.number):
             return
         self._seen = now
         self.changes += 1
-        log.info("serves %s of round %d", now.name, now.round)
+        log.info("now serving the model version %s of round %d", now.name, now.round)
         self._tell(now)
 
     def stop(self) -> None:
@@ -69,7 +69,9 @@ class ModelServing:
             self.failures += 1
             if not self._failed:
                 log.warning(
-                    "%s: %s; training goes on, what is served stays as it is", self.versions.folder, error
+                    "%s: %s; training goes on, and the same version is served as before",
+                    self.versions.folder,
+                    error,
                 )
             self._failed = True
         else:

@@ -9,16 +9,16 @@ from typing import Annotated, Final
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.reader import demand_within
 
-GLOBAL: Final = "global"  # the run's model, as the coordinator sends it
-PERSONAL: Final = "personal"  # the model that this device has trained
-AUTO: Final = "auto"  # the model whose accuracy the method's paper reports
+GLOBAL: Final = "global"  # serve the run's model, which the coordinator sends
+PERSONAL: Final = "personal"  # serve the model that this device has trained
+AUTO: Final = "auto"  # serve the model whose accuracy the method's paper reports
 OFF: Final = "off"
 SERVED: Final = (AUTO, GLOBAL, PERSONAL, OFF)
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The models that a device serves to other programs of its machine."""
+    """The settings of the models that a device serves to other programs of its machine."""
 
     folder: str = "models"
     """Folder of versions and links; a relative path starts in the device's own folder."""
@@ -36,7 +36,7 @@ class ModelSettings:
         if self.serve not in SERVED:
             raise ValueError(f"serve is {self.serve!r}, it must be one of {', '.join(SERVED)}")
         if not self.folder:
-            raise ValueError("folder is empty; name one, or leave it out")
+            raise ValueError("folder is empty; name a folder, or leave the setting folder out")
         if self.on_model and not self.on_model[0]:
             raise ValueError("on_model begins with an empty word; it must begin with a program")
 
@@ -49,5 +49,5 @@ class ModelSettings:
         return state / self.folder
 
     def kind(self, reports: str) -> str:
-        """Return global or personal, for a method whose paper reports the model `reports`."""
+        """Return the model to serve, "global" or "personal"; `reports` is the one that the method's paper reports."""
         return reports if self.serve == AUTO else self.serve

@@ -1,4 +1,4 @@
-"""An exported ONNX file into which the tensors of each version are put; no package for ONNX is needed."""
+"""The template of ONNX files: the tensors of each version are put into it, without a package for ONNX."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Template:
     def filled(self, tensors: Mapping[str, Tensor], takes: Input) -> bytes:
         """Return the ONNX file with these tensors.
 
-        `takes` is the input of the model that has these tensors. It must equal the template's input, because the
-        scaling is not in the tensors, so the file keeps the template's scaling.
+        `takes` is the input of the model that has these tensors. It must equal the template's input: the tensors do
+        not contain the scaling of samples, so the file has the scaling of the template.
         """
         card, model = self._content
         if card.input != takes:
             its, own = (f"{list(one.shape)} from {one.range_in_words()}" for one in (card.input, takes))
             raise CardError(
-                f"models.template {self._folder} takes samples of {its}, and this device's are {own}; export it from "
-                "the folder of a device that scales them so"
+                f"models.template {self._folder} takes samples of {its}, but this device's samples are {own}; export "
+                "the template from the folder of a device whose samples have the same scale"
             )
         try:
             return fill(model, card, tensors)

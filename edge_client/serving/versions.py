@@ -1,10 +1,11 @@
 """The versions of a model in a folder, and the links to versions.
 
-A version, for example `v000017/`, is always complete: it is written under another name, synced and renamed. It
-never changes afterwards. `current`, `champion`, `previous` and `pinned` are links. A link moves in one step, so
-weights and card change together. A reader should resolve a link once and read all files from that folder.
+A version is a folder, for example `v000017/`. It is always complete, because it is written under another name, then
+synced and renamed. A version never changes. `current`, `champion`, `previous` and `pinned` are links to versions. A
+link moves in one step, so its weights and its card change together. A reader should resolve a link once and read all
+files from the version's folder.
 
-A lock on the folder makes the device's processes and `protofleet model` work one after the other.
+A lock on the folder prevents that the device's processes and `protofleet model` change the folder at the same time.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from protofleet.protocol.storage.disk import NEW, Disk
 from protofleet.protocol.storage.folder_lock import held
 
 CURRENT: Final = "current"  # the version that is served
-# The version with the highest accuracy on validation samples, of the same plan as the newest version.
+# The version with the highest accuracy on validation samples among the versions of the newest version's plan.
 CHAMPION: Final = "champion"
 PREVIOUS: Final = "previous"  # the version that `current` named before
-PINNED: Final = "pinned"  # while this link exists, `current` names the same version
+PINNED: Final = "pinned"  # the pinned version; while this link exists, `current` names the same version
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
 VERSION: Final = re.compile(r"v(\d{6,9})")
 WAITING: Final = ".wait"  # end of the name of a version whose update has no receipt yet
@@ -36,15 +37,15 @@ STARTED: Final = re.compile(rf"v(\d{{6,9}})({re.escape(WAITING)}|{re.escape(LEAV
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version, with values from its card; `problem` is the reason if the card cannot be read."""
+    """A version, with values from its card; if the card cannot be read, `problem` has the reason."""
 
     number: int
     folder: Path
     plan: str = ""
     round: int = 0
     validation: float | None = None
-    tensors: str = ""  # hash of the tensors
-    kind: str = ""  # global or personal
+    tensors: str = ""  # hash of the model's tensors
+    kind: str = ""  # "global" or "personal"
     made: str = ""
     problem: str = ""
 
@@ -83,7 +84,7 @@ def labelled(number: int, folder: Path, card: Mapping[str, Any]) -> Version:
 class ModelVersions:
     """The versions in a folder.
 
-    The newest `keep` versions are kept, and so are the versions that a link names.
+    The newest `keep` versions are kept, and also all versions that a link names.
     """
 
     def __init__(self, folder: Path, keep: int = 3, disk: Disk | None = None) -> None:
@@ -96,7 +97,7 @@ class ModelVersions:
         return [read_version(self.folder / name_of(number)) for number in numbers]
 
     def named(self, link: str) -> Version | None:
-        """Return the version that a link names; None if the link or the version is missing."""
+        """Return the version that this link names; None if the link or the version is missing."""
         try:
             target = str((self.folder / link).readlink())
         except OSError:
@@ -108,8 +109,8 @@ class ModelVersions:
     def write(self, fresh: Version, fill: Callable[[Path], None], *, waits: bool) -> bool:
         """Write a new version from the files that `fill` puts into a folder, and return whether it was written.
 
-        It is not written if the newest version has the same model. If `waits` is true, the version counts only
-        after `accept`. Earlier versions that still wait are removed.
+        The version is not written if the newest version has the same model. If `waits` is true, the version waits:
+        it counts only after a call of `accept`. Earlier versions that still wait are removed.
         """
         self.disk.make(self.folder)
         with self._locked():
@@ -134,14 +135,15 @@ class ModelVersions:
             for version in self._waiting():
                 if (version.plan, version.round) != (plan, round):
                     continue
-                if (counts := self.folder / version.name).exists():  # both names exist after a power cut
+                # After a power cut, the version may exist under both names.
+                if (counts := self.folder / version.name).exists():
                     self._remove(version)
                 else:
                     self._rename(version.folder, counts)
             self._settle()
 
     def settle(self) -> None:
-        """Finish the work that was interrupted when a process was killed."""
+        """Finish changes of the folder that were interrupted when a process was killed."""
         if self.folder.is_dir():
             with self._locked():
                 self._sweep()
@@ -163,11 +165,11 @@ class ModelVersions:
             self._settle()
         current = self.named(CURRENT)
         if current is None:
-            raise SettingsError(f"{self.folder} has no whole version")
+            raise SettingsError(f"{self.folder} has no complete version")
         return current
 
     def rollback(self) -> Version:
-        """Pin the version that was served before the current version, and return it."""
+        """Pin the version that was served before the current version, and return the pinned version."""
         with self._locked():
             current, previous = self.named(CURRENT), self.named(PREVIOUS)
             if previous is None or current is None or previous.number == current.number:
@@ -265,7 +267,7 @@ class ModelVersions:
         self.disk.remove_folder(leaving)
 
     def _sweep(self) -> None:
-        """Remove the unfinished folders of killed processes; running processes wait for the lock."""
+        """Remove unfinished folders; their processes were killed, because a living process would hold the lock."""
         for entry in self.folder.iterdir():
             found = STARTED.fullmatch(entry.name)
             if found and found[2] in (NEW, LEAVING):

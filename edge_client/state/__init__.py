@@ -1,4 +1,4 @@
-"""Files that survive a reboot: the half's state, the last updates, and notes about the coordinator's messages.
+"""The files of a device that survive a reboot: its state, its last updates, and notes about received messages.
 
 May import: protocol.*.
 """

@@ -1,7 +1,7 @@
-"""The file data.json, with the number of training samples of each class of a device.
+"""The file data.json, with the number of a device's training samples of each class.
 
-All users who can read the device's folder can read the file. The file is not sent to other machines. The report of
-a run on this machine draws a picture of the numbers.
+Every user who can read the device's folder can read the file. The file is not sent to other machines. The report of
+a run on this machine has a picture of the numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger("protofleet.device")
 
 
 def write_data_file(folder: Path, domain: str, counts: Sequence[int], names: Sequence[str]) -> None:
-    """Write the file if its contents change; otherwise do not write, because writing wears out flash.
+    """Write the file, but only if its contents change, because writing wears out a flash disk.
 
-    The device works without the file, so on a full disk only a warning is logged.
+    The device also works without the file. So if the file cannot be written, only a warning is logged.
     """
     text = json.dumps({"domain": domain, "counts": list(counts), "names": list(names)}).encode()
     path = folder / NAME

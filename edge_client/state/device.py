@@ -1,8 +1,8 @@
 """The data of a device that survive a reboot: the half's state and the last updates, which always fit together.
 
-One JSON file names the objects. A training counts when this file has been replaced. The file and the state
-before the last training are kept as well. If a file is damaged, the device returns to the earlier state and
-computes the same update for the last task again.
+The JSON file device.json names the objects with these data. A training counts when a new device.json has replaced the
+old one. The old file and the state before the last training are kept too. If a file is damaged, the device returns to
+the earlier state and computes the same update for the last task again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def file_id(path: Path) -> FileId:
 
 
 class TakenOverError(RuntimeError):
-    """An error for a process whose folder is now used by a later process of the same device.
+    """An error for a process of a device when a later process of the same device uses the folder.
 
     The results of the earlier process are dropped.
     """
@@ -54,26 +54,32 @@ class DeviceState:
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
         self._previous_half = recovered.previous_half  # object with the half's state before the last update
-        self.previous_inputs = recovered.previous_inputs  # object with the list of samples of that state
-        self._known: tuple[FileId, int] | None = None  # id of the newest file, and the boot in that file
-        self._own_boot = self.saved.boot  # if the disk has another boot, another process has taken over
+        self.previous_inputs = (
+            recovered.previous_inputs
+        )  # object with the list of samples before the last update
+        self._known: tuple[FileId, int] | None = (
+            None  # id of device.json on the disk, and the boot in this file
+        )
+        self._own_boot = self.saved.boot  # If device.json has another boot, another process has taken over.
         self.holders = read_holders(folder)
-        self.renewed = False  # whether the device's keys have a new record since the last start
-        self.previous_boot = 0  # boot of the last start, which is a time that the clock has shown
+        self.renewed = False  # whether the device's keys have got a new record since the last start
+        self.previous_boot = (
+            0  # boot of the last start; it comes from a clock, so it is a time that was shown before
+        )
 
     def boot(self, clock: int, holder: str = "") -> int:
-        """Store and return the boot of this start.
+        """Choose, store and return the boot of this process.
 
-        The boot is higher than every earlier boot of the same holder, even if the clock was set back.
+        The boot is higher than every earlier boot of the same keys, even if the clock was set back.
         """
         with self._locked():
             known = self.holders = read_holders(self.folder)
             earlier = {self.saved.boot}
-            # At this error, the format number in the file is damaged: `recover` has found that the copies have the
-            # usual format.
+            # `recover` has found copies with the usual format, so a newer format number in the file is a damage.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            if known.own:  # without `own`, a version without this check has written the numbers
+            # If `own` is empty, an earlier version of protofleet has written the boots. It has no such check.
+            if known.own:
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
                 self.renewed = not same_record(known.own, holder)
@@ -92,17 +98,17 @@ class DeviceState:
             self._save(replace(self.saved, epoch=0))
 
     def set_coordinator(self, coordinator: str) -> None:
-        """Store the coordinator to which the epochs belong that are stored from now on."""
+        """Store the holder of the coordinator's keys; epochs that are stored from now on belong to this holder."""
         with self._locked():
             self._save_holders(replace(self.holders, coordinator=coordinator))
 
     def is_superseded(self, boot: int, mine: int) -> bool:
-        """Return whether a later process of the same name has the boot `boot`.
+        """Return whether `boot` belongs to a later process of the same name; `mine` is the boot of this process.
 
-        If so, the boot is stored, so the next boot of this device is higher, whatever the clock shows.
+        If it does, `boot` is stored. Then the next boot of this device is higher, whatever the clock shows.
         """
         with self._locked():
-            # If the later process uses this folder, it has written its boot itself.
+            # A later process that uses this folder has already written its boot to the disk.
             if boot > max(mine, self.saved.boot, self._boot_on_disk()):
                 self._save_holders(replace(self.holders, boot=boot))
                 self._save(replace(self.saved, boot=boot))
@@ -130,7 +136,7 @@ class DeviceState:
         return self.store.open(bytes.fromhex(self.saved.half)) if self.saved.half else None
 
     def fix_inputs(self, number: int, listing: Arrays) -> None:
-        """Store the list of samples for round `number`, before its training.
+        """Store the list of samples for round `number`; call this before the training of the round.
 
         If the process is killed in this round, the next process continues with the same list.
         """
@@ -159,18 +165,18 @@ class DeviceState:
     def cannot_answer(self, question: str) -> str:
         """Return why no update can be computed for a task, or "".
 
-        If an update is lost, only its own task can be done, because its result is needed first.
+        If an update was lost, only the task of this update can be done, because later tasks need its result.
         """
         lost = self.saved.lost
         if lost is None or lost.question == question:
             return ""
         lost_message = (
-            f"the answer to round {lost.round} {lost.phase} is lost, and so is the broadcast it was made from"
+            f"the update for round {lost.round} {lost.phase} is lost, and its broadcast is lost too"
         )
         return f"{lost_message}; {recovery_advice(self.folder)}"
 
     def needed_bytes(self, base: bytes) -> int:
-        """Estimate the bytes on the disk for the update to this broadcast and for the state after the update."""
+        """Estimate the disk space, in bytes, of the update to the broadcast `base` and of the state after it."""
         last = self.saved.answers[-1].object if self.saved.answers else ""
         known = [self.store.size(bytes.fromhex(name)) for name in (self.saved.half, last) if name]
         return 2 * max([self.store.size(base) if base else 0, *known])
@@ -197,13 +203,12 @@ class DeviceState:
     def _check_not_taken_over(self) -> None:
         """Raise TakenOverError if another process of this device has written its boot.
 
-        The boots are only compared for equality. With new keys they start again, so the boot of the later
-        process may be lower.
+        Any other boot shows this, even a lower boot: with new keys, a device's boots start again.
         """
         if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(
                 f"another process of this device has taken over {self.folder}, with boot number {boot}; this "
-                f"one, {self._own_boot}, stops"
+                f"process, with boot number {self._own_boot}, stops"
             )
 
     def _save(self, saved: StateFile, keep: bool = False) -> None:
@@ -212,7 +217,7 @@ class DeviceState:
         self.saved = saved
 
     def _boot_on_disk(self) -> int:
-        """Return the boot in the file; read the file only if another process has replaced it."""
+        """Return the boot in device.json; read the file only if another process has replaced it."""
         try:
             found = file_id(self._files.newest)
             if self._known is None or found != self._known[0]:
@@ -222,9 +227,9 @@ class DeviceState:
         return self._known[1]
 
     def _lower_boot_of_previous(self, boot: int) -> None:
-        """Lower the boot in the file of the previous state, if it is higher than this boot.
+        """Lower the boot in the file of the previous state if it is higher than this boot.
 
-        With a higher boot, the previous file would look newer than the newest file.
+        With a higher boot, the file of the previous state would seem to be newer than device.json.
         """
         path = self._files.previous
         try:
@@ -249,7 +254,7 @@ class DeviceState:
             if keep and files.newest.exists():
                 self.disk.link(files.newest, files.previous)
             for copy in files.copies:
-                copy.unlink(missing_ok=True)  # a missing copy is better than a copy of another state
+                copy.unlink(missing_ok=True)  # If the process is killed here, no copy has another state.
             self.disk.rename(fresh, files.newest)
             self._known = (file_id(files.newest), saved.boot)
             self.disk.sync(self.folder)

@@ -1,4 +1,4 @@
-"""The check before any work whether the disk has room for one more update; a full disk is logged once."""
+"""The check whether the disk has room for one more update; a device with a full disk takes no work."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DiskSpaceCheck:
     def has_room_for_answer(self, base: bytes) -> bool:
         """Return whether there is room for an update and the state after the update.
 
-        Their sizes are estimated from the last update and state, or from the broadcast.
+        The sizes of both are estimated from the last update, the last state and the broadcast.
         """
         needs, free = self._state.needed_bytes(base), self._state.disk.free_bytes(self._state.folder)
         if free < needs:
-            self.ran_out(f"{needs} bytes are needed for an answer, {free} are free")
+            self.ran_out(f"{needs} bytes are needed for an update, but only {free} are free")
             return False
         self._full_disk.found_room()
         return True

@@ -1,4 +1,4 @@
-"""The file device.json, with the names of the objects of a device's state, its last updates, and a checksum."""
+"""The file device.json, with the names of the objects of a device's state, the last updates, and a checksum."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
-KEPT_ANSWERS: Final = 4  # at most so many phases of one round; the coordinator does not need older updates
+# Largest number of updates of the last round, one for each phase. The coordinator does not need older updates.
+KEPT_ANSWERS: Final = 4
 FORMAT: Final = 1
-# The errors when a JSON file is read and its contents are not the written ones.
+# The errors that may occur when a JSON file is read whose contents were damaged after writing.
 CONTENT_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -47,15 +48,16 @@ class StateFile:
     answers: list[Answer] = field(default_factory=list)
     inputs: str = ""  # object with the list of samples of the current round, if the data grow
     inputs_round: int = 0
-    # The update after `answers`, if it is lost. It is computed again before any other update.
+    # The update that followed the updates in `answers`, if this update is lost. The device computes it again before
+    # any other update.
     lost: Answer | None = None
 
 
 def encode_state_file(saved: StateFile) -> bytes:
     """Encode the contents of device.json.
 
-    The lost update has its own key, because earlier versions ignore this key and read the rest. The keys for
-    inputs, which earlier versions do not know, are left out if the data do not grow.
+    Earlier versions must be able to read the file. They ignore the separate key of the lost update. They do not know
+    the keys for inputs, so these keys are left out if the device's data do not grow.
     """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
@@ -67,19 +69,19 @@ def encode_state_file(saved: StateFile) -> bytes:
 
 
 def _row(answer: Answer) -> dict[str, object]:
-    """Return the fields as a dict; `asdict` is not used, because its deep copy is slow."""
+    """Return the fields of an update as a dict; this is faster than `asdict`, which copies deeply."""
     return {name: getattr(answer, name) for name in ANSWER_FIELDS} | {"metrics": dict(answer.metrics)}
 
 
 def checksum(table: object) -> str:
-    """Return the SHA-256 of a table, because JSON has no protection against a flipped bit in a number."""
+    """Return the SHA-256 of a table; without it, JSON would not show a flipped bit in a number."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def read_checked(table: Mapping[str, Any], key: str) -> Any:
     """Return the value of the key, or raise one of CONTENT_ERRORS if the checksum is wrong."""
     if table["seal"] != checksum(table[key]):
-        raise ValueError("it is not what was written")
+        raise ValueError("its checksum is wrong")
     return table[key]
 
 
@@ -91,7 +93,7 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
         if type(found) is int and found > FORMAT:
             raise NewerFormatError(path, found, FORMAT)
         lost: list[Answer] = []
-        if found != 0:  # format 0 was the table itself, without a checksum
+        if found != 0:  # In format 0, the file was the table itself, without a checksum.
             lost = _read_lost(table)
             table = read_checked(table, "book")
         answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
@@ -113,11 +115,14 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
 
 
 def _read_lost(table: Mapping[str, Any]) -> list[Answer]:
-    """Return a list with the lost update, or an empty list; raise an error for an unknown key, which is damaged."""
+    """Return a list with the lost update, or an empty list if no update is lost.
+
+    Raise ValueError for an unknown key, which shows damage, or for a wrong checksum.
+    """
     if unknown := table.keys() - {"format", "seal", "book", "lost"}:
         raise ValueError(f"it has the unknown key {sorted(unknown)[0][:40]!r}")
     if "lost" not in table:
         return []
     if table["lost"]["seal"] != checksum(table["lost"]["answer"]):
-        raise ValueError("the answer that is lost is not what was written")
+        raise ValueError("the checksum of the lost update is wrong")
     return [decode(Answer, table["lost"]["answer"], "lost")]

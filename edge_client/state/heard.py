@@ -1,8 +1,8 @@
-"""Notes about the coordinator's messages, so that a later process does not take an old message as new.
+"""Notes about the coordinator's messages, so that a later process recognizes old messages.
 
-A broker may retain a refusal, or the message that a run is over, and send this message to each later process. The
-notes are not in device.json, because older versions read that file and do not know them. If the notes are
-lost, old messages may count once more.
+A broker may retain a refusal or the message that a run is over. Then it sends this old message to each later process
+of the device. The notes are not in device.json, because older versions of protofleet read device.json and do not know
+the notes. If the notes are lost, old messages may count once more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.names import COORDINATOR
 
 NAME: Final = "heard.json"
-# Size of the file, which is filled with spaces so that the next notes can overwrite it in place.
+# Size of the file. Spaces fill it to this size, so that the next notes can overwrite the file in place.
 BYTES: Final = 512
 
 log = logging.getLogger("protofleet.device")
@@ -33,28 +33,28 @@ log = logging.getLogger("protofleet.device")
 class LastHeard:
     epoch: int = 0  # highest epoch of the received messages
     sequence: int = 0  # highest sequence number of the messages with this epoch
-    over: str = ""  # the run that the coordinator has reported as over
+    over: str = ""  # the last run of which the coordinator has reported the end
 
 
 class HeardFile:
     """The file with the notes about the coordinator's messages.
 
-    The file also has a time that the clock has shown. If `clock` shows a much earlier time now, the clock is not
-    trusted. But if the device was `renewed` since then, the clock is trusted, because an operator renews the
-    device after the correction of a clock that was ahead.
+    The file also has the newest time that the clock has shown. If `clock` shows a much earlier time now, the clock is
+    not trusted. But the clock is trusted if the device has got a new record since then (`renewed`): an operator
+    renews the record of a device after the correction of a clock that was ahead.
     """
 
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
         self._path, self._disk = folder / NAME, disk
-        self._last_time = 0  # the newest time that a trusted clock has shown, as it is stored
+        self._last_time = 0  # the newest time in the file, which a trusted clock has shown
         self.last = self._read()
         self.clock = clock if renewed else clock.after(self._last_time)
 
     def note_message(self, epoch: int, sequence: int, durable: bool) -> None:
         """Store the epoch and the sequence number of a message.
 
-        If `durable` is true, the note is synced to the disk, before the device acts on the message. Otherwise
-        the note may be lost at a power cut.
+        If `durable` is true, the note is synced to the disk at once, before the device acts on the message. Otherwise
+        a power cut may lose the note.
         """
         if (epoch, sequence) > (self.last.epoch, self.last.sequence):
             self._save(replace(self.last, epoch=epoch, sequence=sequence), durable)
@@ -81,7 +81,9 @@ class HeardFile:
         try:
             if durable or not self._has_taken_the_place(data):
                 self._disk.replace(self._path, data, durable=durable)
-        except OSError as error:  # the notes are only needed at the next start, so a full disk is no error
+        except (
+            OSError
+        ) as error:  # Only the next process needs the notes, so a full disk must not end this process.
             if not is_full(error):
                 raise
 
@@ -92,7 +94,7 @@ class HeardFile:
         """
         try:
             if self._path.stat().st_size != len(data):
-                return False  # an earlier version has written the file
+                return False  # An earlier version of protofleet has written the file with another size.
             self._disk.overwrite(self._path, data)
         except FileNotFoundError:
             return False
@@ -118,9 +120,9 @@ class HeardFile:
 
 
 def _read_time(seen: object) -> int:
-    """Return the stored time; 0 if the file is damaged or of an earlier version.
+    """Return the stored time; 0 if the time is damaged, or missing because an earlier version has written the file.
 
-    With 0 the clock is trusted.
+    After the stored time 0, every clock is trusted.
     """
     match seen:
         case {"seal": str() as seal, "time": int() as time} if seal == checksum(time):
@@ -129,7 +131,7 @@ def _read_time(seen: object) -> int:
 
 
 def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
-    """Open the file, and give the link its notes and a clock that is checked against the stored time."""
+    """Open the file with the notes, and give the link the notes and a clock that is checked with the stored time."""
     wall = link.clock.after(state.previous_boot)
     heard = HeardFile(state.folder, state.disk, wall, state.renewed)
     link.clock = heard.clock
@@ -144,15 +146,15 @@ def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
 def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
     """Return the epoch below which messages are rejected.
 
-    This is the highest received epoch. It is 0 if the coordinator has other keys now, or if the highest epoch is
-    too far ahead of the clock.
+    This epoch is the highest received epoch. It is 0 if the coordinator has other keys now, or if the highest
+    received epoch is too far ahead of the clock.
     """
     epoch, known = max(state.saved.epoch, heard.last.epoch), state.holders.coordinator
     why = ""
     if epoch and other_keys(known, coordinator):
         why = "the coordinator has other keys now"
     elif seconds := clock.ahead(epoch):
-        why = f"it lies {days(seconds)} ahead of this clock, so the clock of a coordinator was ahead once"
+        why = f"it is {days(seconds)} ahead of this clock, so the clock of a coordinator was ahead once"
     if why:
         _forget(state, heard, epoch, why)
     state.set_coordinator(coordinator)
@@ -167,7 +169,7 @@ def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoc
     stored = max(state.saved.epoch, heard.last.epoch)
     if epoch < stored:
         ahead = days(clock.ahead(stored))
-        why = f"it lies {ahead} ahead of this clock, which has been set, and {epoch} has been heard"
+        why = f"it is {ahead} ahead of this clock, which was corrected, and epoch {epoch} has been received"
         _forget(state, heard, stored, why)
 
 

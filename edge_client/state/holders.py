@@ -1,8 +1,8 @@
-"""The holders to which the stored numbers belong: the device's boots and the coordinator's epochs.
+"""The holders of the keys to which stored numbers belong: the device's boots and the coordinator's epochs.
 
-With other keys, both numbers start again. With a new record of the same keys, numbers that are far ahead of
-the clock are dropped. The holders are not in device.json, because earlier versions also read and write that
-file. If the holders are missing, the numbers belong to the present holders of the names.
+If a party gets other keys, its numbers start again. If the same keys get a new record, numbers that are far ahead of
+the clock are dropped. The holders are not in device.json, because earlier versions also read and write device.json.
+If the file of the holders is missing, the numbers count as those of the present keys.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_holders(folder: Path) -> Holders:
     except FileNotFoundError:
         return Holders()
     except CONTENT_ERRORS as error:
-        log.warning("%s is damaged (%.80s); boots continue to be counted", path, error)
+        log.warning("%s is damaged (%.80s); the device counts its boots on from the last one", path, error)
         return Holders()
     return found
 

@@ -1,10 +1,10 @@
-"""The start of a device from its disk: the newest undamaged state, and the update to be computed again.
+"""The start of a device from its disk: it finds the newest undamaged state, and the update to compute again.
 
-If one or two files are damaged, the results keep the same bits. device.json has two copies. If the state or the
-last update is gone, the device returns to the state before that update and computes the update again. It does so
-at once if the broadcast is stored, and otherwise when the same task comes again. It does no other task, because
-the results would have other bits. The lost update is noted in device.json, so that a later process also knows
-of it.
+If one or two files are damaged, later results still have the same bits. device.json has two copies. If the state or
+the last update is missing, the device returns to the state before that update and computes the update again. If the
+update's broadcast is on the disk, the device does this at once. Otherwise it waits until the same task arrives again;
+it does no other task, because the results would have other bits. device.json names the lost update, so that a later
+process knows of it too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # 
 class RecoveredState:
     saved: StateFile
     previous_half: str = ""  # object with the half's state before the last update
-    fell_back: bool = False  # whether a file was damaged, and a copy or an older state was used
+    fell_back: bool = False  # whether a file was damaged, so that a copy or an older state was used
     previous_inputs: str = ""  # object with the list of samples before the last update
 
 
@@ -43,15 +43,15 @@ class StateFiles:
 def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     """Return the state of the device from its files.
 
-    Raise DamagedError if the remaining files do not show the device's progress. Raise NewerFormatError if a later
-    version has written the files.
+    Raise DamagedError if the undamaged files do not show how far the device was. Raise NewerFormatError if a later
+    version of protofleet has written the files.
     """
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return RecoveredState(StateFile())
     fault = _describe_fault(files.newest, newest)
-    # A copy with a lower boot is out of date: an earlier version has not replaced it.
+    # A copy whose boot is lower is out of date: an earlier version of protofleet has run and has not replaced it.
     lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
     readable = (found for found in (newest, *copies) if isinstance(found, StateFile))
     saved = next((found for found in readable if found.boot >= lowest_boot), None)
@@ -67,7 +67,7 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         return _fall_back(files, saved, fallback, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
         log.warning(
-            "%s; the device continues, because this is only the previous generation",
+            "%s; the device continues, because this file has only the state before the last update",
             _describe_fault(files.previous, previous),
         )
     return RecoveredState(
@@ -81,8 +81,8 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
 def _newer_format_error(saved: StateFile | None, *files: ReadResult) -> NewerFormatError | None:
     """Return an error if a later version of the software has written the files, or None.
 
-    A later version writes device.json and its copies in its format. So if only one file has a newer format, its
-    format number is damaged.
+    A later version would write device.json and its copies in the same newer format. So if only one file has a newer
+    format number, this number is damaged.
     """
     found = [file for file in files if isinstance(file, NewerFormatError)]
     return found[0] if len(found) > 1 or (found and saved is None) else None
@@ -95,7 +95,7 @@ def _fall_back(
     fault: str,
     store: ObjectStore,
 ) -> RecoveredState:
-    """Return the state before the last update, with that update as the one to be computed again."""
+    """Return the state before the last update, in which the last update is noted as lost."""
     if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
             files,
@@ -104,11 +104,11 @@ def _fall_back(
         )
     last = newest.answers[-1]
     here = not last.base or store.has(bytes.fromhex(last.base))
-    # If the half's state did not change, nothing is lost: the update can be computed whenever its task comes.
+    # If the update did not change the half's state, nothing is lost: later tasks do not need the update.
     lost = last if here or newest.half != fallback.half else None
-    again = ", and computing it again" if lost else ""
-    when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
-    log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
+    again = ", and computing that update again" if lost else ""
+    when = "" if here or not lost else " when its task arrives again, because its broadcast is missing too"
+    log.error("%s; going back to the state before the last update%s%s", fault, again, when)
     saved = replace(_without_lost_objects(fallback, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
     return RecoveredState(saved, fell_back=True)
 
@@ -142,9 +142,9 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 
 
 def _needed_answers(saved: StateFile) -> list[str]:
-    """Return the object of the last update, which cannot be computed from the state after it.
+    """Return the object of the last update, which must exist because the present state cannot give it again.
 
-    If a later update is lost, return no object, because this update is not needed.
+    Return no object if the update after it is lost: then the coordinator does not need the last update any more.
     """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
@@ -158,6 +158,6 @@ def _without_lost_objects(saved: StateFile, store: ObjectStore) -> StateFile:
     answers = [a for a in saved.answers if store.has(bytes.fromhex(a.object))]
     for answer in saved.answers:
         if answer not in answers:
-            log.warning("the answer to round %d %s is gone or damaged", answer.round, answer.phase)
+            log.warning("the update for round %d %s is missing or damaged", answer.round, answer.phase)
     here = saved.broadcast and store.has(bytes.fromhex(saved.broadcast))
     return replace(saved, answers=answers, broadcast=saved.broadcast if here else "")

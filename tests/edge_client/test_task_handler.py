@@ -55,7 +55,7 @@ def test_another_plan_under_the_same_name_takes_the_place_of_the_job(following):
 @pytest.mark.parametrize(
     ("welcome", "problem"),
     [
-        ({"about": About(uses=("telepathy",))}, "it needs telepathy; bring this device up to date"),
+        ({"about": About(uses=("telepathy",))}, "it needs telepathy; update the software of this device"),
         ({"about": About(names=("ant", "bee", "cow"))}, "its classes have other names"),
         ({"made": plan("fedavg", rounds=0)}, "rounds"),
     ],

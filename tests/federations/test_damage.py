@@ -253,7 +253,7 @@ def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
     for name in what.split(" and "):
         DAMAGE[damage](files[name])
     run.boot_device("device-1")
-    assert "going back to what was before the last answer" in caplog.text and fallbacks(run) == 1
+    assert "going back to the state before the last update" in caplog.text and fallbacks(run) == 1
     assert run.agents["device-1"].state.last_round < 2 or method == "fedpall"
     run.run()
     assert_same(unbroken(method), run)
@@ -275,7 +275,7 @@ def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(
     for name in what.split(" and "):
         DAMAGE[damage](files[name])
     run.boot_device("device-1")
-    assert what.startswith("file") or "and computing it again" in caplog.text
+    assert what.startswith("file") or "and computing that update again" in caplog.text
     run.run()
     assert_same(unbroken("fedpall"), run)
 
@@ -305,7 +305,7 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
     run.run(until=lambda: run.agents["device-1"].finished)
     agent = run.agents["device-1"]
     assert re.search(
-        r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.view.problem
+        r"the update for round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.view.problem
     )
     assert agent.state.saved.answers == before and "\n" not in agent.view.problem
     run.run(until=lambda: run.service.context.departures[DisconnectReason.DAMAGED] == 1)
@@ -351,7 +351,7 @@ def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_p
     state = run.agents["device-1"].state
     state.saved.lost = replace(state.saved.lost, object="ab" * 32)
     run.run()
-    assert "round 2 mix, computed again, is another answer than before" in caplog.text
+    assert "the update for round 2 mix, computed again, differs from the lost one" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])

@@ -32,7 +32,9 @@ def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
     old.save_answer(answer(old), {})
     new = DeviceState(tmp_path, durable=False)
     assert new.boot(5) == 6, "above the other's, whatever the clock says"
-    with pytest.raises(TakenOverError, match=r"taken over .*boot number 6; this one, 5, stops") as error:
+    with pytest.raises(
+        TakenOverError, match=r"taken over .*boot number 6; this process, with boot number 5, stops"
+    ) as error:
         old.save_answer(answer(old, 2), {})
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)
     assert DeviceState(tmp_path, durable=False).saved == new.saved
@@ -84,7 +86,7 @@ def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_f
     new.boot(5)
     new.save_answer(answer(new), {})
     assert old.is_superseded(6, 5)
-    with pytest.raises(TakenOverError, match="boot number 6; this one, 5, stops"):
+    with pytest.raises(TakenOverError, match="boot number 6; this process, with boot number 5, stops"):
         old.save_answer(answer(old, 2), {})
     found = DeviceState(tmp_path, durable=False).saved
     assert (found.boot, found.answers) == (6, new.saved.answers)

@@ -158,7 +158,7 @@ def test_a_device_lets_go_of_an_epoch_far_ahead_once_its_clock_is_set(tmp_path, 
         right = f.coordinator()
         (f.folder / "go").touch()
         assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
-        assert "is forgotten" in f.log_of(one) and "which has been set" in f.log_of(one)
+        assert "is forgotten" in f.log_of(one) and "which was corrected" in f.log_of(one)
 
 
 def test_a_device_whose_own_clock_was_ahead_says_what_frees_it_of_the_epoch_that_it_took_over(tmp_path):

@@ -74,11 +74,8 @@ def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_on
         for _ in range(2):  # The second start finds the loss as well.
             one = f.device("one")
             assert f.wait_for_end(one) == 1
-            assert (
-                "is lost, and so is the broadcast it was made from; put it back"
-                in f.log_of(one).splitlines()[-1]
-            )
+            assert "is lost, and its broadcast is lost too; put it back" in f.log_of(one).splitlines()[-1]
             assert "Traceback" not in f.log_of(one)
         farewell = 'protofleet_device_farewells_total{reason="damaged"}'
         f.wait_until(lambda: f.metrics()[farewell] == 2, "both farewells")
-        assert "one leaves: damaged: the answer to round" in f.log_of(coordinator)
+        assert "one leaves: damaged: the update for round" in f.log_of(coordinator)

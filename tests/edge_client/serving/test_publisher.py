@@ -182,7 +182,7 @@ def test_a_template_that_scales_samples_otherwise_is_refused(tmp_path):
     card["files"] = {"model.onnx": sha256_of_file(tmp_path / "model.onnx")}
     card["input"] |= {"low": [-1.0], "high": [1.0]}
     (tmp_path / "card.json").write_text(json.dumps(card))
-    words = r"takes samples of \[3, 8, 8\] from -1 to 1, and this device's are \[3, 8, 8\] from 0 to 255; export it"
+    words = r"takes samples of \[3, 8, 8\] from -1 to 1, but this device's samples are \[3, 8, 8\] from 0 to 255; exp"
     with pytest.raises(CardError, match=words):
         Template(tmp_path).filled({}, input_of(made))
 
