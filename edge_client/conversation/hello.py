@@ -17,8 +17,8 @@ from protofleet.protocol.wire.messages import NO_ANSWER, Hello
 class HelloSender:
     """The sender of hellos, which sends long texts only once.
 
-    The first hello on a connection has all class names and the text about the machine. So has the first hello to
-    a restarted coordinator. Later hellos have only the hash of the class names, and the version of the software.
+    The first hello on each connection and the first hello to a restarted coordinator have all class names and the
+    text about the machine. Later hellos have only the hash of the class names, and the version of the software.
     """
 
     def __init__(

@@ -74,7 +74,10 @@ class Turns:
         return needs + SPARE <= min(free - sum(filter(None, promised)), self._gpu.free_bytes())
 
     def _note_free(self, number: int, kept: int) -> None:
-        """Write the number of free bytes at the end of a turn; the turn's process keeps `kept` bytes reserved."""
+        """Write the number of free bytes at the end of a turn.
+
+        After the turn, its process keeps `kept` more bytes reserved than before the turn.
+        """
         with self._lock():
             before = self._free_while_idle()
             if not any(other.working for other in self._others(number)):

@@ -64,7 +64,7 @@ class DeviceState:
         self.holders = read_holders(folder)
         self.renewed = False  # whether the device's keys have got a new record since the last start
         self.previous_boot = (
-            0  # boot of the last start; it comes from a clock, so it is a time that was shown before
+            0  # boot of the last start; boots are times of the clock, so the clock has shown it
         )
 
     def boot(self, clock: int, holder: str = "") -> int:
@@ -254,7 +254,7 @@ class DeviceState:
             if keep and files.newest.exists():
                 self.disk.link(files.newest, files.previous)
             for copy in files.copies:
-                copy.unlink(missing_ok=True)  # If the process is killed here, no copy has another state.
+                copy.unlink(missing_ok=True)  # A missing copy is better than a copy with the earlier state.
             self.disk.rename(fresh, files.newest)
             self._known = (file_id(files.newest), saved.boot)
             self.disk.sync(self.folder)

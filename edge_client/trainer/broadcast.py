@@ -1,4 +1,4 @@
-"""The only place where a client half gets broadcast arrays; if the arrays are wrong, the task is refused."""
+"""The only place where a client half gets the arrays of a broadcast; wrong arrays end the task with a refusal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.allocator import return_free_blocks
 from protofleet.runtime.faults import as_authors, is_ours
 
-MOST_LETTERS: Final = 300  # largest number of letters of a reason, because the text of a Bye has a limit
+MOST_LETTERS: Final = (
+    300  # Largest number of letters of a reason. The message Bye limits the length of its text.
+)
 
 
 def take_over(half: ClientHalf, payload: Payload) -> None:
     """Give a broadcast to a half, and raise WrongArraysError if the half cannot use the arrays.
 
-    Other errors that the arrays cause, for example in torch, are replaced by this error.
+    If the arrays cause another error, for example in torch, a WrongArraysError replaces it.
     """
     demand_declared_and_finite(half, payload)
-    return_free_blocks()  # free the memory of the check, before the arrays are used
+    return_free_blocks()  # The check needed memory, which must be free before the half uses the arrays.
     broadcast = ReceivedArrays(payload)
     try:
         half.receive(broadcast)
@@ -42,7 +44,10 @@ def take_over(half: ClientHalf, payload: Payload) -> None:
 
 @contextlib.contextmanager
 def refusing_wrong_arrays(ask: Ask, number: int) -> Iterator[None]:
-    """Turn WrongArraysError into a refusal of the task or, in an author's half, into AuthorError with the line."""
+    """Turn WrongArraysError into a refusal of the task.
+
+    If the code of an author's half has raised the error, turn it into AuthorError, which names the line.
+    """
     try:
         yield
     except WrongArraysError as error:

@@ -1,4 +1,4 @@
-"""The child process that trains: it has the data and the job, and gets requests from the agent over a socket."""
+"""The child process that trains: it has the data and the job, and receives requests of the agent over a socket."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def main(number: int) -> int:
-    """Serve requests until the agent closes its end of the socket or ends."""
+    """Serve requests until the agent closes its end of the socket or ends; `number` is the handle of the socket."""
     die_with_the_agent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it; the agent ends this process
+    # A terminal sends Ctrl-C to this process too, but the agent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     log_uncaught_errors()
     set_up_logging(sys.stderr)
     with socket.socket(fileno=number) as connection, contextlib.suppress(ClosedError):
@@ -111,7 +112,10 @@ class JobServer:
 
 
 def limit_memory(most: int) -> None:
-    """Limit the memory of this process, and make the kernel kill it before the agent if memory runs out."""
+    """Limit the memory of this process to `most` bytes; 0 means no limit.
+
+    If the machine's memory runs out, the kernel kills this process before the agent's process.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if most:

@@ -1,9 +1,9 @@
-"""Training in a separate process: if it runs out of memory, that is reported, and the agent continues.
+"""Training in a separate process: if this process runs out of memory, the agent reports it and continues.
 
-The process is spawned, because CUDA does not work after a fork, and it runs as long as the agent. It has the data,
-the network and the optimizers; the agent communicates with the coordinator. If the process dies, a new process
-continues from the job's last state on the disk, like a device that was killed during training. So the update has
-the same bits.
+The process is spawned and not forked, because CUDA does not work after a fork. It runs as long as the agent. It has
+the data, the network and the optimizers, while the agent communicates with the coordinator. If the process dies, a
+new process continues from the job's last state on the disk, as after a reboot of the device. So the update has the
+same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from protofleet.runtime import children
 log = logging.getLogger("protofleet.device")
 
 KILLED: Final = -9  # exit code of a process that was killed, for example by the kernel
-START_SECONDS: Final = 1800.0  # longest time to load the data, or to build them for the first time
+START_SECONDS: Final = (
+    1800.0  # longest time in which the process may load the data, or build them at the first start
+)
 EVENTS: Final = Path("/sys/fs/cgroup")
 
 
@@ -55,11 +57,11 @@ class Labels:
 class ChildTrainer:
     """The agent's side of the child process.
 
-    Only the agent's worker calls the methods, one at a time; `stop` may be called from outside. `saved` returns the
+    Only the agent's worker calls the methods, one at a time. But any thread may call `stop`. `saved` returns the
     job's state on the disk, from which a new process continues.
     """
 
-    place = torch.device("cpu")  # the agent's process does not train
+    place = torch.device("cpu")  # The agent's process does not use the GPU, because it does not train.
     admission = None
 
     def __init__(self, settings: DeviceSettings, saved: Callable[[], Arrays | None]) -> None:
@@ -114,13 +116,13 @@ class ChildTrainer:
         return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]), kind)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Use the own data and the samples of this list of the inbox for jobs that start from now on."""
+        """Use the device's own data and the inbox's samples in this list for all jobs that start from now on."""
         self._listing = listing
         if self._ensure_process():
             self._request({"do": "learn_from"}, listing)
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """Set the limits of each child process that starts from now on; 0 means the limit of the settings."""
+        """Set the limits of each child process that starts from now on; 0 means the limit in the settings."""
         s = self._own
         memory, longest = memory_bytes or s.trainer_memory_bytes, seconds or s.trainer_seconds
         self._settings = replace(s, trainer_memory_bytes=memory, trainer_seconds=longest)
@@ -158,7 +160,9 @@ class ChildTrainer:
             case {"no_memory": str(reason)}:
                 self.stop()
                 raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
-            case {"wrong_arrays": str(reason)}:  # the process still runs, and the next plan gets a new half
+            case {
+                "wrong_arrays": str(reason)
+            }:  # The process still runs, and it makes a new half for the next plan.
                 raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
             case {"plug_in": str(reason)}:
                 raise AuthorError(reason)
@@ -179,10 +183,12 @@ class ChildTrainer:
         assert child is not None
         try:
             code = child.wait(1.0)
-        except subprocess.TimeoutExpired:  # the child still runs, but did not reply in time
+        except subprocess.TimeoutExpired:  # The child still runs, but did not reply in time.
             seconds = self._settings.trainer_seconds
             self.stop()
-            return TrainerDiedError(DisconnectReason.TRAINING_DIED, f"no end after {seconds:g} s")
+            return TrainerDiedError(
+                DisconnectReason.TRAINING_DIED, f"the work did not end within {seconds:g} s"
+            )
         self.stop()
         if code == KILLED and (before < 0 or kills() > before):
             return TrainerDiedError(
@@ -214,7 +220,7 @@ class ChildJob:
 
 
 def kills(root: Path = EVENTS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how many processes of this control group the kernel killed for lack of memory; -1 if unknown."""
+    """Return how many processes of this control group the kernel has killed for lack of memory; -1 if unknown."""
     try:
         group = own.read_text().strip().rpartition("::")[2].lstrip("/")
         lines = (root / group / "memory.events").read_text().splitlines()

@@ -15,7 +15,7 @@ NEVER = float("inf")
 class Deadline:
     """The time limit for the work of a process, which does one piece of work at a time.
 
-    The work itself calls `check` at each step, because a thread cannot be ended from outside.
+    The work itself calls `check` at each step, because no other thread can end the work's thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +25,7 @@ class Deadline:
         if self._clock() > self._until:
             raise TrainerDiedError(
                 DisconnectReason.TRAINING_DIED,
-                f"no end after {self._seconds:g} s, which is limits.work_seconds",
+                f"the work did not end within {self._seconds:g} s, which is limits.work_seconds",
             )
 
     @contextlib.contextmanager

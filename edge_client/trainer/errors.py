@@ -1,4 +1,4 @@
-"""The errors with which work on a job can end without an update."""
+"""The errors that end work on a job without an update."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 
 
 class TrainerDiedError(RuntimeError):
-    """An error for work that ended before its result; the job starts again from its last state on the disk."""
+    """An error for work that ended without a result; the job starts again from its last state on the disk."""
 
     def __init__(self, why: DisconnectReason, message: str) -> None:
         super().__init__(f"{why.value}: {message}")
@@ -14,4 +14,4 @@ class TrainerDiedError(RuntimeError):
 
 
 class TrainingError(RuntimeError):
-    """An error for an unexpected error in the child process; the text is the traceback."""
+    """An error for an unexpected exception in the child process; its text is the traceback of the exception."""

@@ -1,7 +1,7 @@
 """A job of a device that shares a GPU with other devices in its process, and with other processes.
 
 The job computes in turns. If its process has several devices, the job leaves nothing on the GPU between its turns.
-Then the half is made again from its last state, in the same way as after a reboot, so the bits are the same.
+Each turn then makes the half again from its last state, as after a reboot, so the results have the same bits.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class GpuWork:
     """The admission of the pieces of work of one device on one plan."""
 
     admission: Admission
-    plan: str  # name of the plan and the network; devices with the same name share measurements
+    plan: str  # name of the plan and of the network; devices with the same name use the same memory measurements
     data_bytes: int
 
     def run(self, piece: str, do: Callable[[], T]) -> T:
         """Return the result of `do`.
 
-        Raise TrainerDiedError if the memory was too small; then the device asks for work again later.
+        Raise TrainerDiedError if the GPU's memory is too small. Then the device asks for work again later.
         """
         try:
             return self.admission.run(Work(piece, (self.plan, piece), self.data_bytes), do)
@@ -40,9 +40,9 @@ class GpuWork:
 
 class GpuJob:
     def __init__(self, work: GpuWork, start: Callable[[], LocalJob], *, stays: bool) -> None:
-        """Make a job from `start`, which makes a job on the GPU without a state.
+        """Make a job of a shared GPU; `start` makes a job on the GPU that has no state yet.
 
-        If `stays` is true, the job remains on the GPU between turns.
+        If `stays` is true, this job on the GPU stays there between turns.
         """
         self._work, self._start, self._stays = work, start, stays
         self._job: LocalJob | None = None
@@ -62,7 +62,7 @@ class GpuJob:
 
     def _turn(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         job = self._job or self._started()
-        self._job = None  # if this turn fails, nothing stays on the GPU
+        self._job = None  # If this turn fails, no reference to the job keeps memory of the GPU.
         result = job.run(phase, number, received)
         self._state = job.state()
         if self._stays:

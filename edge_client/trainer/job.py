@@ -1,7 +1,8 @@
 """The job of a device: its work for a run's plan, one phase after the other, on the worker's thread.
 
-Devices evaluate all models that they have, because this needs no messages. They evaluate the global model, if the
-method has one, when it arrives in the phase "train", and their own model at the end of this phase.
+A device evaluates all models that it has, because this needs no additional messages. If the method has a global
+model, the device evaluates this model when it arrives in the phase "train". The device evaluates its own model at
+the end of this phase.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ log = logging.getLogger("protofleet.device")
 Metrics: TypeAlias = dict[str, float]
 
 NONE: Final[Mapping[str, Metric]] = {}
-TRAIN: Final = "train"  # the phase that changes a device's model
-EVALUATE: Final = "evaluate"  # the phase after the last round
-# Metric with the seconds of waiting, which are not counted as work; it is not sent to the coordinator.
+TRAIN: Final = "train"  # name of the phase that changes a device's model
+EVALUATE: Final = "evaluate"  # name of the phase of an evaluation, for example after the last round
+# Metric with the seconds in which the job waited for its turn. It stays on the device.
 SECONDS_WAITED: Final = "seconds.waited"
-# Metric with the number of versions that could not be written; it is not sent to the coordinator.
+# Metric with the number of model versions that could not be written. It stays on the device.
 MODELS_UNWRITTEN: Final = "models.unwritten"
 
 
 class Job(Protocol):
     """The interface of a job.
 
-    One thread makes all calls. After a call, the caller does not use the arguments any more.
+    One thread makes all calls. After a call, the caller does not use the given arguments any more.
     """
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
@@ -65,13 +66,13 @@ class Models(Protocol):
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
         """Publish the half's present model.
 
-        If `kind` is "global", this is the run's model after round `number`. If `kind` is "personal", this is the
-        device's own model.
+        If `kind` is "global", the present model is the run's model after round `number`. If `kind` is "personal", it
+        is the device's own model after round `number`.
         """
         ...
 
     def take_unwritten(self) -> int:
-        """Return the number of models that could not be written since the last call."""
+        """Return how many models could not be written since the last call of this method."""
         ...
 
 
@@ -86,7 +87,7 @@ class NoModels:
 
 
 class ServedAndKept:
-    """A destination that serves models to other programs and keeps them in the device's own folder."""
+    """A destination that gives each model to two destinations: one serves models, the other keeps them."""
 
     def __init__(self, served: Models, kept: Models) -> None:
         self._both = (served, kept)
@@ -100,7 +101,8 @@ class ServedAndKept:
 
 
 NO_MODELS: Final = NoModels()
-StartJob: TypeAlias = Callable[[Plan], Job]  # raises SettingsError if this device cannot follow the plan
+# Function that starts the job of a plan. It raises SettingsError if this device cannot follow the plan.
+StartJob: TypeAlias = Callable[[Plan], Job]
 
 
 class LocalJob:
@@ -112,7 +114,7 @@ class LocalJob:
         models: Models | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:  # fmt: skip
-        """Make a job; `reports` is "global" or "personal", the model whose accuracy the paper reports."""
+        """Make a job; `reports` is the model whose accuracy the method's paper reports, "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
@@ -132,7 +134,7 @@ class LocalJob:
             most = self._snapshots.samples
             if phase == EVALUATE:
                 delete_earlier_evaluations(self._folder, number, self._snapshots.rounds)
-            # The last evaluation's payload has counts, which are no points in the feature space.
+            # The payload of an evaluation has counts of predictions, which are not points in the feature space.
             learned = {} if phase == EVALUATE else payload
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)
@@ -141,9 +143,9 @@ class LocalJob:
         return answer, metrics
 
     def _leave_out(self, metrics: Metrics, phase: str, number: int) -> None:
-        """Remove values of the run's own metrics that are not finite, because they would spoil every mean.
+        """Remove values of the run's own metrics that are not finite, because means with them are not finite either.
 
-        A warning is logged once for each metric.
+        Only the first removed value of each metric is logged.
         """
         for key in [key for key, value in metrics.items() if not math.isfinite(value)]:
             name = key.partition(".")[0]
@@ -165,7 +167,7 @@ class LocalJob:
 def local_jobs(
     build: Callable[[Plan], ClientHalf], data: Splits, models: Callable[[Plan], Models] | None = None
 ) -> StartJob:
-    """Return a function that starts jobs without limits."""
+    """Return a function that starts jobs in this process, without limits on work and memory."""
 
     def start(plan: Plan) -> LocalJob:
         kept = models(plan) if models else None
@@ -206,7 +208,8 @@ def evaluate_at_end(
 ) -> tuple[Payload, Metrics]:
     """Evaluate the half after the last round, and return the update's arrays and the metrics.
 
-    If the number of classes is small enough for a readable table, the arrays have the confusion matrix.
+    The arrays have the confusion matrix if there are test samples and at most MOST_CLASSES classes, so that a reader
+    can read the table. Otherwise there are no arrays.
     """
     if data.classes > MOST_CLASSES or not len(data.test.y):
         return {}, evaluate(half, data, reports, metrics=own)

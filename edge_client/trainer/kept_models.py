@@ -1,7 +1,7 @@
-"""The device's own models that it keeps for an export: the last model and the best one by validation.
+"""The device's own models that it keeps for an export: the last model and the best model by validation.
 
-The models are written on the worker's thread. Each is written to a new file, which then replaces the old file. If
-writing fails, only the copy is lost, and the training continues.
+The models are written on the worker's thread. Each model is written to a new file, which then replaces the old file.
+If writing fails, only this copy of the model is lost, and the training continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ log = logging.getLogger("protofleet.device")
 
 FOLDER: Final = "kept"
 LAST, BEST = "last", "best"
-# So many times the model's bytes must be free: for the two files, and for the update that is written next.
+# The free bytes on the disk must be at least this number times the model's bytes: for the two files, and for the
+# update that is written next.
 ROOM: Final = 4
 
 
@@ -55,7 +56,7 @@ class KeptModels:
             self._failed = False
 
     def take_unwritten(self) -> int:
-        return 0  # only versions of served models are counted
+        return 0  # Only versions of served models are counted.
 
     def _keep(self, half: ClientHalf, number: int, metrics: Mapping[str, float]) -> None:
         validation = metrics.get(f"accuracy.validation.{PERSONAL}")
@@ -77,22 +78,25 @@ class KeptModels:
                 file.write(piece)
 
     def _link_best(self) -> None:
-        """Link the last model's file as the best model; the next last model does not change the linked file."""
+        """Make the file of the last model also the file of the best model.
+
+        The next model gets a new file, so it does not change the file of the best model.
+        """
         self._disk.link(kept_file(self._folder, LAST), kept_file(self._folder, BEST))
 
     def _is_best(self, number: int, validation: float) -> bool:
         """Return whether this model is the best one; of equal models, the first one stays the best.
 
-        If the old best model is of a later round, the run was started again or went back. Then the old model does
-        not count.
+        If the known best model is of a later round, the run was started again or went back to an earlier round. Then
+        the known best model does not count.
         """
         return self._best is None or number < self._best[0] or validation > self._best[1]
 
     def _best_of_before(self) -> tuple[int, float] | None:
-        """Return the round and the accuracy of the best model of this plan in the folder, or None."""
+        """Return the round and the accuracy of this plan's best model in the folder; None if there is none."""
         try:
             kept: Kept = read_kept(kept_file(self._folder, BEST))
-        except CardError:  # the file is missing, or another version has written it
+        except CardError:  # The file is missing, or another version of protofleet has written it.
             return None
         card = kept.card
         if card.plan_sha256 != self._origin.plan.digest.hex() or card.validation is None:
@@ -100,8 +104,8 @@ class KeptModels:
         return card.round, card.validation
 
     def _require_room(self, half: ClientHalf) -> None:
-        """Raise OSError if the disk has little room, because the room is needed more for the next update."""
+        """Raise OSError if the disk has little room, because the next update needs the room more than this copy."""
         size = sum(value.nbytes for value in half.model.state_dict().values())
         free = self._disk.free_bytes(self._folder)
         if free < ROOM * size:
-            raise OSError(f"it takes {size:,} bytes and training some more, {free:,} are free")
+            raise OSError(f"it needs {size:,} bytes and the training needs more, but only {free:,} are free")

@@ -1,4 +1,4 @@
-"""The trainer in the process that has the data, which is the agent's own process or its child process."""
+"""The trainer in the process that has the data: the agent's own process, or the child process that trains."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from protofleet.protocol.wire.messages import Arrays
 
 log = logging.getLogger("protofleet.device")
 
-AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # returns None if no admission is needed
+# Function that returns the admission to a GPU, or None for a CPU, which needs no admission.
+AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]
 
 
 def admission_to(place: torch.device) -> Admission | None:
-    """Make the admission to the GPU for the whole process; call this once in a process."""
+    """Make the admission to the GPU for the whole process, or return None for a CPU; call this once in a process."""
     if place.type != "cuda":
         return None
     gpu = Cuda(place)
@@ -51,8 +52,8 @@ class LocalTrainer:
     ) -> None:  # fmt: skip
         """Load the data of a device.
 
-        If the device is `alone` in its process, its half stays on the GPU between its turns. Its data stay there too,
-        unless the setting `compute` is "auto".
+        If the device is `alone` in its process, its half stays on the GPU between its turns. Its data stay on the GPU
+        too, except if the setting `compute` is "auto": then a plan may train on the CPU.
         """
         self.place = set_torch(settings)
         self._settings, self._deadline, self._alone = settings, deadline, alone
@@ -65,7 +66,7 @@ class LocalTrainer:
             self.data = self._moved_for_good(self.admission)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Use the own data and the samples of this list of the inbox for jobs that start from now on."""
+        """Use the device's own data and the inbox's samples in this list for all jobs that start from now on."""
         settings, state = self._settings, Path(self._settings.folder)
         samples = samples_of(settings.data, state, Disk(settings.durable))
         self.data = joined(self._own, as_listing(listing), samples, settings.data)
@@ -80,7 +81,7 @@ class LocalTrainer:
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
 
     def _pays(self, plan: Plan) -> bool:
-        """Return whether the GPU trains this plan; with `auto`, the CPU trains plans with little work."""
+        """Return whether the GPU trains this plan; if `compute` is "auto", the CPU trains plans with little work."""
         pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
         if not pays:
             log.info("the plan's network is so small that the CPU trains it faster than the GPU: docs/gpu.md")
@@ -88,11 +89,11 @@ class LocalTrainer:
 
     @property
     def _stays_on_gpu(self) -> bool:
-        """Return whether the data stay on the GPU, for every plan."""
+        """Return whether the device's data stay on the GPU whatever plan the device gets."""
         return self._alone and self._settings.compute != "auto"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """Do nothing, because these limits are for child processes; [limits] has those for the agent's work."""
+        """Do nothing: these limits are for child processes, and the table [limits] limits work in this process."""
 
     def stop(self) -> None:
         """Do nothing, because the trainer ends with its process."""
@@ -146,7 +147,7 @@ class LocalTrainer:
         settings = self._settings
         if not settings.keep_models:
             return NoModels()
-        # If the names are unknown, the labels are used.
+        # If the names of the classes are unknown, the labels are used as names.
         classes = data.names or tuple(str(label) for label in range(plan.classes))
         origin = kept.KeptOrigin(plan, settings.name, self._network or plan.network, classes, scale_of(data))
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))

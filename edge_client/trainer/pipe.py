@@ -11,15 +11,15 @@ from typing import Any, Final
 from protofleet.protocol.wire.arrays import Body, encode, parts
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 
-HEAD: Final = struct.Struct("<IQ")  # lengths of the JSON and of the arrays
+HEAD: Final = struct.Struct("<IQ")  # the number of bytes of the JSON and of the arrays
 
 
 class ClosedError(ConnectionError):
-    """An error for a connection whose other side has closed it."""
+    """An error for a connection that the other process has closed."""
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], arrays: Arrays = NOTHING) -> None:
-    """Send a message and arrays; arrays that are on the disk are read one at a time."""
+    """Send a message and arrays; arrays on the disk are read one at a time, which saves memory."""
     text = json.dumps(message).encode()
     size = sum(length for _, length in parts(arrays)) if arrays else 0
     _give(connection, HEAD.pack(len(text), size) + text)
@@ -33,7 +33,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], Arrays]:
     message: dict[str, Any] = json.loads(bytes(_take(connection, text)))
     if not size:
         return message, NOTHING
-    body = Body(lambda start, stop: _take(connection, stop - start), size)  # it is read from front to back
+    # The arrays are read in order, so the next bytes of the socket are always the right bytes.
+    body = Body(lambda start, stop: _take(connection, stop - start), size)
     return message, {name: body[name] for name in body}
 
 
@@ -53,6 +54,6 @@ def _take(connection: socket.socket, size: int) -> memoryview:
         except OSError as error:
             raise ClosedError(str(error)) from None
         if not got:
-            raise ClosedError("the other side has closed")
+            raise ClosedError("the other process has closed the connection")
         at += got
     return view

@@ -15,7 +15,7 @@ class SlotJob:
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         with self._slots.taken() as waited:
             payload, metrics = self._job.run(phase, number, received)
-            return_all_free_blocks()  # before another device needs as much memory
+            return_all_free_blocks()  # This device's memory must be free before another device takes the slot.
         return payload, {**metrics, SECONDS_WAITED: waited}
 
     def state(self) -> Arrays:

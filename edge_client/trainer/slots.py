@@ -1,8 +1,9 @@
-"""Turns of the devices of one machine: as many work at the same time as there are slots.
+"""Turns of the devices of one machine: at most as many devices work at the same time as there are slots.
 
 More working devices than cores would not finish sooner, and each would need memory for a batch. A slot is a file
-that the working process keeps locked, so the slot is free when the process has ended, even if it was killed. If a
-process is stuck, its watchdog ends it. If a process is stopped (SIGSTOP), no device waits for its slot.
+that the working process keeps locked. So the slot is free when its process has ended, even if the process was killed.
+If a process is stuck, its watchdog ends it. If a process with a slot is stopped (SIGSTOP), other devices work without
+waiting for a slot.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from protofleet.methods.contract.liveness import report_progress
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.reader import demand_within
 
-SHORTEST: Final = 0.001  # seconds between two looks for a free slot
+SHORTEST: Final = 0.001  # shortest time, in seconds, between two attempts to take a slot
 LONGEST: Final = 0.02
-SHARE: Final = 0.125  # part of the time waited so far that passes until the next look
+SHARE: Final = 0.125  # pause until the next attempt, as a part of the time that the device has waited so far
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The [slots] table: the limit of devices of this machine that may work at once."""
+    """The [slots] table: how many devices of this machine may work at the same time."""
 
     folder: str = ""
     """Folder that the devices have in common; empty means that no device waits for others."""
@@ -39,13 +40,13 @@ class Slots:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[float]:
-        """Take a slot, and yield the seconds of waiting for it."""
+        """Take a slot while the context lasts, and yield the seconds for which the device has waited for the slot."""
         begun, waited = time.monotonic(), 0.0
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             slots = [_opened(Path(self.folder) / f"{i}.slot", files) for i in range(self.number)]
             while not (any(map(_is_ours, slots)) or any(map(_is_of_a_stopped_process, slots))):
-                report_progress()  # waiting is progress for the watchdog
+                report_progress()  # A process that waits for a slot is not stuck, so the watchdog must not end it.
                 time.sleep(min(LONGEST, max(SHORTEST, SHARE * waited)))
                 waited = time.monotonic() - begun
             yield waited
@@ -71,6 +72,6 @@ def _is_of_a_stopped_process(slot: int) -> bool:
     """Return whether the slot's process is stopped; on systems other than Linux, return False."""
     try:
         line = Path(f"/proc/{int(os.pread(slot, 20, 0))}/stat").read_text()
-    except (OSError, ValueError):  # the process has just ended, or no process has used this slot yet
+    except (OSError, ValueError):  # The process has just ended, or no process has used this slot yet.
         return False
     return line.rpartition(")")[2].split()[0] == "T"

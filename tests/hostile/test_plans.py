@@ -73,4 +73,4 @@ def test_work_that_goes_on_for_too_long_is_ended_and_the_coordinator_told(tmp_pa
         device = f.device("d", limits=DeviceLimits(epochs=10**6, work_seconds=2.0))
         f.wait_until(lambda: farewells(f, "training_died"), "the device to give up")
         assert device.child.poll() is None, "it lives, and will ask for work again"
-        assert "no end after 2 s, which is limits.work_seconds" in f.log_of(device)
+        assert "the work did not end within 2 s, which is limits.work_seconds" in f.log_of(device)

@@ -61,7 +61,7 @@ def decoded_picture(content: bytes, size: tuple[int, int] | None = None) -> Pixe
         raise UnusableError(f"it is no picture of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # noqa: BLE001 - Pillow raises whatever its decoders do
         reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
-        raise UnusableError(f"it is no whole picture ({reason})") from None
+        raise UnusableError(f"it is not a complete picture ({reason})") from None
 
 
 def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) -> None:

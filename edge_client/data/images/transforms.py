@@ -32,7 +32,7 @@ class AffineLimits:
     turn: int  # tangent of half of the largest angle, times TURN: 90 stands for 10 degrees
     shear: int  # largest shear, times 1000
     scale: tuple[int, int]  # smallest and largest scale, times 1000
-    shift: int  # largest shift, in pixels of the result
+    shift: int  # largest shift, in pixels of the result before it is reduced to half its size
 
 
 def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:

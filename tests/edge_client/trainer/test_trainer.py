@@ -212,7 +212,7 @@ def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer
 def test_work_without_end_is_ended(tmp_path, trainer):
     plan = plan_of(epochs=1000)
     child = trainer(trainer_seconds=0.5)
-    with pytest.raises(TrainerDiedError, match="training_died: no end after 0.5 s"):
+    with pytest.raises(TrainerDiedError, match="training_died: the work did not end within 0.5 s"):
         child.start(plan).run("train", 1, to_numpy(asked(plan).payload))
 
 

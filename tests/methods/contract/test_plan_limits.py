@@ -220,7 +220,7 @@ def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
             deadline.check()
 
     work(5.0)
-    with pytest.raises(TrainerDiedError, match="training_died: no end after 5 s") as death:
+    with pytest.raises(TrainerDiedError, match="training_died: the work did not end within 5 s") as death:
         work(5.1)
     assert death.value.why is DisconnectReason.TRAINING_DIED
     now[0] += 100.0
@@ -243,7 +243,7 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
         def once(phase, number, received):
             made = run(phase, number, received)
             if number == 2 and next(deaths, False):
-                raise TrainerDiedError(DisconnectReason.TRAINING_DIED, "no end after 1 s")
+                raise TrainerDiedError(DisconnectReason.TRAINING_DIED, "the work did not end within 1 s")
             return made
 
         job.run = once
