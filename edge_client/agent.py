@@ -152,9 +152,8 @@ class Agent:
         try:
             for received in self.link.arrived(topic, frame, now):
                 self._handle_message(received, now)
-        except (
-            NoRoom
-        ) as fault:  # The disk is full. The coordinator sends the task again after the next hello.
+        except NoRoom as fault:
+            # The disk is full. The coordinator sends the task again after the next hello.
             self.tasks.disk_space.ran_out(str(fault))
         except Rejected as fault:
             self._context.warn("rejected on %.100s: %s", topic, fault)
@@ -162,9 +161,8 @@ class Agent:
                 self.tasks.deliver_last_again()
         except (TakenOverError, *OURS):
             raise
-        except (
-            Exception
-        ):  # Only this message is lost. The coordinator sends a lost task again after the next hello.
+        except Exception:
+            # Only this message is lost. The coordinator sends a lost task again after the next hello.
             self._context.notify("erred", round=self.state.last_round)
             if self._context.log_limit.take(now):
                 log.exception("an error in handling a message on %.100s", topic)

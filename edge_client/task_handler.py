@@ -157,9 +157,8 @@ class TaskHandler:
         if run != self.run.name:
             self._drop_result(job)
         elif isinstance(job, ValueError) and not isinstance(job, DamagedError):
-            self._refuse_plan(
-                job
-            )  # For example, the device's network does not fit the method or the samples.
+            # For example, the device's network does not fit the method or the samples.
+            self._refuse_plan(job)
         elif isinstance(job, Exception):
             self._work_failed(job)
         else:

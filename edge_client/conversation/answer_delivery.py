@@ -54,9 +54,8 @@ class AnswerDelivery:
     def __init__(self, link: DeviceLink) -> None:
         self._link = link
         self.pending: PendingAnswer | None = None
-        self.receipts: Counter[str] = (
-            Counter()
-        )  # number of receipts that this process has received, by verdict
+        # Number of receipts that this process has received, by verdict.
+        self.receipts: Counter[str] = Counter()
         self._receipt_seconds = 0.0  # seconds from the first transmission of the last update to its receipt
 
     @property

@@ -82,9 +82,8 @@ class HelloExchange:
         self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        if (
-            self._context.connected
-        ):  # A disconnected device sends a hello in any case when it is connected again.
+        # A disconnected device sends a hello in any case when it is connected again.
+        if self._context.connected:
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 
     def refused(self, refusal: Refusal) -> None:

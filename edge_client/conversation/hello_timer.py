@@ -41,9 +41,8 @@ class HelloTimer:
     _names_missing: bool | None = None
     _is_welcome: bool = False  # whether this coordinator has sent its plan
     _sent_at: float = 0.0
-    _hello_sent: bool = (
-        True  # whether this device has sent a hello since the first message of this coordinator
-    )
+    # Whether this device has sent a hello since the first message of this coordinator.
+    _hello_sent: bool = True
     _unanswered: int = 0  # number of hellos since the pauses were last reset
     _pause: float = HELLO_SECONDS  # seconds of the pause after the last hello
     _quiet: float = QUIET_SECONDS
@@ -124,9 +123,8 @@ class HelloTimer:
         match self._names_missing:
             case True:
                 return min(now + HEARD_SECONDS, self._sent_at + self._quiet)
-            case (
-                False
-            ):  # This coordinator never names devices, so it notices only at a hello that a task was lost.
+            case False:
+                # This coordinator never names devices, so it notices only at a hello that a task was lost.
                 return now + HELLO_SECONDS
             case None:
                 return now + self._pause

@@ -20,9 +20,8 @@ class RefusalCheck:
     """
 
     def __init__(self) -> None:
-        self.confirm_at = float(
-            "inf"
-        )  # time of the hello that checks a refusal; infinity if there is no refusal
+        # Time of the hello that checks a refusal; infinity if there is no refusal.
+        self.confirm_at = float("inf")
         self._confirming = False
         self._last: tuple[int, int] = (0, 0)  # boot and sequence number of the last hello
 

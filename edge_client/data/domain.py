@@ -22,7 +22,7 @@ Indices = NDArray[np.int64]
 class Collection(Protocol):
     """Labelled samples whose values are read only on request.
 
-    A device may need only 300 of 600,000 files, so it must not read all of them.
+    A device may need only 300 of 600,000 files, and reading all files would take too long.
     """
 
     @property
@@ -106,9 +106,8 @@ class Concatenated:
             end = start + len(collection.labels)
             inside = np.flatnonzero((chosen >= start) & (chosen < end))
             found = collection.samples(chosen[inside] - start, shape)
-            out = out.astype(
-                found.dtype, copy=False
-            )  # All collections of a source have values of the same type.
+            # All collections of a source have values of the same type.
+            out = out.astype(found.dtype, copy=False)
             out[inside] = found
             start = end
         return out

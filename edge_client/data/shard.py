@@ -219,7 +219,7 @@ def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collec
     if not len(train.labels) or not (len(test.labels) or s.own_test):
         raise DataError(
             f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-            f"of its {len(domain.classes)} classes; both kinds are needed, unless data.own_test is set"
+            f"of its {len(domain.classes)} classes; training and test samples are both needed, or set data.own_test"
         )
     return train, test
 

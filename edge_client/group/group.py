@@ -40,9 +40,8 @@ class MemberQueue(ReceiveQueue):
         self._ready.put(self)
 
 
-Start: TypeAlias = Callable[
-    [str], tuple[MemberQueue, Device]
-]  # Function that assembles the device of a name.
+# Function that assembles the device of a name.
+Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]
 
 
 class DeviceGroup:

@@ -22,9 +22,8 @@ class CgroupVersion:
     folder: str
     limit: str
     used: str
-    reclaimable: (
-        str  # name of the line in memory.stat with the bytes of cached files that the kernel can remove
-    )
+    # Name of the line in memory.stat with the bytes of cached files that the kernel can remove.
+    reclaimable: str
 
 
 V1: Final = CgroupVersion(
@@ -57,9 +56,8 @@ def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterat
 
 
 def _available(folder: Path, version: CgroupVersion) -> int:
-    limit = int(
-        (folder / version.limit).read_text()
-    )  # If there is no limit, the text is "max": a ValueError.
+    # If there is no limit, the text is "max": a ValueError.
+    limit = int((folder / version.limit).read_text())
     used = int((folder / version.used).read_text())
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     return max(0, limit - used + int(stat.get(version.reclaimable, 0)))

@@ -18,9 +18,8 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.protocol.transport.base import Done, Item
 
-LONGEST_PAUSE_SECONDS: Final = (
-    10.0  # seconds between two notifications; fewer if a third of WatchdogSec is less
-)
+# Seconds between two notifications; fewer if a third of WatchdogSec is less.
+LONGEST_PAUSE_SECONDS: Final = 10.0
 
 
 class NotifySocket:

@@ -29,9 +29,8 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays
 
-LEAD_SECONDS: Final = (
-    1.0  # a round uses the list of a hello only if the hello was sent this many seconds before
-)
+# A round uses the list of a hello only if the hello was sent this many seconds before.
+LEAD_SECONDS: Final = 1.0
 
 log = logging.getLogger("protofleet.device")
 

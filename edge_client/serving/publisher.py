@@ -162,9 +162,8 @@ class PublishedModels:
 def software() -> str:
     try:
         return metadata.version("protofleet")
-    except (
-        metadata.PackageNotFoundError
-    ):  # The program runs from a checkout, and the package is not installed.
+    except metadata.PackageNotFoundError:
+        # The program runs from a checkout, and the package is not installed.
         return ""
 
 

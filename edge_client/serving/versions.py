@@ -5,7 +5,7 @@ synced and renamed. A version never changes. `current`, `champion`, `previous` a
 link moves in one step, so its weights and its card change together. A reader should resolve a link once and read all
 files from the version's folder.
 
-A lock on the folder prevents that the device's processes and `protofleet model` change the folder at the same time.
+Each process locks the folder while it changes the folder: the processes of the device, and `protofleet model`.
 """
 
 from __future__ import annotations

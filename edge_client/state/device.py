@@ -39,7 +39,7 @@ def file_id(path: Path) -> FileId:
 
 
 class TakenOverError(RuntimeError):
-    """An error for a process of a device when a later process of the same device uses the folder.
+    """An error for a process whose folder a later process of the same device uses now.
 
     The results of the earlier process are dropped.
     """
@@ -54,18 +54,15 @@ class DeviceState:
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
         self._previous_half = recovered.previous_half  # object with the half's state before the last update
-        self.previous_inputs = (
-            recovered.previous_inputs
-        )  # object with the list of samples before the last update
-        self._known: tuple[FileId, int] | None = (
-            None  # id of device.json on the disk, and the boot in this file
-        )
+        # Object with the list of samples before the last update.
+        self.previous_inputs = recovered.previous_inputs
+        # The id of device.json on the disk, and the boot in this file.
+        self._known: tuple[FileId, int] | None = None
         self._own_boot = self.saved.boot  # If device.json has another boot, another process has taken over.
         self.holders = read_holders(folder)
         self.renewed = False  # whether the device's keys have got a new record since the last start
-        self.previous_boot = (
-            0  # boot of the last start; boots are times of the clock, so the clock has shown it
-        )
+        # Boot of the last start; boots are times of the clock, so the clock has shown it.
+        self.previous_boot = 0
 
     def boot(self, clock: int, holder: str = "") -> int:
         """Choose, store and return the boot of this process.
@@ -75,7 +72,7 @@ class DeviceState:
         with self._locked():
             known = self.holders = read_holders(self.folder)
             earlier = {self.saved.boot}
-            # `recover` has found copies with the usual format, so a newer format number in the file is a damage.
+            # `recover` has found copies with the usual format, so a newer format number in the file is damage.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
             # If `own` is empty, an earlier version of protofleet has written the boots. It has no such check.

@@ -81,9 +81,8 @@ class HeardFile:
         try:
             if durable or not self._has_taken_the_place(data):
                 self._disk.replace(self._path, data, durable=durable)
-        except (
-            OSError
-        ) as error:  # Only the next process needs the notes, so a full disk must not end this process.
+        except OSError as error:
+            # Only the next process needs the notes, so a full disk must not end this process.
             if not is_full(error):
                 raise
 

@@ -19,9 +19,8 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.allocator import return_free_blocks
 from protofleet.runtime.faults import as_authors, is_ours
 
-MOST_LETTERS: Final = (
-    300  # Largest number of letters of a reason. The message Bye limits the length of its text.
-)
+# Largest number of letters of a reason. The message Bye limits the length of its text.
+MOST_LETTERS: Final = 300
 
 
 def take_over(half: ClientHalf, payload: Payload) -> None:

@@ -35,9 +35,8 @@ from protofleet.runtime import children
 log = logging.getLogger("protofleet.device")
 
 KILLED: Final = -9  # exit code of a process that was killed, for example by the kernel
-START_SECONDS: Final = (
-    1800.0  # longest time in which the process may load the data, or build them at the first start
-)
+# Longest time in which the process may load the data, or build them at the first start.
+START_SECONDS: Final = 1800.0
 EVENTS: Final = Path("/sys/fs/cgroup")
 
 
@@ -160,9 +159,8 @@ class ChildTrainer:
             case {"no_memory": str(reason)}:
                 self.stop()
                 raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
-            case {
-                "wrong_arrays": str(reason)
-            }:  # The process still runs, and it makes a new half for the next plan.
+            case {"wrong_arrays": str(reason)}:
+                # The process still runs, and it makes a new half for the next plan.
                 raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
             case {"plug_in": str(reason)}:
                 raise AuthorError(reason)

@@ -80,9 +80,8 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rn
     n = len(labels)
     strips = _add_neighbours(labels, glyphs, rng)
     mask = warp(strips, AffineLimits(turn=72, shear=150, scale=(720, 1080), shift=4), rng).astype(np.int32)
-    mask = (
-        mask[..., None] * per_image(rng.between(166, 256, n)) >> 8
-    )  # This makes the digits partly transparent.
+    # This makes the digits partly transparent.
+    mask = mask[..., None] * per_image(rng.between(166, 256, n)) >> 8
     background = _background(crops(photos, draw_places(n, rng), SIDE, test), rng)
     image = blend(background, _contrasting_colours(background, 45, rng), mask)
     contrast, light = per_image(rng.between(128, 256, n)), per_image(rng.between(-30, 30, n))
@@ -119,9 +118,8 @@ def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
 
 def _contrasting_colours(background: IntPixels, gap: int, rng: StableRandom) -> IntPixels:
     """Return colours whose brightness differs by `gap` levels or more from the background's mean, [N, 1, 1, 3]."""
-    mean = background.sum((1, 2, 3)) // (
-        SIDE * SIDE
-    )  # Mean over the pixels of the sum of the three channels.
+    # Mean over the pixels of the sum of the three channels.
+    mean = background.sum((1, 2, 3)) // (SIDE * SIDE)
     foregrounds = rng.below(256, len(background), TRIES, 3)
     return _first(foregrounds, np.abs(foregrounds.sum(2) - mean[:, None]) >= 3 * gap)
 

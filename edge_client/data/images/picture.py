@@ -101,9 +101,8 @@ def _rgb(image: Image.Image, size: tuple[int, int] | None) -> Pixels:
         image = image.convert("RGB")
     if size:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(
-        image.convert("RGB")
-    )  # Grey pictures get three channels after resizing, which saves memory.
+    # Grey pictures get three channels after resizing, which saves memory.
+    return np.asarray(image.convert("RGB"))
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

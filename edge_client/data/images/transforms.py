@@ -124,7 +124,6 @@ def _framed_position(offset: IntPixels, size: int) -> IntPixels:
 
     The position is measured in 1/256 pixels from the centre of the first pixel of the framed image.
     """
-    position = (offset >> 7) + (
-        size + 1
-    ) * 128  # The shift converts 2 ONE for each pixel to 256 for each pixel.
+    # The shift converts 2 ONE for each pixel to 256 for each pixel.
+    position = (offset >> 7) + (size + 1) * 128
     return position.clip(0, (size + 1) * 256 - 1)

@@ -87,9 +87,8 @@ class Inbox:
             fresh += before is None
             try:
                 entry = before[1] if before else self._read(path, label)
-            except (
-                OSError
-            ) as error:  # The fault is on the device's own disk, so the file is read again later.
+            except OSError as error:
+                # The fault is on the device's own disk, so the file is read again later.
                 self._tell(self.samples.folder, f"{_said(path)} waits: it cannot be kept ({error.strerror})")
                 fresh = MOST_AT_ONCE
                 continue
@@ -235,10 +234,8 @@ def _array(content: bytes, shape: InputShape) -> Values:
     except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
         raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
     if isinstance(values, np.ndarray) and shape.rank == 3 and values.dtype == np.uint8:
-        if values.shape == (
-            *shape.spatial,
-            shape.channels,
-        ):  # Many programs store pictures with the channels last.
+        # Many programs store pictures with the channels last.
+        if values.shape == (*shape.spatial, shape.channels):
             values = values.transpose(2, 0, 1)
         if values.shape == shape.axes:
             return np.ascontiguousarray(values)

@@ -55,9 +55,8 @@ def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataS
                 entry.sha256.hex()[:12],
             )
             continue
-        if problem := kind.problem_with(
-            values
-        ):  # An earlier version of protofleet may have stored this sample.
+        # An earlier version of protofleet may have stored this sample.
+        if problem := kind.problem_with(values):
             log.error("the inbox's sample %s is left out: %s", entry.sha256.hex()[:12], problem)
             continue
         x = to_tensor(values[None], settings.input_shape, base.scale)

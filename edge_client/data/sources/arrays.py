@@ -84,9 +84,8 @@ def _path(folder: Path, domain: str) -> Path:
 def _load(path: Path, *names: str) -> Arrays:
     try:
         with reading(path, WAY_OUT), path.open("rb") as opened:
-            if not zipfile.is_zipfile(
-                opened
-            ):  # NumPy's own error advises the user to load the file as a pickle.
+            # NumPy's own error advises the user to load the file as a pickle.
+            if not zipfile.is_zipfile(opened):
                 raise ValueError("it is not a complete .npz file, such as numpy.savez writes")
             with np.load(path, allow_pickle=False) as file:
                 return {name: _plain(file, name) for name in names if name in file.files}

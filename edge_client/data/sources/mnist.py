@@ -10,11 +10,8 @@ from protofleet.edge_client.data.sources.source import DIGITS, DataSource, digit
 
 
 def read(folder: Path, domain: str) -> Domain:
-    places = [
-        folder,
-        folder / "MNIST" / "raw",
-        folder / "raw",
-    ]  # torchvision stores the files in the last two.
+    # The package torchvision stores the files in one of the last two folders.
+    places = [folder, folder / "MNIST" / "raw", folder / "raw"]
     return Domain(domain, DIGITS, read_pair(places, "train"), read_pair(places, "test"))
 
 

@@ -24,20 +24,17 @@ def no_class_names(folder: Path, domain: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DataSource:
-    read: Callable[
-        [Path, str], Domain
-    ]  # function that reads a domain, given the data's folder and the domain's name
+    # Function that reads a domain, given the data's folder and the domain's name.
+    read: Callable[[Path, str], Domain]
     domains: tuple[str, ...]  # names of the domains; empty if the files in the folder determine the domains
-    default_classes: tuple[
-        str, ...
-    ] = ()  # classes to keep if the settings name none; empty means all classes
+    # Classes to keep if the settings name none; empty means all classes.
+    default_classes: tuple[str, ...] = ()
     # Function that returns the names of all classes in the order of their labels, without reading a picture.
     class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names
     needs_folder: bool = True  # whether the user must provide the files in a folder
     ranks: tuple[int, ...] = (3,)  # possible ranks of the samples: 1 for vectors, 2 for series, 3 for images
-    shape: InputShape | None = (
-        None  # the shape of all samples; None means that the settings determine the shape
-    )
+    # The shape of all samples; None means that the settings determine the shape.
+    shape: InputShape | None = None
     channels: tuple[int, ...] = (1, 3)  # possible numbers of channels; empty means the number in the files
     # The scale of values that are not pixels. None means the scale in the settings, or no scaling if there is none.
     scale: Scale | None = None
