@@ -1,13 +1,13 @@
-"""Bans and pauses of names: messages under these names are dropped.
+"""Bans and pauses of device names: messages under a banned or paused name are dropped.
 
 A ban follows flooding, and a pause follows an error of this program. Both end by themselves, because a
 message on a device's topic may come from a hostile broker and not from the device. Each ban or pause of a
-name is twice as long as the previous one, up to a day. After a day without a ban or pause, the count begins
-again.
+name is twice as long as the previous one, up to a day. After a day without a ban or pause of that name, the
+next one has the first length again.
 
-A ban is a file, <folder>/coordinator/banned/<name>. The file holds the count and the time when the ban
-began. So a ban survives a restart, and a person ends a ban by removing the file. A pause is only in the
-memory of this process.
+A ban is a file, <folder>/coordinator/banned/<name>. The file holds the time when the ban began, and the
+number of bans so far. So a ban survives a restart, and a person ends a ban by removing the file. A pause is
+stored only in the memory of this process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import valid_name
 
 BANNED: Final = "banned"
-REFRESH_SECONDS: Final = 1.0  # between two checks of the folder, while it holds a ban
-LOG_SECONDS: Final = 3600.0  # between two log lines about bans that go on
-# Length of the first ban; each further ban is twice as long, up to LONGEST_SECONDS.
+REFRESH_SECONDS: Final = 1.0  # Seconds between two checks of the folder while it holds a ban.
+LOG_SECONDS: Final = 3600.0  # Seconds between two log lines about bans that are still active.
+# Length of the first ban in seconds; each further ban is twice as long, up to LONGEST_SECONDS.
 BAN_SECONDS: Final = 3600.0
 PAUSE_SECONDS: Final = 60.0
 LONGEST_SECONDS: Final = 86_400.0
-QUIET_SECONDS: Final = 86_400.0  # from the end of a ban until the count begins again
-MOST_DOUBLED: Final = 20  # most doublings; more could overflow, and LONGEST_SECONDS is reached much earlier
+# Seconds from the end of a ban until the bans of the name are counted from 1 again.
+QUIET_SECONDS: Final = 86_400.0
+# Most doublings of a length. More doublings could overflow, and LONGEST_SECONDS is reached much earlier.
+MOST_DOUBLED: Final = 20
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -55,8 +57,8 @@ class Suspension:
     def is_active(self, at: float) -> bool:
         """Return whether the ban or pause is active at this time.
 
-        A time before the beginning means that the clock was set back. The ban is not active then, because
-        it might not end for years.
+        A time before the beginning of the ban shows that the clock was set back. The ban is not active then,
+        because it could last for years by that clock.
         """
         return self.since <= at < self.until
 
@@ -84,7 +86,7 @@ class Bans:
         self._dropped = self._uncounted = 0
         self._refresh_at, self._logged_at = 0.0, float("-inf")
         self._bans = _records(folder)
-        # Replaced as a whole, as another thread reads it.
+        # This set is never changed, only replaced by a new set, because another thread reads it.
         self.banned = self.ignored = banned_in(folder, clock())
 
     @property
@@ -92,7 +94,7 @@ class Bans:
         return self._refresh_at if self.ignored or self._bans else float("inf")
 
     def drops(self, name: str) -> bool:
-        """Return whether messages of this name are dropped, and count one dropped message if so.
+        """Return whether messages of this name are dropped; if they are, count one more dropped message.
 
         Any thread may call this method.
         """
@@ -111,7 +113,7 @@ class Bans:
         try:
             self._disk.make(self._folder / BANNED)
             (self._folder / BANNED / valid_name(name)).write_text(f"{ban.since:.0f} {ban.times}\n")
-        except OSError as error:  # the disk has no room for a file
+        except OSError as error:  # The disk has no room for the file of the ban.
             seconds = self.pause(name, now, BAN_SECONDS)
             log.warning(
                 "%s floods: it is banned for %.0f s; the ban cannot be stored (%s)",
@@ -130,7 +132,10 @@ class Bans:
         return True
 
     def pause(self, name: str, now: float, first: float = PAUSE_SECONDS) -> float:
-        """Pause a name and return how many seconds the pause lasts; an active pause is not made longer."""
+        """Pause a name and return the remaining seconds of the pause.
+
+        A pause that is active already is not made longer.
+        """
         last = self._pauses.get(name)
         if not (last and last.is_active(now)):
             last = self._pauses[name] = Suspension.after(last, now, first)
@@ -138,7 +143,10 @@ class Bans:
         return last.until - now
 
     def refresh(self, now: float) -> int:
-        """End bans that are over or whose file was removed; return the frames dropped since the last call."""
+        """End the bans that are over or whose file was removed.
+
+        Return the number of frames that were dropped since the last call.
+        """
         before = self.ignored
         self._delete_old(now)
         self._update(now)
@@ -202,7 +210,7 @@ def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
 
 
 def _records(folder: Path) -> dict[str, Suspension]:
-    """Return all bans in the folder, also those that are over, because they make the next ban longer."""
+    """Return all bans in the folder, including bans that are over, because these make the next ban longer."""
     found = {}
     with contextlib.suppress(OSError):
         for path in (folder / BANNED).iterdir():
@@ -214,8 +222,8 @@ def _records(folder: Path) -> dict[str, Suspension]:
 def _record(path: Path) -> Suspension:
     """Read a ban from its file.
 
-    A file may hold no time, because an earlier version wrote it or the disk was full. Such a ban begins at
-    the time when the file was written.
+    The file may lack the time at which the ban began, because an earlier version wrote the file or the disk
+    was full. Then the ban begins at the time when the file was written.
     """
     written = path.stat().st_mtime
     try:

@@ -1,22 +1,22 @@
 """The vote on the class names of a run.
 
-If a device's classes have other names, or the same names in another order, its labels mean something else,
-so the device takes no part.
+The labels of a device are numbers, and the class names say what the numbers mean. A device takes no part if
+its class names, or the order of its class names, differ from those of the run.
 
-The settings decide the names. If the settings hold no names, the devices vote: at least two devices, and
-more than half of all devices that sent names, must agree. The votes are counted when a round begins, and
-from LISTEN_SECONDS after the first contradiction. So the first device, or a device that lies, cannot decide
-alone.
+The settings decide the names. If the settings hold no names, the devices vote: at least two devices, and more
+than half of all devices that sent names, must agree. The votes are counted when a round begins, and once
+LISTEN_SECONDS have passed since the first contradiction. So neither the first device nor a device that lies
+can decide alone.
 
 While all devices agree, no device waits, even if there is only one device. If they disagree, the devices
-whose names have enough votes take part, and the others wait. In a tie all devices wait, without a time
+whose names have enough votes take part, and the other devices wait. In a tie all devices wait, without a time
 limit. So no round mixes labels, no device trains alone because of its own names, and no device is refused
 because of the names of one other device.
 
 Fixed names stay fixed, also after restarts; only the settings can change them. The votes of devices are not
-stored. After a restart without fixed names, or with other names in the settings, the earlier devices take
-part only with each other until they have sent their names again. A device that is not enrolled any more has
-no vote.
+stored. After a restart without fixed names, or with other names in the settings, the devices of the earlier
+coordinator take part only with each other until they have sent their names again. A device that is not
+enrolled any more has no vote.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 
 log = logging.getLogger("protofleet.coordinator")
 
-LISTEN_SECONDS: Final = 30.0  # enough time for two hellos of each device
-LOG_SECONDS: Final = 3600.0  # between two log lines about waiting devices, after the first few
+# Seconds in which devices can vote; this is enough time for two hellos of each device.
+LISTEN_SECONDS: Final = 30.0
+# Seconds between two log lines about waiting devices; the first few lines are logged at once.
+LOG_SECONDS: Final = 3600.0
 LOG_BURST: Final = 5.0
 
 
@@ -47,14 +49,15 @@ class ClassNameVote:
         self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
         self.fixed, self.saved, self._known = known, known is not None, known
-        self._digests: dict[str, bytes] = {}  # device -> digest of its names, while nothing is fixed
-        self._hellos: dict[str, Hello] = {}  # device -> its hello with that digest
-        # Digest -> number of devices, in the order in which the digests were sent.
+        self._digests: dict[str, bytes] = {}  # Device -> digest of its names, as long as no names are fixed.
+        self._hellos: dict[str, Hello] = {}  # Device -> the hello in which it sent this digest.
+        # Digest -> number of devices that voted for it, in the order in which the digests were first sent.
         self._votes: dict[bytes, int] = {}
         self._names_of: dict[bytes, Names] = {}
         self._waiting: dict[str, Hello] = {}
         self._warned: set[str] = set()
-        self._last_accepted_digest = b""  # digest of the devices that take part
+        # Digest of the names of the devices that took part at the last check.
+        self._last_accepted_digest = b""
         self._has_listened = False
         self._log_limit = TokenBucket(1 / LOG_SECONDS, LOG_BURST)
         self.wake_at = float("inf")
@@ -65,30 +68,31 @@ class ClassNameVote:
     def is_open(self) -> bool:
         """Return whether devices still vote.
 
-        A hello to an earlier coordinator is no vote, because a broker may have kept it.
+        While they vote, a hello that was sent to an earlier coordinator is no vote, because a broker may have
+        kept it for a long time.
         """
         return self.fixed is None
 
     @property
     def is_as_saved(self) -> bool:
-        """Return whether the fixed names are those of the earlier coordinator.
+        """Return whether the fixed names are the names that the earlier coordinator had fixed.
 
-        Then all devices that the earlier coordinator admitted had sent these names.
+        Then all devices that the earlier coordinator admitted have these names.
         """
         return bool(self.fixed and self._known and self.fixed.digest == self._known.digest)
 
     @property
     def names(self) -> Names:
-        """Return the fixed names, which are sent to the devices; empty if no names are fixed.
+        """Return the fixed names; empty if no names are fixed.
 
-        A device leaves if its own names differ.
+        The names are sent to the devices, and a device leaves if its own names differ from them.
         """
         return self.fixed.names if self.fixed else ()
 
     def judge(self, hello: Hello, now: float) -> Problem | None:
-        """Count the vote of a hello; return why its device is refused, or None if it is not refused.
+        """Count the vote of a hello; return why its device is refused, or None if the device is not refused.
 
-        A device that is not refused may still have to wait.
+        A device that is not refused may have to wait. The method `waits` shows this.
         """
         self._waiting.pop(hello.device, None)
         if hello.names and len(hello.names) != self._classes:
@@ -111,7 +115,8 @@ class ClassNameVote:
     def left(self, device: str) -> None:
         """Remove a device that has left from the waiting devices.
 
-        Its vote still counts, because the device may have left after a refusal.
+        The vote of the device still counts, because the device may have left after a refusal and may be
+        right.
         """
         self._waiting.pop(device, None)
 
@@ -136,7 +141,7 @@ class ClassNameVote:
         return [self._waiting.pop(device) for device in free]
 
     def refused(self) -> dict[str, Problem]:
-        """Return why waiting devices are refused, by device, if their names differ from the fixed names."""
+        """Return the waiting devices whose names differ from the fixed names, with the reason for their refusal."""
         if not self.fixed:
             return {}
         fixed = self.fixed.digest
@@ -162,10 +167,10 @@ class ClassNameVote:
         )  # fmt: skip
 
     def wake(self, now: float) -> None:
-        """Withdraw the votes of devices that are no longer enrolled, and count votes when the listening time ends.
+        """Withdraw the votes of devices that are no longer enrolled; count the votes when the listening time ends.
 
-        A contradiction starts the listening time, in which more devices can vote. At its end the names are
-        fixed if enough devices agree.
+        The first contradiction between two devices starts the listening time, in which more devices can vote.
+        At the end of this time the names are fixed if enough devices agree.
         """
         if not self.fixed:
             for device in [device for device in self._digests if not self._enrolled(device)]:
@@ -183,9 +188,9 @@ class ClassNameVote:
         self.fixed = stated
 
     def hold(self, hello: Hello, now: float) -> None:
-        """Let a device wait until more devices vote or the settings decide.
+        """Let a device wait until enough devices have voted or the settings name the classes.
 
-        The device is refused once other names are fixed.
+        If other names than those of this device are fixed later, the device is refused.
         """
         self._waiting[hello.device] = hello
         if self.fixed:
@@ -226,10 +231,10 @@ class ClassNameVote:
             self._names_of.pop(before, None)
 
     def _accepted_digest(self) -> bytes:
-        """Return the digest of the devices that take part; b"" in a tie.
+        """Return the digest of the names with which devices may take part; b"" in a tie.
 
-        This is the fixed digest if names are fixed. Otherwise it is the only digest that was sent, or the
-        digest with enough votes to be fixed.
+        If names are fixed, this is their digest. Otherwise it is the only digest that was sent, or the digest
+        that has enough votes to be fixed.
         """
         if self.fixed:
             return self.fixed.digest
@@ -247,7 +252,7 @@ class ClassNameVote:
         return Problem(Reason.UNFIT, f"its classes have other names: {self._explain(digest, said)}")
 
     def _explain(self, digest: bytes, said: Names) -> str:
-        """Describe how the names differ from the names of the run, or in a tie from the names of another device."""
+        """Describe how these names differ from the names of the run, or in a tie from those of another device."""
         against = self._accepted_digest() or next((other for other in self._votes if other != digest), b"")
         who = "this run" if self._accepted_digest() else "another's"
         names = self.names or self._names_of.get(against, ())

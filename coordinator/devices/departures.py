@@ -1,8 +1,8 @@
-"""Byes of devices: detection of stale byes, and counts of the reasons.
+"""The byes of devices: stale byes are detected, and the reasons of byes are counted.
 
-A broker may keep a bye, even one from an earlier run, and deliver it after the device has come back. A
-device sends no hello while it believes that it takes part, so a stale bye would exclude the device for ten
-minutes.
+A broker may keep a bye, even a bye from an earlier run, and deliver it after the device has come back. Then
+the coordinator would remove the device, but the device would send no hello, because it believes that it takes
+part. So a stale bye would exclude the device for ten minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger("protofleet.coordinator")
 class Departures:
     def __init__(self) -> None:
         self._counted: Counter[DisconnectReason] = Counter()
-        # Device -> its boot, and the highest sequence number of a hello.
+        # Device -> its boot, and the highest sequence number of its hellos in this boot.
         self._hellos: dict[str, tuple[int, int]] = {}
 
     def __getitem__(self, reason: DisconnectReason) -> int:
@@ -28,7 +28,8 @@ class Departures:
     def hello_received(self, hello: Received, newest: int) -> None:
         """Note the sequence number of a hello; `newest` is the newest number of all messages of its device.
 
-        A device with new keys starts its numbers again, so a stored number above `newest` is outdated.
+        A device with new keys starts its sequence numbers again. So a stored number above `newest` is
+        outdated.
         """
         boot, number = self._hellos.get(hello.sender, (0, 0))
         counts = boot == hello.boot and number <= newest
@@ -37,7 +38,7 @@ class Departures:
     def is_stale(self, leave: Received, newest: int) -> bool:
         """Return whether the device has sent a hello after this bye.
 
-        A last will is never stale, because it has no sequence number of its own.
+        A last will has sequence number 0, so it is never stale.
         """
         boot, number = self._hellos.get(leave.sender, (0, 0))
         return boot == leave.boot and 0 < leave.sequence < number <= newest
@@ -45,7 +46,8 @@ class Departures:
     def left(self, device: str, reason: str, may_log: bool, run_is_over: bool = True) -> None:
         known = disconnect_reason_of(reason)
         if known is DisconnectReason.FINISHED and not run_is_over:
-            known = DisconnectReason.OTHER  # `finished` is only sent at the end of the run
+            # A device can use the reason `finished` only at the end of the run.
+            known = DisconnectReason.OTHER
         self._counted[known] += 1
         if may_log and known is not DisconnectReason.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")

@@ -1,9 +1,10 @@
-"""The assignment of devices' results to domains.
+"""The assignment of devices to domains, under which their results are reported.
 
-A device claims a domain for its data, and no one can check the claim. So a domain that `limits.domains`
-names belongs to the devices listed there, and any other domain belongs to the device that claimed it first.
-If a device claims a domain that belongs to others, its results are shown separately, as "street (board-7)".
-A device has one domain for a run, so there are at most as many domains as enrolled devices.
+A device claims a domain for its data, and no one can check the claim. If `limits.domains` names the domain,
+only the devices that are listed there belong to it. Any other domain belongs to the device that claimed it
+first. If a device claims a domain that belongs to other devices, its results are shown separately, as "street
+(board-7)". A device has one domain for the whole run, so there are at most as many domains as enrolled
+devices.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from fnmatch import fnmatchcase
 
 log = logging.getLogger("protofleet.coordinator")
 
-Shared = Mapping[str, Sequence[str]]  # domain -> names or patterns of the devices that may belong to it
+Shared = Mapping[str, Sequence[str]]  # Domain -> names or patterns of the devices that may belong to it.
 
 
 def assign_domain(device: str, claim: str, known: dict[str, str], shared: Shared) -> None:
-    """Store the domain of a device in `known`, which holds the domains of all devices that have taken part."""
+    """Assign a domain to a device, and store it in `known`, which holds the domains of all earlier devices."""
     claim, before = claim or device, known.get(device)
     known[device] = given = domain_of(device, claim, known, shared)
     if given not in (before, claim):
@@ -35,7 +36,8 @@ def domain_of(device: str, claim: str, known: Mapping[str, str], shared: Shared)
     if held is not None and (held not in shared or listed(device, held, shared)):
         return held
     taken = claim in shared or any(claim == other for name, other in known.items() if name != device)
-    if taken or claim.endswith(")"):  # otherwise a device could claim the shown name of another device
+    # A claim that ends with ")" could be the shown name of another device, such as "street (board-7)".
+    if taken or claim.endswith(")"):
         return f"{claim} ({device})"
     return claim
 

@@ -1,9 +1,9 @@
 """The handling of errors that concern one device: the device is paused, and the run goes on.
 
-An error concerns a device if it occurs while a message from the device, or to the device, is handled. The
-traceback is logged, the error is counted, and messages of the device are dropped for a while. This time
-doubles with each error. It ends by itself, so that an honest device gets another chance after an error of
-this program.
+An error concerns a device if it occurs while a message from the device, or a message to the device, is
+handled. The traceback is logged, the error is counted, and messages of the device are dropped for a while.
+The pause becomes twice as long with each error. It ends by itself, so that an honest device can take part
+again after an error of this program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ErrorBoundary:
     ) -> None:
         """Set up the boundary; `who` returns the name under which a device is paused.
 
-        All devices that are not enrolled share one name.
+        All devices that are not enrolled have the same name, so they are paused together.
         """
         self._bans, self._now, self._who = bans, now, who
         self._excluded: list[str] = []
@@ -36,7 +36,7 @@ class ErrorBoundary:
 
     @contextlib.contextmanager
     def around(self, device: str) -> Iterator[None]:
-        """Catch an error in the work for one device, and pause that device."""
+        """Catch an error in the work for one device, and pause the device after an error."""
         try:
             yield
         except (Rejected, RunMismatchError, *OURS):

@@ -1,9 +1,9 @@
 """The devices from which each `here` requests a hello.
 
-These devices have sent messages, are not in the roster, and have sent no bye. Such a device may believe
-that it takes part, although its last hello was lost, its connection seemed to be lost, or it was banned for
-a while. After a reply to its hello, a device need not repeat the hello. From then on the device is in the
-roster or is named in `here`.
+These devices have sent messages, are not in the roster, and have sent no bye. Such a device may believe that
+it takes part. Its last hello may have been lost, its connection may have seemed lost, or it may have been
+banned for a while. A device that has received a reply to its hello need not repeat the hello. So the
+coordinator must either have the device in the roster or name it in `here`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-REQUEST_SECONDS: Final = 600.0  # after this time the device has sent a hello by itself, or it will send none
+REQUEST_SECONDS: Final = 600.0  # Seconds; within this time a running device sends a hello by itself.
 
 
 class HelloRequests:
@@ -25,11 +25,11 @@ class HelloRequests:
         self._since[device] = now
 
     def discard(self, device: str) -> None:
-        """Remove a device that is in the roster, or that knows that it is not."""
+        """Remove a device that has joined the roster, or that knows that it does not take part."""
         self._since.pop(device, None)
 
     def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:
-        """Return up to `most` devices that are not ignored, the newest first."""
+        """Return up to `most` devices that are not ignored, the last added first."""
         self._since = {
             device: now if device in ignored else since
             for device, since in self._since.items()

@@ -1,13 +1,14 @@
-"""Last wills of devices: a will makes its device suspect for a while, but does not remove the device.
+"""The last wills of devices: a will makes its device suspect for a while, but does not remove the device.
 
-A device signs its will in advance, so a hostile broker could publish the will at any time and keep the
-device out of every round. Therefore a suspect device keeps its place in the roster and receives a welcome,
-to which a connected device replies. If no new message of the device arrives within `grace_seconds`, the
-device has left.
+A device signs its will in advance, so a hostile broker could publish the will at any time and keep the device
+out of every round. Therefore a suspect device keeps its place in the roster. The coordinator sends it a
+welcome, and a connected device replies to the welcome. If no new message of the device arrives within
+`seconds`, the device has left.
 
-If a new message arrives, there are two cases. Either the device was connected all the time, and its will
-was false. Or the device has come back. Then its boot number is higher, or the birth message of its new
-connection arrives within BIRTH_SECONDS, because other messages may overtake a birth message.
+If a new message arrives, there are two cases. In the first case, the device was connected all the time, and
+its will was false. In the second case, the device has come back. Then its boot number is higher, or the birth
+message of its new connection arrives within BIRTH_SECONDS. A birth message may arrive a little after other
+messages of the same connection.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ OUTCOMES: Final = {
     REFUTED: "it was there all the time",
 }
 
-BIRTH_SECONDS: Final = 2.0  # how long after other messages of a connection its birth message may arrive
+# Seconds by which a birth message may arrive after other messages of its connection.
+BIRTH_SECONDS: Final = 2.0
 
-Mark = tuple[int, int]  # boot and newest sequence number of a device's messages
+Mark = tuple[int, int]  # Boot number of a device, and the newest sequence number of its messages.
 
 
 @dataclass
 class LastWills:
-    seconds: float  # time without a message after which a suspect device has left
+    seconds: float  # Seconds without a message after which a suspect device has left.
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # (device, outcome) -> number of wills
-    # Suspect devices -> since when they are suspect, and their newest message at that time.
+    # Suspect device -> time since which it is suspect, and the mark of its newest message at that time.
     _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)
-    # Suspect device -> when it sent a message again.
+    # Device that was suspect -> time at which it sent a message again; its birth message may still arrive.
     _awaiting_birth: dict[str, float] = field(default_factory=dict)
-    _refuted: list[str] = field(default_factory=list)  # devices whose wills were false, not reported yet
+    # Devices whose wills were false and that `take_refuted` has not returned yet.
+    _refuted: list[str] = field(default_factory=list)
 
     @property
     def wake_at(self) -> float:
@@ -54,10 +57,11 @@ class LastWills:
         return len(self._suspects)
 
     def received(self, device: str, heard: Mark, now: float) -> bool:
-        """Note a will and return whether its device becomes suspect; return False if it already was."""
+        """Note a will; return whether its device becomes suspect now, or False if it was suspect already."""
         if device in self._suspects:
             return False
-        if device in self._awaiting_birth:  # its second will, without a birth message in between
+        # The device sent messages after its first will, but no birth message. So the first will was false.
+        if device in self._awaiting_birth:
             self._refute(device)
         self._suspects[device] = (now, heard)
         return True
@@ -74,7 +78,7 @@ class LastWills:
             self._awaiting_birth[device] = now
 
     def take_refuted(self, now: float) -> list[str]:
-        """Return the devices whose wills were false: they sent messages again, but no birth message."""
+        """Return the devices whose wills were false: they sent messages after the will, but no birth message."""
         found = [device for device, since in self._awaiting_birth.items() if now >= since + BIRTH_SECONDS]
         for device in found:
             self._refute(device)
@@ -87,7 +91,10 @@ class LastWills:
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Note the outcome of a will; return since when its device was suspect, or None if it was not suspect."""
+        """Note the outcome of a will; return since when its device was suspect.
+
+        Return None if the device was not suspect.
+        """
         if self._awaiting_birth.pop(device, None) is not None:
             self.counted[device, outcome] += 1
         if (suspect := self._suspects.pop(device, None)) is None:
@@ -96,7 +103,7 @@ class LastWills:
         return suspect[0]
 
     def timed_out(self, now: float) -> dict[str, float]:
-        """Return the suspect devices that sent nothing for too long, and since when they were suspect."""
+        """Return the suspect devices that sent nothing for too long, with the time since which they were suspect."""
         gone = {device: since for device, (since, _) in self._suspects.items() if now >= since + self.seconds}
         for device in gone:
             self.resolve(device, LEFT)

@@ -1,8 +1,8 @@
 """The limits of what a device may claim.
 
-Each number that a device sends has a bound here or in the wants of its method. No one can check how many
-samples a device has. So claims have bounds and must agree with each other: an update may state no more
-examples than the hello of its device, and the same is true for the counts in the update.
+Each number that a device sends has a limit, either here or in the arrays that its method requests. No one can
+check how many samples a device has. So the claims must also agree with each other: an update may state no
+more examples than the hello of its device, and the same is true for the counts in the update.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.wire.messages import Hello, Update
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-MAX_DOMAIN: Final = 64  # letters; a domain appears in reports and labels
+# Most letters of a domain, because domains appear in reports and in labels of metrics.
+MAX_DOMAIN: Final = 64
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
-MAX_MEASURED: Final = 1e12  # largest loss, duration or number of samples in a metric
+MAX_MEASURED: Final = 1e12  # Largest loss, duration or number of samples in a metric.
 
 
 Examples = Annotated[int, Within(1, 1 << 40)]
@@ -34,7 +35,7 @@ Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 
 @dataclass(frozen=True)
 class CoordinatorLimits:
-    """The [limits] table: what one device may claim, and how much of the disk answers may take."""
+    """The [limits] table: what one device may claim, and how much of the disk updates may use."""
 
     examples: Examples = 1_000_000
     """Largest number of examples that a device may state, which are its weight in FedAvg and limit what it
@@ -77,9 +78,9 @@ def is_domain(name: str) -> bool:
 def hello_problem(
     hello: Hello, plan: Plan, limits: CoordinatorLimits, uses: Mapping[str, str] = {}
 ) -> Problem | None:
-    """Return why a device cannot take part, or None.
+    """Return why a device cannot take part, or None if it can.
 
-    `uses` holds the forms of messages that this run needs, and why it needs them.
+    `uses` maps each form of messages that this run needs to the reason why the run needs it.
     """
     low, high = hello.protocol
     words = None
@@ -105,7 +106,7 @@ def hello_problem(
 
 
 def update_problem(update: Update, member: Member) -> Problem | None:
-    """Return what is wrong with the scalars of an update, or None."""
+    """Return what is wrong with the scalars of an update, or None if nothing is wrong."""
     if update.examples > member.examples:
         return Problem(
             Reason.BAD_CLAIM,
@@ -115,10 +116,10 @@ def update_problem(update: Update, member: Member) -> Problem | None:
 
 
 def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
-    """Return what is wrong with the metrics of an update, or None.
+    """Return what is wrong with the metrics of an update, or None if nothing is wrong.
 
-    A device whose model has diverged sends NaN or a huge loss. That is no lie, so it is no problem here.
-    Such values are left out of every mean (see `measured`).
+    A device whose model has diverged sends NaN or a huge loss. Such a value is no false claim, so it is
+    allowed here. It is left out of every mean (see `measured`).
     """
     for name, value in metrics.items():
         most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED

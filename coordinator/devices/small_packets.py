@@ -1,9 +1,10 @@
-"""Brokers whose packet limit is below the size of a manifest.
+"""The handling of brokers whose packet limit is below the size of a manifest.
 
-With such a broker the manifest is sent as an object, which devices of older versions cannot read. These
-devices are refused for good, so one CONNACK with a small limit is not enough: the coordinator connects
-again first. If the limit stays, and the other devices are enough for a quorum, the run goes on without the
-older devices. So one older device cannot prevent a run with this broker.
+With such a broker the manifest is sent as an object, and devices of older versions cannot read this form.
+These devices would be refused for the rest of the run. So one CONNACK with a small limit does not decide: the
+coordinator connects again and waits for LASTS_SECONDS. If the limit stays, and the other devices are enough
+for a quorum, the run goes on without the older devices. So one older device cannot prevent a run with this
+broker.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ LASTS_SECONDS: Final = 60.0
 class SmallPackets:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        self._since = float("inf")  # since when no broker could be used
+        # Time since which every broker was refused, because its packets are too small.
+        self._since = float("inf")
 
     def manifests_may_be_objects(
         self, present: Collection[str], can: Mapping[str, Collection[str]], now: float
     ) -> bool:
         """Return whether a manifest may be sent as an object from now on.
 
-        Absent devices that cannot read such a manifest do not count. Absent devices that can read it do
-        count, because without a connection it is unknown which devices have come back.
+        Absent devices that cannot read such a manifest are not considered. Absent devices that can read it
+        count towards the quorum, because without a connection it is unknown which devices have come back.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

@@ -1,4 +1,4 @@
-"""Devices to which the open task could not be sent; the log must not call them silent."""
+"""The devices to which the open task could not be sent, so that the log does not call them silent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class Undelivered:
         self._devices: set[str] = set()
 
     def sent(self, device: str, connected: bool) -> None:
-        """Note that a task was sent to a device; without a connection, the task is lost."""
+        """Note that a task was sent to a device; a task that is sent without a connection is lost."""
         self._devices.discard(device) if connected else self._devices.add(device)
 
     def denied(self, devices: Collection[str]) -> None:
-        """Note that the broker refused the message to these devices."""
+        """Note that the broker refused the task for these devices."""
         self._devices.update(devices)
 
     def describe(self, missing: Collection[str], connected: bool) -> str:
-        """Describe why the updates of these devices are missing."""
+        """Return the part of a log line that gives the reason why the updates of these devices are missing."""
         if missing and not connected:
             return "; there is no connection to the broker"
         undelivered = self._devices & set(missing)
