@@ -1,4 +1,4 @@
-"""Decide whether an offered update is fetched, and reserve its space on the disk.
+"""The gate: it decides whether an offered update is fetched, and reserves space for it on the disk.
 
 May import: coordinator.devices, coordinator.round, coordinator.spool, methods.contract, protocol.*.
 """

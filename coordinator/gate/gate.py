@@ -24,7 +24,7 @@ from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
 
 
 class Transfers(Protocol):
-    """The updates that the link is fetching."""
+    """The updates that the link is fetching at the moment."""
 
     def is_silent(self, device: str) -> bool: ...
 
@@ -33,7 +33,7 @@ class Transfers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """The decision to fetch an update; its space is reserved."""
+    """The decision to fetch an update, whose space on the disk is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class RefuseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """The decision to drop an update because another update for the same task is accepted already."""
+    """The decision to drop an update, because another update of the device for the same task is accepted already."""
 
     problem: Problem
 
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """The decision about an update whose task is not open, or for whose task an update is accepted already."""
+    """The decision not to fetch an update, because its task is not open or the same update is accepted already."""
 
 
 Decision: TypeAlias = FetchAnswer | RefuseAnswer | Contradiction | NotAsked
@@ -67,12 +67,13 @@ class Gate:
         """
         self.limits, self._machine, self._spool = limits, machine, spool
         self._members, self._transfers, self._unwritten = members, transfers, unwritten
-        self._max_size = 0  # bytes, the largest update for the open task
+        self._max_size = 0  # Largest size in bytes of an update for the open task.
         self._cohort_size = 1
-        self._stored = 0  # bytes of updates on the disk when the task was opened
+        self._stored = 0  # Bytes that updates took on the disk when the task was opened.
         self._reserved = Reservations()
-        self._turned_away: set[str] = set()  # devices whose updates found no space on the disk
-        self._refused: dict[str, Problem] = {}  # device whose update can never be used -> why
+        self._turned_away: set[str] = set()  # Devices whose updates found no space on the disk.
+        # Device whose update for the open task can never be used -> the reason.
+        self._refused: dict[str, Problem] = {}
 
     def open(self, ask: Ask, cohort: int) -> None:
         self._max_size = min(most_bytes(ask.wants), self.limits.answer_bytes)
@@ -81,7 +82,7 @@ class Gate:
         self._stored = self._spool.bytes_of_answers()
 
     def is_expected(self, update: Update) -> bool:
-        """Return whether the update is for the open task, and no update of its device for it is accepted yet."""
+        """Return whether the update is for the open task, and its device has no accepted update for this task yet."""
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
         return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
@@ -89,7 +90,8 @@ class Gate:
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
         """Decide whether to fetch an update.
 
-        Raise NoRoom or Rejected if the device can offer the update again later.
+        Raise NoRoom or Rejected if there is no decision now. Then the device can offer the update again
+        later.
         """
         if self.is_expected(update):
             self._spool.check_claim()
@@ -105,7 +107,7 @@ class Gate:
         return NotAsked()
 
     def completed(self, device: str) -> None:
-        """Note that an update is fetched: from now on it keeps its space."""
+        """Note that an update is completely fetched, so its space stays reserved."""
         self._reserved.completed(device)
 
     def refused(self, device: str, problem: Problem) -> None:
@@ -115,15 +117,16 @@ class Gate:
 
     def _problem_with(self, update: Update, size: int) -> Problem | None:
         if refused := self._refused.get(update.device):
-            return refused  # a device can send only one update for each task
+            # A device has only one update for each task, so a new offer does not change the verdict.
+            return refused
         if size > self._max_size:
             return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._max_size} were asked for")
         return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:
-        """Reserve space for an update, and drop offers of other devices for it if necessary.
+        """Reserve space for an update; drop offers of other devices if the space is not enough.
 
-        If there is no space, the frame is rejected and the device offers its update again later.
+        If dropping offers does not help, the frame is rejected and the device offers its update again later.
         """
         if self._lacking(device, size) > 0:
             self._spool.free_space()
@@ -141,28 +144,28 @@ class Gate:
         self._turned_away.discard(device)
 
     def _unfinished(self, device: str) -> dict[str, int]:
-        """Return the bytes reserved for incomplete updates of other devices."""
+        """Return the bytes that are reserved for incomplete updates of other devices, by device."""
         return {d: n for d, n in self._reserved.unfinished.items() if d != device}
 
     def _lacking(self, device: str, size: int) -> int:
-        """Return how many bytes of space are missing for an update, on the disk or within limits.spool_bytes.
+        """Return how many bytes of space are missing for an update; 0 or less if the space is enough.
 
-        Return 0 or less if the space is enough.
+        Space is limited by the free bytes of the disk and by limits.spool_bytes.
         """
         within_limit = self._within_limit(device)
         if min(within_limit, self._room - self._reserved.unfinished_beside(device)) >= size:
-            return 0  # this avoids reading the received bytes of each update
+            return 0  # This shortcut avoids a look at the disk for the received bytes of each update.
         return size - min(within_limit, self._free(device))
 
     def _within_limit(self, device: str) -> int:
-        """Return the bytes that limits.spool_bytes leaves for the update."""
+        """Return the bytes that limits.spool_bytes leaves for the update of this device."""
         return self.limits.spool_bytes - self._stored - self._reserved.beside(device)
 
     def _free(self, device: str) -> int:
-        """Return the bytes that the disk has for the update.
+        """Return the bytes that the disk has for the update of this device.
 
-        Bytes that are reserved for other updates do not count. Bytes of this update that are already
-        received do count.
+        Bytes that are reserved for other updates are subtracted. The bytes of this update that were already
+        received are added, because their space is taken already.
         """
         others = self._unfinished(device)
         received = {d: self._spool.bytes_of_unfinished(d) for d in (*others, device)}
@@ -176,7 +179,7 @@ class Gate:
 
     @property
     def _share(self) -> int:
-        """Return the bytes for each device of the cohort if all updates get the same space."""
+        """Return the bytes that each device of the cohort gets if all updates get the same space."""
         received = sum(self._spool.bytes_of_unfinished(d) for d in self._reserved.unfinished)
         on_disk = self._room + received + self._reserved.complete
         return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort_size
@@ -188,6 +191,7 @@ class Gate:
             return Rejected(Reason.NO_ROOM, message)
         message = f"{size} bytes of {device} are offered, {max(0, self._free(device))} are free"
         self._turned_away.add(device)
-        if len(self._turned_away) < min(2, self._cohort_size):  # one offer alone is no sign of a full disk
+        # If only one offer finds no space, the offer may be the problem, so the disk is not reported as full.
+        if len(self._turned_away) < min(2, self._cohort_size):
             return Rejected(Reason.NO_ROOM, message)
         return NoRoom(message)

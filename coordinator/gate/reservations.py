@@ -1,6 +1,6 @@
 """The bytes of the disk that are reserved for updates.
 
-Each check of an update needs the sum of the other reservations, so the sums are stored.
+Each check of an update needs the sum of all other reservations, so the sums are kept up to date here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 class Reservations:
     def __init__(self) -> None:
-        self._unfinished: dict[str, int] = {}  # bytes by device
+        self._unfinished: dict[str, int] = {}  # Device -> bytes of its incomplete update.
         self._complete: dict[str, int] = {}
         self._unfinished_bytes = self._complete_bytes = 0
 
@@ -22,7 +22,7 @@ class Reservations:
             self.completed(device)
 
     def completed(self, device: str) -> None:
-        """Note that the device's update is on the disk."""
+        """Note that the update of this device is complete on the disk."""
         if (size := self._unfinished.pop(device, None)) is not None:
             self._unfinished_bytes -= size
             self._complete[device], self._complete_bytes = size, self._complete_bytes + size
@@ -40,14 +40,14 @@ class Reservations:
         return self._complete_bytes
 
     def beside(self, device: str) -> int:
-        """Return the bytes reserved for all other devices."""
+        """Return the bytes that are reserved for all other devices."""
         return self.total - self._unfinished.get(device, 0) - self._complete.get(device, 0)
 
     def unfinished_beside(self, device: str) -> int:
-        """Return the bytes reserved for incomplete updates of all other devices."""
+        """Return the bytes that are reserved for incomplete updates of all other devices."""
         return self._unfinished_bytes - self._unfinished.get(device, 0)
 
     @property
     def unfinished(self) -> Mapping[str, int]:
-        """Return the bytes of incomplete updates by device."""
+        """Return the bytes that are reserved for incomplete updates, by device."""
         return self._unfinished

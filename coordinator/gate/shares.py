@@ -1,9 +1,12 @@
 """The choice of the offers to drop when space for updates is short.
 
-Space is reserved when an update is offered, so that fetched updates never fill the disk. But no offer may
-prevent the update of another device. If a device sends nothing after its offer, its offer can be dropped in
-favour of any other offer. An offer above the share of its device can be dropped in favour of a smaller
-offer. A complete update is never dropped. So a device that offers no more than its share always gets space.
+Space is reserved when an update is offered, so fetched updates never fill the disk. But no offer may prevent
+the update of another device:
+- If a device sends nothing after its offer, its offer can be dropped for any other offer.
+- An offer above the share of its device can be dropped for a smaller offer.
+- A complete update is never dropped.
+
+So a device that offers no more than its share always gets space.
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An update that is not complete yet."""
+    """An offered update that is not complete yet."""
 
     size: int
-    silent: bool  # no bytes arrive although they were requested, or the device has left
+    silent: bool  # True if requested bytes do not arrive, or if the device has left.
 
 
 def offers_to_drop(size: int, lacking: int, share: int, offers: Mapping[str, Offer]) -> list[str]:
     """Return the devices whose offers must be dropped to free `lacking` bytes for an offer of this size.
 
-    Return an empty list if dropping all possible offers would not be enough.
+    Return an empty list if all droppable offers together would not be enough.
     """
     droppable = [device for device, offer in offers.items() if offer.silent or offer.size > max(share, size)]
     droppable.sort(key=lambda device: (not offers[device].silent, -offers[device].size, device))
