@@ -1,4 +1,4 @@
-"""Models of a run that are kept in addition to the files of a replay.
+"""The models of a run that are kept in addition to the files that a replay needs.
 
 May import: coordinator.observe, coordinator.spool, protocol.storage, protocol.wire.
 """

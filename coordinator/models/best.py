@@ -1,9 +1,9 @@
-"""The store of the best global model by validation; the spool keeps the newest model.
+"""The store of the global model with the best validation accuracy; the spool keeps the newest model.
 
-The validation accuracy in a record belongs to the model with which the round began. When the round ends,
-the spool still has a snapshot of that model, so the snapshot only gets a second name here. Only models that
-all present devices have measured can be chosen. The choice follows the same rule as in the summary
-(`coordinator/models/choice.py`).
+The validation accuracy in a record belongs to the model with which the round began. When the round ends, the
+spool still has a snapshot of that model. So the model is not written again: the snapshot gets a second name
+in the folder of this store. Only a model that all present devices have measured can be chosen. The choice
+follows the same rule as in the summary (`coordinator/models/choice.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GLOBAL: Final = "global"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The stored model, which is the state at the start of `round`."""
+    """The stored model, which is the state of the server half at the start of `round`."""
 
     round: int
     object: bytes
@@ -39,15 +39,15 @@ class BestModel:
     """A sink of the journal that stores the best model, for methods whose paper reports the global model."""
 
     def __init__(self, spool: Spool, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the choice of earlier processes; `lines` are the lines of the rounds that are over."""
+        """Restore the choice of earlier processes; `lines` are the lines of rounds.jsonl so far."""
         self._spool, self._folder = spool, best_folder(spool.folder)
-        self._noted: set[int] = set()  # rounds that were judged
+        self._noted: set[int] = set()  # Rounds whose accuracy was compared already.
         self._chosen: tuple[int, Validation] | None = None
         for line in lines:
             if measured_by_all(line, GLOBAL):
                 self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
         self._kept = read_best(spool.folder)
-        self._unwritten = 0  # round of a chosen model that did not fit on the disk; 0: none
+        self._unwritten = 0  # Round of a chosen model that did not fit on the disk; 0 if there is none.
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         """Try again to store a model that did not fit on the disk before."""
@@ -63,7 +63,7 @@ class BestModel:
             self._keep(record.round)
 
     def _note(self, number: int, by_domain: ByView, by_device: ByView) -> None:
-        """Note the first line of a round; a repeated round is not judged again, as in rounds.jsonl."""
+        """Compare the model of a round with the best model so far; a repeated round is not compared again."""
         if number in self._noted or not by_domain.get(GLOBAL):
             return
         self._noted.add(number)

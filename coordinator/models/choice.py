@@ -1,13 +1,13 @@
-"""The choice of the best point of a run by its validation accuracy.
+"""The choice of the best point of a run by its validation accuracy; a point is one measurement of a model.
 
-If the accuracy of each device is known, a later point is compared with the best point so far. For each
-device that was measured at both points, the change of its accuracy is computed. The later point is better
-if the median of these changes is above 0. For an even number of devices, the median is the mean of the two
-middle values. While fewer than half of the devices lie, the median lies between values of honest devices,
-so one device of four cannot decide.
+If the accuracy of each device is known, a later point is compared with the best point so far. For each device
+that was measured at both points, the change of its accuracy is computed. The later point is better if the
+median of these changes is above 0. For an even number of devices, the median is the mean of the two middle
+values. While fewer than half of the devices lie, the median lies between values of honest devices, so one
+device of four cannot decide.
 
-If the accuracy of each device is not known (`policy.weight_cap = 0`, or an earlier version), the mean over
-domains decides.
+If the accuracy of each device is not known (`policy.weight_cap = 0`, or lines of an earlier version), the
+mean over domains decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The validation accuracy of one point, by domain and, if it is known, by device."""
+    """The validation accuracy of one point by domain and, if the accuracy of each device is known, by device."""
 
     domains: Values
     devices: Values = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Validation:
 
 
 def best_point(points: Sequence[Validation]) -> int:
-    """Return the index of the best point; the first one if several are equal."""
+    """Return the index of the best point; if several points are equally good, the first of them."""
     best = 0
     for i, point in enumerate(points):
         if point.is_better_than(points[best]):

@@ -1,4 +1,4 @@
-"""Reading of the global model from the folder of a coordinator that may be running.
+"""The reading of a global model from the folder of a coordinator, which may be running.
 
 Nothing in the folder is changed, even if files are damaged.
 """
@@ -26,7 +26,7 @@ SPOOL: Final = "spool.sqlite"
 class SavedRun:
     """A run in the folder of a coordinator.
 
-    `round` is the round that begins with the newest state; 0 if there is no state.
+    `round` is the round that begins with the newest state, or 0 if the folder holds no state.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class SavedRun:
         return read_state(self.folder / "snapshots", self.object)
 
     def best(self) -> tuple[int, Body] | None:
-        """Return the round that began with the best model, and the model; None if no model is stored."""
+        """Return the round that began with the best model, and this model; None if no best model is stored."""
         if (kept := read_best(self.folder)) is None:
             return None
         return kept.round, read_state(best_folder(self.folder), kept.object.hex())
@@ -79,9 +79,10 @@ def read_state(folder: Path, name: str) -> Body:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Open the database only for reading, also in a folder that cannot be written to.
+    """Open the database only for reading, also if the folder is write-protected.
 
-    In such a folder SQLite cannot create the shared-memory file of its log.
+    In a write-protected folder SQLite cannot create the shared-memory file of its log. So the database is
+    then opened as a file that no process changes.
     """
     where = f"{path.absolute().as_uri()}?mode=ro"
     db = sqlite3.connect(where, uri=True)
@@ -94,7 +95,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
-    """Return the first row without its seal; raise DamagedError if the seal is wrong."""
+    """Return the first row without its checksum; raise DamagedError if the checksum is wrong."""
     row = db.execute(query).fetchone()
     if row is None:
         return None
@@ -108,7 +109,7 @@ def _named(db: sqlite3.Connection) -> tuple[str, ...]:
     try:
         row = _row(db, "named", "SELECT * FROM named")
         return tuple(names_in(row[2])) if row else ()
-    except sqlite3.OperationalError:  # an earlier version stored no names
+    except sqlite3.OperationalError:  # The run was begun by an earlier version, which stored no class names.
         return ()
     except json.JSONDecodeError:
         return ()
