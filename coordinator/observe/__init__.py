@@ -1,4 +1,4 @@
-"""Observers of a run, which decide nothing: journal, rounds.jsonl, summary, metrics.
+"""The observers of a run, which make no decision: journal, rounds.jsonl, summary, metrics.
 
 May import: coordinator.*, methods.contract, methods.parts, methods.served, protocol.*, runtime.*.
 """

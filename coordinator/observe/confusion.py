@@ -1,7 +1,8 @@
-"""Confusion matrices by domain, from the counts of devices at the last evaluation.
+"""Confusion matrices by domain, from the counts that devices send with the last evaluation.
 
-A device that contradicts itself is ignored. The sum of its matrix must equal its number of test samples,
-and the share of correct predictions must equal its accuracy. No one can check more than that.
+The counts of a device are ignored if they contradict the metrics of the same device. The sum of its matrix
+must equal its number of test samples, and the share of correct predictions must equal its accuracy. No one
+can check more than that.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from torch import Tensor
 from protofleet.coordinator.observe.measured import SAMPLES
 from protofleet.methods.contract.confusion import CONFUSION
 
-Matrix: TypeAlias = list[list[int]]  # class -> predicted class -> count
+Matrix: TypeAlias = list[list[int]]  # matrix[class][predicted class] is a number of samples.
 
-# Most numbers in all matrices of a record; if there are more, all domains are added up.
+# Most numbers in all matrices of a record. If there are more, the record has only one matrix, the sum over
+# all domains.
 MOST_NUMBERS: Final = 200_000
 ALL: Final = "all domains"
-ROUNDING: Final = 1e-6  # largest error of an accuracy that was sent as float32
+# Largest difference between an accuracy and the same accuracy that was sent as float32.
+ROUNDING: Final = 1e-6
 
 
 def confusion_by_domain(
@@ -32,8 +35,8 @@ def confusion_by_domain(
 ) -> dict[str, Matrix]:
     """Sum up the matrices by domain, in a fixed order of the domains.
 
-    `counted` holds the name, the arrays and the metrics of each device; `view` is the model whose accuracy
-    the metrics hold. The matrix of a device with more than `most` samples is scaled down to `most`.
+    `counted` holds the name, the arrays and the metrics of each device. `view` is the model whose accuracy is
+    compared with the matrix of a device. A matrix with more than `most` samples is scaled down to `most`.
     """
     sums: dict[str, Tensor] = {}
     for device, arrays, metrics in counted:

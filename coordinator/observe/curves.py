@@ -17,19 +17,22 @@ ByDomain = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of one view after some rounds of training, with the number of devices that measured it."""
+    """The result of one view after a number of training rounds, with the number of devices that measured it."""
 
-    rounds: int  # rounds of training
-    line: int  # index in the lines
-    table: Mapping[str, Any]  # the line, or the evaluation at the beginning of its round
+    rounds: int  # Number of training rounds before the measurement.
+    line: int  # Index of the line of rounds.jsonl that holds the result.
+    # The line that holds the result, or the part of the line about the evaluation at the beginning of the
+    # round.
+    table: Mapping[str, Any]
     view: str
-    devices: int  # devices that measured it
-    present: int  # devices that were present; the same as `devices` if an earlier version did not write it
-    by_all: bool  # all present devices were asked
-    in_round: bool  # measured after the training of a round or at its beginning, and not by an evaluation
+    devices: int  # Number of devices that measured the view.
+    # Number of devices that were present; equal to `devices` if an earlier version wrote the line.
+    present: int
+    by_all: bool  # True if all present devices were asked to measure.
+    in_round: bool  # True if the view was measured in the tasks of a round, and not in an evaluation.
 
     def of(self, measure: str) -> ByDomain:
-        """Return the values by domain of "accuracy", "validation" or "loss"."""
+        """Return the values by domain; `measure` is "accuracy", "validation" or "loss"."""
         found: ByDomain = self.table.get(measure, {}).get(self.view, {})
         return found
 
@@ -51,9 +54,9 @@ def views(lines: Lines) -> list[str]:
 def measurements(lines: Lines, view: str) -> list[Measurement]:
     """Return the measurements of one view in a run, in the order in which they were made.
 
-    A global model is measured at the beginning of a round, so the line of a round holds the result of
-    the rounds before it. A personal model is measured after the training of its round. The last evaluation
-    is no round of training.
+    A global model is measured at the beginning of a round, so the line of a round holds the result of the
+    previous rounds. A personal model is measured after the training of its round. The last evaluation does
+    not count as a round of training.
     """
     done, most = rounds_done(lines), most_asked(lines)
     found = []
@@ -73,16 +76,16 @@ def measurements(lines: Lines, view: str) -> list[Measurement]:
 
 
 def curve(lines: Lines, view: str, measure: str) -> list[ByDomain]:
-    """Return the values by domain of each line that has the view, in order."""
+    """Return the values by domain of each line that has this view, in the order of the lines."""
     return [line[measure][view] for line in lines if line[measure].get(view)]
 
 
 def measured_by_all(line: Line, view: str, most: int = 0) -> bool:
     """Return whether all present devices were asked to measure this view in a line.
 
-    Some of them may have sent no update. Earlier versions did not write which devices were present. For
-    their lines, the number of asked devices is compared with `most`, the largest number of devices that
-    were asked in any line. If `most` is 0, all devices count as asked.
+    Some of them may have sent no update. Earlier versions did not write how many devices were present. For a
+    line of an earlier version, the number of asked devices is compared with `most`, the largest number of
+    devices that were asked in any line. If `most` is 0, the answer for such a line is True.
     """
     if who := line.get("measured", {}).get(view):
         return is_of_all(who)
@@ -96,7 +99,7 @@ def devices_and_present(line: Line, view: str, most: int) -> tuple[int, int]:
 
 
 def asked_in(line: Line) -> int:
-    """Return the number of devices that were asked in the phases of a round."""
+    """Return the number of devices that were asked in any phase of a round."""
     return len({device for phase in line.get("phases", ()) for device in phase.get("asked", ())})
 
 
@@ -104,17 +107,17 @@ def most_asked(lines: Iterable[Line]) -> int:
     """Return the largest number of devices that were asked in one line.
 
     The last evaluation asks all present devices, so this number is at least the number of devices that were
-    present then.
+    present at the end of the run.
     """
     return max(map(asked_in, lines), default=0)
 
 
 def measured(lines: Lines, view: str) -> dict[str, Any]:
-    """Return the results of one view.
+    """Return the results of one view: its first, last and best values.
 
     `pooled` is the number of correct predictions of all devices, divided by the number of all test samples.
-    The start is left out if only a sampled cohort measured it, because its mean would be over other domains
-    than the last mean.
+    `start` is left empty if only a sampled cohort measured the first value. The mean of a cohort is over
+    other domains than the mean of all devices, so the two must not be compared.
     """
     points = measurements(lines, view)
     start = points[0].of("accuracy") if points and points[0].by_all else {}
@@ -130,20 +133,24 @@ def measured(lines: Lines, view: str) -> dict[str, Any]:
 def rounds_done(lines: Lines) -> int:
     """Return the number of training rounds that have ended.
 
-    This is the highest round number in the lines, because single lines may be lost.
+    This is the highest round number in the lines, and not the number of lines, because some lines may be
+    lost.
     """
     return max((line["round"] for line in lines if line.get("kind") != "evaluation"), default=0)
 
 
 def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
-    """Add the unweighted mean over domains, as the papers report it."""
+    """Add the unweighted mean over domains, which is the value that the papers report."""
     if not by_domain:
         return {}
     return {**by_domain, "mean": sum(by_domain.values()) / len(by_domain)}
 
 
 def best(points: Sequence[Measurement]) -> dict[str, Any]:
-    """Choose the best point by validation, never by test, among the measurements of all present devices."""
+    """Choose the best measurement by its validation accuracy, never by its test accuracy.
+
+    Only measurements by all present devices are considered.
+    """
     judged = [
         (place, point.judged) for place, point in enumerate(points) if point.by_all and point.of("validation")
     ]

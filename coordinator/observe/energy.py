@@ -11,14 +11,14 @@ from typing import Any
 from protofleet.coordinator.observe.measured import JOULES
 from protofleet.coordinator.observe.record import ByDevice
 
-Energy = dict[str, float]  # "train" and "send" -> joules
+Energy = dict[str, float]  # "train" or "send" -> joules.
 
 
 class RoundEnergy:
-    """The joules of one round; in each phase the last update of a device counts, because a replay repeats it."""
+    """The energy of one round. In each phase only the last update of a device counts, because a replay repeats it."""
 
     def __init__(self) -> None:
-        self._said: dict[str, dict[str, Energy]] = {}  # device -> phase of the round -> joules
+        self._said: dict[str, dict[str, Energy]] = {}  # Device -> phase of the round -> joules.
 
     def note(self, device: str, phase: str, metrics: Mapping[str, float]) -> None:
         if said := {what: metrics[name] for what, name in JOULES.items() if name in metrics}:
@@ -29,7 +29,7 @@ class RoundEnergy:
 
 
 def total(parts: Iterable[Mapping[str, float]]) -> Energy:
-    """Return the sum of joules, rounded to the precision of a sensor."""
+    """Return the sum of the energies, rounded to the precision of a sensor."""
     found: Energy = {}
     for part in parts:
         for what, joules in part.items():
@@ -38,5 +38,5 @@ def total(parts: Iterable[Mapping[str, float]]) -> Energy:
 
 
 def total_energy(lines: Sequence[Mapping[str, Any]]) -> Energy:
-    """Return the joules of all devices in all rounds; empty if no device measured any."""
+    """Return the energy of all devices in all rounds; empty if no device measured its energy."""
     return total(one for line in lines for one in line.get("energy", {}).values())

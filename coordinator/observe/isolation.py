@@ -1,6 +1,6 @@
-"""Calls to the observers of a run.
+"""The calls of the observers of a run, isolated from each other.
 
-An error in one observer does not affect the run or the other observers.
+An error in one observer affects neither the run nor the other observers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Isolation:
     def call(self, observer: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             observer(*args, **kwargs)
-        except (RunMismatchError, *OURS):  # a full disk is a problem of the run, also if an observer finds it
+        # A full disk is a problem of the run, even if an observer is the first to notice it.
+        except (RunMismatchError, *OURS):
             raise
         except Exception:
             self.errors += 1

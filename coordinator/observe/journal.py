@@ -1,13 +1,13 @@
-"""The journal, which turns the events of a run into one record for each round.
+"""The journal: it turns the events of a run into one record for each round.
 
-Each record is a line of rounds.jsonl, and summary.json is made from these lines at the end.
-`accuracy.global` in the line of round r belongs to the model with which the round began: devices measure
-the model that they receive anyway. The last line, of kind "evaluation", holds the accuracy of the final
-model. `accuracy.personal` is measured after the local training of its round. If several devices share a
-domain, their values are averaged, weighted by the examples of the devices.
+Each record is a line of rounds.jsonl, and summary.json is made from these lines at the end. `accuracy.global`
+in the line of a round belongs to the model with which the round began, because devices measure the model that
+they receive. The last line, of kind "evaluation", holds the accuracy of the final model. `accuracy.personal`
+is measured after the local training of its round. If several devices share a domain, their values are
+averaged, weighted by the numbers of examples of the devices.
 
-A round that leaves devices out may begin with an evaluation by all present devices. This evaluation is part
-of the line of that round, because it measures the model with which the round began.
+A round that leaves devices out may begin with an evaluation by all present devices. The line of the round
+includes this evaluation, because it measures the model with which the round began.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.wire.messages import Update
 
-EVALUATION: Final = "evaluation"  # a kind of record
-SEEN: Final = "seen"  # an entry about a device whose presence has not changed; it is not stored
+EVALUATION: Final = "evaluation"  # Kind of the record of the last evaluation. The other kind is "training".
+# Name of an entry about a device whose presence has not changed. Such an entry is not stored.
+SEEN: Final = "seen"
 
 
 class Sink(Protocol):
-    """A receiver of entries and records, which stores or shows them."""
+    """A receiver of entries and records. It stores them or shows them."""
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None: ...
 
@@ -85,21 +86,23 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
-        self._samples: dict[str, float] = {}  # device -> its test samples, as it first claimed in the run
-        # The metrics of the evaluation with which the round began, and the traffic until its task was sent.
+        # Device -> number of its test samples, as the device first claimed it in the run.
+        self._samples: dict[str, float] = {}
+        # The metrics of the evaluation before the round. `_meter_asked` is the traffic until the task of this
+        # evaluation was sent.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
-        self._next_round_at = 0.0  # Unix time that was last reported to the sinks
-        self._present: tuple[str, ...] = ()  # devices that were present when the cohort was drawn
-        self._lacking = set[str]()  # own metrics of the run that are already reported as lacking
+        self._next_round_at = 0.0  # Unix time of the next round that was last reported to the sinks.
+        self._present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
+        self._lacking = set[str]()  # Names of metrics whose missing values were already reported.
         self._energy = RoundEnergy()
-        # Device -> the round that was open when its update was put aside, and why.
+        # Device whose update was put aside -> the round that was open at that time, and the reason.
         self._gone_back: dict[str, tuple[int, str]] = {}
-        self._presence: dict[str, str] = {}  # "joined" or "left", by device
-        self._earlier = RoundTraffic()  # traffic of the open round before this process began
+        self._presence: dict[str, str] = {}  # Device -> "joined" or "left", as last reported.
+        self._earlier = RoundTraffic()  # Traffic of the open round that earlier processes have counted.
 
     def open_round_traffic(self) -> tuple[int, RoundTraffic] | None:
-        """Return the open round, and its traffic since this process began."""
+        """Return the open round, and the traffic of this round that this process has counted."""
         if not self._record.round:
             return None
         crossed = self._run.traffic().since(self._meter_before)
@@ -118,7 +121,7 @@ class Journal:
         self._note_pause(run)
 
     def _note_pause(self, run: RunView) -> None:
-        """Report to the sinks when the next round may begin, if the policy delays it."""
+        """Report to the sinks the time at which the next round may begin, if the policy delays the round."""
         if abs(run.next_round_at - self._next_round_at) >= 1.0:
             self._next_round_at = run.next_round_at
             if self._next_round_at:
@@ -136,11 +139,13 @@ class Journal:
             self._note_metrics(update.device, update.phase, update.metrics)
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
-        if self._record.round != step.round:  # the round was resumed from the disk, without a Save
+        # The round was resumed from the disk, so no command Save has begun the record.
+        if self._record.round != step.round:
             self._round_began(step.round, run.attempt, now, resumed=True)
             if damaged := {what: n for what, n in run.fallbacks.items() if n}:
                 self._tell_sinks("fell_back", round=step.round, damaged=damaged)
-        if step.phase is not None:  # a replay repeats this, and the updates must be the same
+        # Report the updates that were used. A replay reports them again, and they must be the same.
+        if step.phase is not None:
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
             self._tell_sinks("counted", **place, answers=step.counted)
         for device, words in step.aside.items():
@@ -151,7 +156,7 @@ class Journal:
             return
         cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
-        # Updates that an earlier process accepted.
+        # Include the updates that an earlier process accepted.
         for device, answer in run.answers(step.round, step.ask.phase).items():
             if answer.base == base:
                 answered.append(device)
@@ -179,9 +184,9 @@ class Journal:
         self._energy.note(device, phase, found)
 
     def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
-        """Report to the sinks that a device joined or left; if nothing changed, report only SEEN.
+        """Report to the sinks that a device joined or left. If its presence has not changed, report only SEEN.
 
-        A hello every few seconds, or a will that is published again, changes nothing.
+        A repeated hello, or a will that is published again, does not change the presence.
         """
         changed = self._presence.get(device) != what
         self._presence[device] = what
@@ -197,7 +202,7 @@ class Journal:
                 self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
             case Close(_, phase, _):
                 self._phase_ended(phase, now)
-            case Advance(_, str(), devices):  # also phases that were closed in an earlier process
+            case Advance(_, str(), devices):  # This also happens for phases that an earlier process closed.
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
                 self._note_drop(device, verdict, problem.message)
@@ -222,7 +227,10 @@ class Journal:
             self._record.phases[-1].answered.append(device)
 
     def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
-        """Note the updates that are put aside; the run goes back once, even if there are several updates."""
+        """Note the updates that are put aside, with one entry "went_back" for the first and "aside" for the others.
+
+        The run goes back only once, even if several updates are put aside.
+        """
         for i, device in enumerate(aside):
             self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
             what = "aside" if i else "went_back"
@@ -239,7 +247,7 @@ class Journal:
 
     def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
-            if device not in self._record.late:  # the device may send the update several times
+            if device not in self._record.late:  # The device may send a late update several times.
                 self._record.late.append(device)
         else:
             self._record.dropped[device] = reason
@@ -266,7 +274,8 @@ class Journal:
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        # FedAvg needs one broadcast, like every method here, also in the last evaluation.
+        # FedAvg needs one broadcast in each round, and also in the last evaluation. Every method here does
+        # the same.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
         record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
         of_round = self._metrics_of_round()
@@ -293,8 +302,8 @@ class Journal:
     def _metrics_of_round(self) -> dict[str, dict[str, float]]:
         """Return the metrics of the round by device.
 
-        If the round began with an evaluation, the result includes what all present devices measured of the
-        global model.
+        If the round began with an evaluation, the result includes the metrics of the global model from that
+        evaluation.
         """
         found = {
             device: {n: v for n, v in metrics.items() if n == SAMPLES or is_of_global(n)}
@@ -320,9 +329,9 @@ class Journal:
     def _who_measured(
         self, record: RoundRecord, metrics: Mapping[str, Mapping[str, float]]
     ) -> dict[str, dict[str, int]]:
-        """Return by view the numbers of devices that measured the view, that were asked, and that were present.
+        """Return for each view how many devices measured it, how many were asked, and how many were present.
 
-        All phases are counted together, because a device may miss a phase.
+        A device counts as asked if it was asked in any phase, because a device may miss a phase.
         """
         found: dict[str, dict[str, int]] = {}
         for view in record.accuracy:
@@ -357,7 +366,7 @@ class Journal:
 
 
 def is_of_global(metric: str) -> bool:
-    """Return whether a metric measures the global model, with any way to predict."""
+    """Return whether a metric belongs to the global model, whatever way of predicting its name ends with."""
     return metric.split(".", 2)[-1].startswith("global")
 
 

@@ -1,6 +1,6 @@
-"""Log lines about the result of each round, and about updates that do not count.
+"""The log lines about the result of each round, and about updates that are not used.
 
-The line about an update holds the reason. The same reason is logged once for each device and round.
+The line about such an update gives the reason. The same reason is logged once for each device and round.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ class LogLines:
     """A sink of the journal that writes log lines."""
 
     def __init__(self, view: str, rounds: int) -> None:
-        """Set up the sink; `view` is the view of the accuracy that the run reports."""
+        """Set up the sink; `view` is the view whose accuracy is logged."""
         self._view, self._rounds = view, rounds
-        self._said: set[tuple[str, str]] = set()  # device and reason, of the open round
+        # Device and reason of each line about an update in the open round.
+        self._said: set[tuple[str, str]] = set()
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what == "lacking":
             log.warning("%s", details["reason"])
-        if what != "dropped":  # all other entries are logged where they are decided
+        if what != "dropped":  # All other entries are logged by the code that makes the decision.
             return
         refusal = str(details["device"]), str(details["reason"])
         if refusal in self._said:
@@ -63,7 +64,7 @@ class LogLines:
 
 
 def who_words(record: RoundRecord, view: str) -> str:
-    """Return how many devices measured the view; "" if all present devices were asked."""
+    """Return how many devices measured the view, as part of a log line; "" if all present devices were asked."""
     words = sampled_words(record.measured.get(view))
     return f", {words}" if words else ""
 

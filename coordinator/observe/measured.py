@@ -1,8 +1,9 @@
-"""The metrics of updates that are used: those with a name of the run's method and a finite value.
+"""The metrics that are used: those with a name of the run's method and a finite value.
 
-All metrics go through this module. An unknown name, from another version or from a lying device, is
-ignored: it must neither exclude an honest device nor create a series. NaN is ignored too, because it is not
-valid JSON and cannot be averaged. NaN is no lie: a device whose model has diverged sends it.
+All metrics of updates go through this module. A metric with an unknown name is ignored, because another
+version or a lying device may have sent it. It must neither exclude an honest device nor create a series. NaN
+is ignored too, because it is not valid JSON and cannot be averaged. NaN is no false claim: a device whose
+model has diverged sends it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
 from protofleet.coordinator.round.weights import capped
 
-MOST_NAMED: Final = 5  # devices named in one line
+MOST_NAMED: Final = 5  # Most devices that are named in one line.
 SAMPLES: Final = "samples.test"
-JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
+# Kind of work of a device -> metric of its energy.
+JOULES: Final = {"train": "joules.train", "send": "joules.send"}
 
 
 def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
@@ -29,7 +31,7 @@ def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
 
 
 def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
-    """Return the metrics that the run's method has and that are finite and not too large."""
+    """Return the metrics that the run's method has and whose values are finite and not too large."""
     return {n: v for n, v in metrics.items() if n in names and math.isfinite(v) and abs(v) <= MAX_MEASURED}
 
 
@@ -37,9 +39,10 @@ def by_domain(
     measured: Mapping[str, Mapping[str, float]], held: Mapping[str, tuple[str, int]], name: str,
     weight_cap: float = 0.0,
 ) -> ByView:  # fmt: skip
-    """Return the means by view and domain, each over the devices of the domain, weighted by their examples.
+    """Return the mean of a metric by view and domain.
 
-    `held` holds the domain and the number of examples of each device.
+    Each mean is taken over the devices of the domain, weighted by their numbers of examples. `held` holds the
+    domain and the number of examples of each device.
     """
     weights = capped({device: max(1, held[device][1]) for device in measured}, weight_cap)
     sums: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -56,7 +59,7 @@ def by_domain(
 
 
 def lacking(measured: Mapping[str, Mapping[str, float]], name: str) -> list[str]:
-    """Return the devices that measured accuracy but have no finite value of the run's own metric."""
+    """Return the devices that measured an accuracy, but sent no finite value of this metric of the run."""
 
     def has(metrics: Mapping[str, float], what: str) -> bool:
         return any(key.startswith(f"{what}.test.") for key in metrics)
@@ -74,10 +77,10 @@ def lacking_words(name: str, devices: Sequence[str], number: int) -> str:
 
 
 def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
-    """Return the means of the run's own metrics as figures of a round.
+    """Return the means of the metrics that the run defines itself, as figures of a round.
 
-    `found` holds the result of `by_domain` by metric. The names of the figures are, for example,
-    `macro_f1.global.mnist` and `macro_f1.global.mean`.
+    `found` maps the name of each metric to its means from `by_domain`. The names of the figures are, for
+    example, `macro_f1.global.mnist` and `macro_f1.global.mean`.
     """
     figures: dict[str, float] = {}
     for name, views in found.items():
@@ -100,7 +103,10 @@ def by_device(measured: Mapping[str, Mapping[str, float]], name: str) -> ByView:
 def pooled(
     measured: Mapping[str, Mapping[str, float]], samples: Mapping[str, float], weight_cap: float = 0.0
 ) -> dict[str, float]:
-    """Return the test accuracy by view, with devices weighted by their test samples, as FedSA reports it."""
+    """Return the test accuracy by view, as the mean over devices, weighted by their test samples.
+
+    The paper of FedSA reports this value.
+    """
     weights = capped({device: samples.get(device, 0.0) for device in measured}, weight_cap)
     right: dict[str, float] = {}
     total: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """The metrics that a coordinator exposes to Prometheus.
 
-Their names and meanings are in series.py, from which docs/metrics.md is made.
+Their names and help texts are in series.py, from which docs/metrics.md is written.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from protofleet.runtime.metrics_page import (
     snapshot_of,
 )
 
-MAX_DEVICES: Final = 1000  # devices with a series each; further devices share one series called "other"
+# Most devices with series of their own. All further devices share one series, "other".
+MAX_DEVICES: Final = 1000
 VERDICTS: Final = ("accepted", "late", "refused")
 
 
 class BoundedLabels:
-    """The values of a label that devices choose: the first `most` values, then "other".
+    """The values of a label that devices choose: the first `most` values are kept, and all others become "other".
 
     Without this limit a lying device could create any number of series.
     """
@@ -69,7 +70,7 @@ class BoundedLabels:
 
 
 class DamageCounts:
-    """The counts of damaged files that this coordinator replaced or did without."""
+    """The counts of damaged files that this coordinator replaced or could not use."""
 
     def __init__(self, fallbacks: Mapping[str, int]) -> None:
         self._fallbacks = fallbacks
@@ -93,7 +94,7 @@ class DamageCounts:
 class DepartureCounts:
     """The counts of devices that left, by reason.
 
-    A reason that no device has given has a series too, so that an alert can watch it.
+    A series exists for each reason from the start, so that an alert can watch it.
     """
 
     def __init__(self, run: RunView | None) -> None:
@@ -114,10 +115,10 @@ class DepartureCounts:
 
 
 class PerDeviceCounts:
-    """The counts of each device, divided by a label with a few values.
+    """The counts of each device, divided by a label that has a few values.
 
-    Each count starts at 0 with the first message of a device, because Prometheus sees no increase in a
-    series that begins above 0.
+    Each count starts at 0 with the first message of a device. If a series began above 0, Prometheus would not
+    see an increase.
     """
 
     name: str
@@ -143,7 +144,7 @@ class PerDeviceCounts:
 
 
 class WillCounts(PerDeviceCounts):
-    """The counts of each device's wills that the broker published, by outcome."""
+    """The counts of wills that the broker published, by device and outcome."""
 
     name, label, values = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
     words = "Wills of a device that the broker has sent. " + "; ".join(
@@ -152,7 +153,7 @@ class WillCounts(PerDeviceCounts):
 
 
 class OlderCopyCounts(PerDeviceCounts):
-    """The counts of signs of an older copy that each device gave."""
+    """The counts of signs that a folder is an older copy, by the device that gave the sign."""
 
     name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
@@ -199,14 +200,14 @@ def views_of(found: RoundRecord | EvaluationRecord) -> set[str]:
 
 
 class Metrics:
-    """A sink of the journal that fills the metrics, in a registry of its own and never in the global one."""
+    """A sink of the journal that fills the metrics. They are in a separate registry, not in the global registry."""
 
     def __init__(self, run: RunView) -> None:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
-        self._run_names = BoundedLabels(MOST_DEVICES)  # device names in the series of the run's bytes
-        self._counted = 0  # the last round that is in the totals
+        self._run_names = BoundedLabels(MOST_DEVICES)  # Devices with their own series of the run's bytes.
+        self._counted = 0  # The last round that is included in the totals.
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
         r.register(BrokerCertificate(lambda: run.broker_certificate_ends))
@@ -222,7 +223,7 @@ class Metrics:
         self._set_progress()
         self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))
         self.disk_space.free.set_function(lambda: float(run.free_bytes))
-        for verdict in VERDICTS:  # from the start, because a missing series raises no alarm
+        for verdict in VERDICTS:  # Create each series at the start, because a missing series raises no alarm.
             self.attendance.updates.labels(verdict)
 
     def _set_progress(self) -> None:
@@ -246,8 +247,8 @@ class Metrics:
     def restore(self, records: Iterable[RoundRecord], ended_at: float) -> None:
         """Restore the counts of an earlier coordinator of this run, from the lines of rounds.jsonl.
 
-        Only counts that are saved before they are shown are restored. A total that became smaller would
-        look like a counter that was reset.
+        A count is restored only if the earlier coordinator saved it before it was shown. Otherwise the
+        restored total could be smaller than the shown total, which looks like a reset of the counter.
         """
         last = None
         for last in records:
@@ -260,7 +261,8 @@ class Metrics:
         if last is not None:
             self._set_last(last)
             self.progress.commit.set(ended_at)
-        if self._run.newest_round > self._counted:  # the open round
+        # The open round has no line in rounds.jsonl, so its counts come from the spool.
+        if self._run.newest_round > self._counted:
             self.progress.repeated.inc(self._run.saved_attempt)
             self.attendance.updates.labels("accepted").inc(self._run.saved_answers)
 
@@ -312,8 +314,8 @@ class Metrics:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
         if record.evaluation:
             self.progress.phase.labels(EVALUATE).observe(record.evaluation.seconds)
-        # Dropped updates are counted only here, at the end of their round, because the disk does not store
-        # them.
+        # Late and refused updates are counted at the end of their round and not earlier, because the disk
+        # does not store them.
         self.attendance.updates.labels("late").inc(len(record.late))
         self.attendance.updates.labels("refused").inc(len(record.dropped))
         self.traffic.add(record, self._method, self._run_names.label)
@@ -324,9 +326,9 @@ class Metrics:
         self.last_round.set(record, self._method)
 
     def _set_learned(self, record: RoundRecord) -> None:
-        """Set the accuracy and loss that all present devices have measured.
+        """Set the accuracy and loss that all present devices were asked to measure.
 
-        Measurements by a sampled cohort are left out, because their domains change with each round.
+        Measurements of a sampled cohort are left out, because each cohort has other domains.
         """
         of_all = {view for view in views_of(record) if record.is_of_all(view)}
         self._set_measures(record, of_all)
@@ -350,7 +352,7 @@ class Metrics:
             self._forget_unless_enrolled(device)
 
     def _forget_unless_enrolled(self, device: str) -> None:
-        """Remove the series of a device that is no longer enrolled, because it must raise no alarm."""
+        """Remove the series of a device that is no longer enrolled, because the device must raise no alarm."""
         if device in self._device_names.known and not self._run.is_enrolled(device):
             self._device_names.forget(device)
             for gauge in (self.devices.seen, self.devices.missing):

@@ -1,4 +1,4 @@
-"""The observers of a run: journal, rounds.jsonl, metrics and events. None of them makes a decision."""
+"""The observers of a run: journal, rounds.jsonl, metrics and events. They make no decision."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
 
 
 class Events:
-    """A sink of the journal that prints events as JSON lines, for a program that reads them.
+    """A sink of the journal that prints each entry as a line of JSON, for a program that reads these lines.
 
-    It stops printing when the reader of standard output is gone.
+    The sink stops printing when that program has closed the pipe.
     """
 
     def __init__(self) -> None:
@@ -104,5 +104,5 @@ class Events:
         except BrokenPipeError:
             self._read = False
             log.warning("nobody reads the events any more: no more are printed; the run goes on")
-            # Otherwise Python would try to flush the rest of the buffer when it exits, and fail.
+            # Otherwise Python would try to write the rest of the buffer at its exit, and would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

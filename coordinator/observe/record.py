@@ -1,8 +1,8 @@
-"""The record of a round, and the checks of a record or a summary without a seal.
+"""The record of a round, and the checks of a record or a summary that has no seal.
 
-Earlier versions wrote no seals, and files of other programs have no seals either. So a file without a seal
-is decoded like settings. A value of a wrong type then counts as damage, and cannot raise an error later in
-the code that uses the file.
+Earlier versions wrote no seals, and files of other programs have no seals either. A file without a seal is
+decoded like settings: a value of a wrong type counts as damage. So such a value cannot raise an error later
+in the code that uses the file.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 from protofleet.protocol.settings.reader import SettingsError, decode
 
-ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
+ByKind = dict[str, dict[str, int]]  # Direction -> kind -> bytes.
 ByDevice = dict[str, dict[str, float]]
-ByView = dict[str, dict[str, float]]  # view -> domain -> value
-MEAN: Final = "mean"  # used in place of a domain, for the mean over domains
+ByView = dict[str, dict[str, float]]  # View -> domain -> value.
+MEAN: Final = "mean"  # Stands for the mean over domains, in place of the name of a domain.
 MOST_DEVICES: Final = (
     64  # named devices of a round; the others share one name, so that the lines of a large fleet stay short
 )
 OTHER: Final = "other"
-# For broadcasts, which are published once for all devices; no device can have this name.
+# Stands for all devices, in the row of broadcasts. A broadcast is published once for all devices. No device
+# can have this name.
 ALL: Final = "all devices"
 
-Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> bytes
+Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> bytes.
 
 
 @dataclass
 class PhaseRecord:
     phase: str
     seconds: float = 0.0
-    server_seconds: float = 0.0  # time that the server half computed before the task was sent
+    server_seconds: float = 0.0  # Seconds that the server half computed before the task was sent.
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
 
@@ -46,13 +47,14 @@ class EvaluationRecord:
     seconds: float = 0.0
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
-    # Bytes from the task until the phase was closed, a part of the bytes of the round. Only the process that
-    # closed the phase counts them.
+    # Bytes from the task until the end of the phase. They are part of the bytes of the round. If the
+    # coordinator was restarted in this phase, only the bytes since the restart are counted.
     payload: ByKind = field(default_factory=dict)
     wire: ByKind = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
-    validation_by_device: ByView = field(default_factory=dict)  # if the run caps weights
+    # Filled only if the run caps weights (policy.weight_cap).
+    validation_by_device: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
     pooled: dict[str, float] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
@@ -62,8 +64,8 @@ class EvaluationRecord:
 class RoundRecord:
     round: int
     attempt: int
-    kind: str  # training, evaluation
-    # A coordinator died in this round: up to a minute of bytes and seconds may be missing.
+    kind: str  # "training" or "evaluation".
+    # True if a coordinator died in this round. Up to a minute of bytes and seconds may then be missing.
     resumed: bool = False
     seconds: float = 0.0
     phases: list[PhaseRecord] = field(default_factory=list)
@@ -75,44 +77,46 @@ class RoundRecord:
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
-    # By view and device, if the run caps weights (policy.weight_cap): the best point is chosen by these
-    # values.
+    # View -> device -> accuracy, filled only if the run caps weights (policy.weight_cap). The best point is
+    # then chosen by these values.
     validation_by_device: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
-    pooled: dict[str, float] = field(default_factory=dict)  # view -> accuracy over all test samples
+    # View -> accuracy over the test samples of all devices together.
+    pooled: dict[str, float] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
-    aside: dict[str, str] = field(default_factory=dict)  # device whose accepted update was not used -> why
+    # Device whose accepted update was not used -> the reason.
+    aside: dict[str, str] = field(default_factory=dict)
     # In the last evaluation: domain -> class -> predicted class -> number of samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
-    # In the last evaluation: machine -> devices that run on this machine, as they describe it.
+    # In the last evaluation: machine -> devices that run on this machine, as the devices describe it.
     machines: dict[str, list[str]] = field(default_factory=dict)
-    # Device -> "train" and "send" -> joules, for devices whose boards measure them.
+    # Device -> "train" or "send" -> joules, for devices that can measure their energy.
     energy: ByDevice = field(default_factory=dict)
-    # View -> numbers of devices: "devices" measured the accuracy of the line, "asked" were asked to measure
-    # it, and "present" were present.
+    # View -> how many devices measured the accuracy of the line ("devices"), were asked to measure it
+    # ("asked"), and were present ("present").
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     evaluation: EvaluationRecord | None = None
-    # Reason -> number of rejected frames and of rejected contents.
+    # Reason -> number of frames and updates that were rejected.
     rejected: dict[str, int] = field(default_factory=dict)
-    # The bytes of `wire` by device, from divided().
+    # The bytes of `wire` divided by device, as `divided` returns them.
     by_device: dict[str, ByKind] = field(default_factory=dict)
 
     def is_of_all(self, view: str) -> bool:
-        """Return whether all present devices were asked to measure this view; some may have sent no update."""
+        """Return whether all present devices were asked to measure this view, even if some sent no update."""
         return is_of_all(self.measured.get(view))
 
 
 def is_of_all(who: Mapping[str, int] | None) -> bool:
-    """Return whether all present devices were asked; None, from a line of an earlier version, counts as yes."""
+    """Return whether all present devices were asked; True for None, which a line of an earlier version has."""
     return who is None or who["asked"] >= who["present"]
 
 
 def sampled_words(who: Mapping[str, int] | None) -> str:
-    """Return how many of the present devices measured; "" if all were asked."""
+    """Describe how many of the present devices measured; return "" if all were asked."""
     return "" if who is None or is_of_all(who) else f"by {who['devices']} of {who['present']} devices"
 
 
-# Number of rounds; bounded because readers loop over the rounds.
+# Number of rounds. It has a limit, because some code loops over all rounds.
 Count = Annotated[int, Within(1, LARGEST_COUNT)]
 
 
@@ -132,13 +136,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Summary:
-    """The fields and types of a summary.json; no field is required, because a comparison needs only a few."""
+    """The fields of summary.json and their types. No field is required, because a comparison needs only a few."""
 
     name: str = ""
     method: str = ""
     paper: str = ""
     network: str = ""
-    rules: dict[str, str] = field(default_factory=dict)  # way to predict -> its description
+    rules: dict[str, str] = field(default_factory=dict)  # Way to predict -> its description.
     reports: Literal["global", "personal"] = "global"
     rounds: Count = 1
     rounds_done: int = 0
@@ -161,7 +165,7 @@ class Summary:
 
 
 def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Check a record without a seal, and return it with all fields; None if it is no record."""
+    """Check a record without a seal; return it with all fields, or None if it is no record of a round."""
     try:
         record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
     except SettingsError:
@@ -171,13 +175,13 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
         "energy",
         "measured",
         "evaluation",
-    ):  # every version that wrote these wrote a seal too
+    ):  # Each version that wrote one of these fields wrote a seal too.
         del found[name]
     return found if 1 <= record.round <= LARGEST_COUNT else None
 
 
 def record_of(line: Mapping[str, Any]) -> RoundRecord:
-    """Make a record from a line of rounds.jsonl; other versions may have more or fewer fields."""
+    """Make a record from a line of rounds.jsonl. Lines of other versions may have more or fewer fields."""
     record = RoundRecord(line["round"], line.get("attempt", 0), line.get("kind", "training"))
     known = {field.name for field in fields(RoundRecord)}
     for name, value in line.items():
@@ -199,9 +203,9 @@ def _evaluation_of(table: Mapping[str, Any]) -> EvaluationRecord:
 
 
 def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the devices by the machine that they run on, as they describe it.
+    """Return the devices by the machine that they run on, as the devices describe it.
 
-    Most fleets have only a few kinds of machines.
+    This is shorter than a list by device, because most fleets have only a few kinds of machines.
     """
     found: dict[str, list[str]] = {}
     for device, words in sorted(said.items()):
@@ -221,7 +225,7 @@ def machines_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def odd_summary(table: Mapping[str, Any]) -> str:
-    """Return what is wrong with a summary without a seal; "" if nothing."""
+    """Return what is wrong with a summary that has no seal; "" if nothing is wrong."""
     try:
         decode(Summary, table)
     except SettingsError as error:
@@ -230,9 +234,10 @@ def odd_summary(table: Mapping[str, Any]) -> str:
 
 
 def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[str, ByKind]:
-    """Divide `wire` into rows: the `most` devices with the most bytes, then ALL, then OTHER with the rest.
+    """Divide `wire` into rows: the `most` devices with the most bytes, then ALL, then OTHER for the rest.
 
-    The sum of the rows is always `wire`, even if an earlier process counted a part of it.
+    The sum of the rows is always `wire`. If an earlier process counted a part of `wire`, that part is in
+    OTHER.
     """
     totals: Counter[str] = Counter()
     for (device, _, _), size in crossed.items():
@@ -253,5 +258,8 @@ def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[st
 
 
 def rows_of(by_device: Mapping[str, ByKind], wire: ByKind) -> Mapping[str, ByKind]:
-    """Return the bytes of a record by device; if an earlier version did not divide them, all count as OTHER."""
+    """Return the bytes of a record by device.
+
+    If an earlier version wrote the record without this division, all bytes count as OTHER.
+    """
     return by_device or {OTHER: wire}

@@ -1,6 +1,6 @@
-"""rounds.jsonl and its copy, with one sealed line for each round.
+"""The file rounds.jsonl and its copy, with one sealed line for each round.
 
-The seal is needed because a flipped bit in a number is still valid JSON.
+Without a seal, a flipped bit in a number would not be noticed, because the line is still valid JSON.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ UNSEALED: Final = frozenset({
 
 
 class RoundsFile:
-    """A sink of the journal that only appends; a round that is replayed is not written twice."""
+    """A sink of the journal that appends the record of each round. A replayed round is not written again."""
 
     def __init__(self, path: Path, disk: Disk | None = None, until: int = 0) -> None:
-        """Open the file and repair it; each round before `until` must have a line."""
+        """Open the file and repair it. Each round before `until` must have a line."""
         self._path, self._copy, self._disk = path, copy_of(path), disk or Disk()
-        self._unwritten: list[dict[str, Any]] = []  # records for which the disk had no room
+        # Records that are not written yet, because the disk had no room.
+        self._unwritten: list[dict[str, Any]] = []
         self._mend(until)
         found = self.records
         self.last = found[-1]["round"] if found else 0
@@ -42,12 +43,12 @@ class RoundsFile:
     def records(self) -> list[dict[str, Any]]:
         """Return all records.
 
-        They are read from the file, because in memory they would need 9 kB more with every round.
+        They are read from the file each time. In memory they would need 9 kB for each round.
         """
         return [*read_rounds(self._path), *self._unwritten]
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        """Try again to write records that did not fit on the disk; the entry itself is not stored."""
+        """Try again to write records that did not fit on the disk. The entry itself is not stored."""
         if self._unwritten:
             self._write()
 
@@ -59,12 +60,12 @@ class RoundsFile:
         self._write()
 
     def _write(self) -> None:
-        """Write the records into both files or into neither."""
+        """Write the records into both files, or into neither file if the disk is full."""
         text = "".join(map(sealed_line, self._unwritten))
         before = {path: _size(path) for path in (self._path, self._copy)}
         try:
             self._append(self._path, text)
-            self._append(self._copy, text, durable=False)  # for the case that the file is damaged later
+            self._append(self._copy, text, durable=False)  # The copy is used if the file is damaged later.
         except OSError as error:
             if not is_full(error):
                 raise
@@ -85,10 +86,10 @@ class RoundsFile:
             self._disk.sync(path.parent)
 
     def _mend(self, until: int) -> None:
-        """Remove lines that a crash has cut off, and take missing lines from the copy.
+        """Repair the file: remove lines that a crash has cut off, and take missing lines from the copy.
 
-        If the copy lacks a line too, log that the line is lost. This is done before anything is appended to
-        the file.
+        If a line is missing in the copy too, log that the line is lost. The repair is done before anything is
+        appended to the file.
         """
         whole = restored(self._path, until)
         before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
@@ -96,7 +97,7 @@ class RoundsFile:
             if before:
                 log.warning("%s was damaged; it has %d whole lines now", self._path, whole.count(b"\n"))
             self._disk.replace(self._path, whole)
-        if copied != whole:  # an earlier version wrote no copy, and a crash can leave the copy a line behind
+        if copied != whole:  # The copy may lack a line after a crash, and earlier versions wrote no copy.
             self._disk.replace(self._copy, whole)
 
 
@@ -109,7 +110,7 @@ def copy_of(path: Path) -> Path:
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """Return the content of the complete lines of a rounds.jsonl; cut off and damaged lines are left out."""
+    """Return the content of the complete lines of a rounds.jsonl. Incomplete and damaged lines are left out."""
     return [table for _, table in whole_lines(path)[0]]
 
 
@@ -129,7 +130,7 @@ def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
 
 
 def whole_record(text: str | bytes) -> dict[str, Any] | None:
-    """Return the content of a line; None if the line is damaged. Earlier versions wrote no seal."""
+    """Return the content of a line; None if the line is damaged. A line of an earlier version has no seal."""
     try:
         table = json.loads(text)
         return finite(_believed(table)) if isinstance(table, dict) else None
@@ -145,7 +146,7 @@ def _believed(table: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """Remove numbers that are not finite; earlier versions wrote them if a device had measured them."""
+    """Remove numbers that are not finite. Earlier versions wrote such numbers if a device had sent them."""
     match value:
         case dict():
             return {key: finite(inner) for key, inner in value.items() if not _is_odd(inner)}
@@ -159,7 +160,7 @@ def _is_odd(value: object) -> bool:
 
 
 def restored(path: Path, until: int) -> bytes:
-    """Return the complete lines in order; lines that are missing before `until` are taken from the copy."""
+    """Return the complete lines in order. Lines that are missing before round `until` are taken from the copy."""
     lines, copies = (
         {table["round"]: line for line, table in whole_lines(p)[0]} for p in (path, copy_of(path))
     )

@@ -1,4 +1,4 @@
-"""The series of a coordinator, with their help texts for Prometheus and docs/metrics.md."""
+"""The series of a coordinator, with the help texts that Prometheus and docs/metrics.md show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
 BY_KIND: Final = ("direction", "kind", "method")
 BY_DEVICE: Final = ("device", *BY_KIND)
 ROWS: Final = MOST_DEVICES + len((OTHER, ALL))
-# Most series of one metric: rows times kinds (with `control`) times directions.
+# Most series of one metric: rows, times kinds (including `control`), times directions.
 SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2
 
 
@@ -99,7 +99,7 @@ class RunProgress:
 
 
 class Attendance:
-    """The devices that are present, that were asked, and that answered."""
+    """The numbers of devices that are present, that were asked, and that sent updates."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.present = Gauge(
@@ -151,9 +151,9 @@ class Attendance:
 
 
 class LastRound:
-    """The bytes of the last round, with the bytes of FedAvg for comparison.
+    """The bytes of the last round, and the bytes that FedAvg would have needed.
 
-    All series change at the same moment, and kinds of earlier rounds disappear.
+    All series change at the same moment, and series of kinds that only earlier rounds had disappear.
     """
 
     def __init__(self, r: CollectorRegistry) -> None:
@@ -201,7 +201,7 @@ class LastRound:
 
 
 class Traffic:
-    """The bytes of all rounds that have ended, with the bytes of FedAvg for comparison.
+    """The bytes of all rounds that have ended, and the bytes that FedAvg would have needed.
 
     Rounds that ended under an earlier coordinator are included.
     """
@@ -262,7 +262,7 @@ def of_kinds(found: ByKind) -> Iterator[tuple[str, str, int]]:
 
 
 class Learned:
-    """The accuracy and loss of the models, and the number of devices with samples of each class."""
+    """The accuracy and loss of the models, and the number of devices that hold samples of each class."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.accuracy = Gauge(
@@ -294,7 +294,7 @@ class Learned:
 
 
 class DiskSpace:
-    """The space on the disk of the run."""
+    """The free space on the disk of the run."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.full = Gauge(
@@ -310,7 +310,7 @@ class DiskSpace:
 
 
 class Devices:
-    """The series of each device by its name; the caller must limit the number of names."""
+    """The series that each device has under its own name. The caller must limit the number of names."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.seen = Gauge(

@@ -1,4 +1,4 @@
-"""The summary of the whole run in one object, which becomes summary.json."""
+"""The summary of a whole run as one table, which is written to summary.json."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def rules_of_run(run: RunView) -> dict[str, str]:
-    """Return a description of each way to predict; empty if a description fails.
+    """Return a description of each way to predict; empty if the method raises an error.
 
-    The summary must be written even then.
+    The summary must be written even after such an error.
     """
     try:
         return dict(run.rules())
@@ -38,9 +38,10 @@ def summarise(
     software: str,
     built: Mapping[str, str] = NOTHING,
 ) -> dict[str, Any]:
-    """Make the summary; `built` holds the commit and digest of the sources, as far as they are known."""
+    """Make the summary; `built` holds the commit and the digest of the sources, if they are known."""
     method = run.plan.variant
-    software_of = {**machines_in(lines), **run.software}  # a run that is over receives no hellos any more
+    # When the run is over, no hello describes a device any more, so the lines are read too.
+    software_of = {**machines_in(lines), **run.software}
     return {
         "name": settings.name,
         "method": run.plan.method,

@@ -24,7 +24,7 @@ def write_summary(path: Path, summary: Mapping[str, Any], disk: Disk) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Read a summary, or raise DamagedError. Earlier versions wrote no seal."""
+    """Read a summary, or raise DamagedError. A summary of an earlier version has no seal."""
     try:
         summary = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""The parts of a run that observers may read, and the calls that they receive.
+"""The view of a run for observers, and the methods of an observer that the run calls.
 
-An observer can change nothing through its view.
+An observer cannot change the run through this view.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason, Reason
 
 @dataclass(frozen=True, slots=True)
 class MeterView:
-    """A read-only view of the link's counts, which may grow while they are read."""
+    """A read-only view of the link's counts, which may grow while an observer reads them."""
 
     payload: Mapping[tuple[str, str], int]
     wire: Mapping[tuple[str, str], int]
@@ -54,7 +54,7 @@ class MeterView:
 class RunView:
     """The view of a run for observers: values, copies and read-only mappings.
 
-    Mappings of counts are live, so that the thread that serves the metrics reads current values.
+    Mappings of counts are not copies, so that the thread that serves the metrics reads current values.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class RunView:
 
     @property
     def stopped(self) -> str:
-        """Return why the process ends before the run is over, or ""."""
+        """Return why the process ends before the run is over, or "" if it does not."""
         return self._context.stopped
 
     @property
@@ -106,7 +106,7 @@ class RunView:
 
     @property
     def over(self) -> bool:
-        """Return whether the run is over; the devices are then informed."""
+        """Return whether the run is over. From then on, the devices are informed."""
         return self._context.shutdown.begun
 
     @property
@@ -117,7 +117,7 @@ class RunView:
     def federation(self) -> str:
         return self._context.link.topics.federation
 
-    # The session with the broker.
+    # Properties of the session with the broker.
 
     @property
     def connected(self) -> bool:
@@ -127,7 +127,7 @@ class RunView:
     def broker_certificate_ends(self) -> float | None:
         return self._context.link.transport.broker_certificate_ends
 
-    # The round.
+    # Properties of the round.
 
     @property
     def round(self) -> int:
@@ -162,7 +162,7 @@ class RunView:
 
     @property
     def ended_early(self) -> str:
-        """Return why policy.stop has ended the training before its last round."""
+        """Return why policy.stop has ended the training before its last round, or "" if it has not."""
         return self._machine.stopped
 
     @property
@@ -173,11 +173,11 @@ class RunView:
         return MappingProxyType(self._spool.answers(round, phase))
 
     def arrays(self, round: int, phase: str) -> Mapping[str, LazyPayload]:
-        """Return the arrays of each device's update in the open round, read from the disk on access."""
+        """Return the arrays of each device's update for this phase. They are read from the disk only when used."""
         answers = self._spool.answers(round, phase)
         return MappingProxyType({device: self._server.arrays(answer) for device, answer in answers.items()})
 
-    # The devices.
+    # Properties of the devices.
 
     @property
     def roster(self) -> frozenset[str]:
@@ -202,7 +202,7 @@ class RunView:
 
     @property
     def software(self) -> Mapping[str, str]:
-        """Return the software and the machine of devices, as they describe themselves."""
+        """Return the software and the machine of each device, as the device describes them."""
         return MappingProxyType(self._participants.software)
 
     @property
@@ -228,17 +228,17 @@ class RunView:
 
     @property
     def older_copies(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of signs of an older copy by device and owner of the folder."""
+        """Return the number of signs of an older copy, by device and by the owner of the folder."""
         return MappingProxyType(self._participants.older_copies.counted)
 
-    # Traffic.
+    # Properties of the traffic.
 
     @property
     def meter(self) -> MeterView:
         return MeterView.of(self._context.link.meter)
 
     def traffic(self) -> Meter:
-        """Return a copy of all traffic that was counted until now."""
+        """Return a copy of the counts of all traffic until now."""
         return self._context.link.meter.snapshot()
 
     def traffic_by_device(self) -> Counter[tuple[str, str, str]]:
@@ -246,11 +246,11 @@ class RunView:
         return Counter(self._context.link.meter.by_device)
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
-        """Return the traffic of this round in earlier processes."""
+        """Return the traffic of this round that earlier processes have counted."""
         return self._spool.earlier_traffic(round)
 
     def missing(self) -> Mapping[str, int]:
-        """Return the number of missing messages by device; the gaps in its sequence numbers show them."""
+        """Return the number of missing messages by device, computed from the gaps in its sequence numbers."""
         return self._context.link.missing()
 
     def rules(self) -> Mapping[str, str]:
@@ -261,11 +261,12 @@ class RunView:
 
     @property
     def model_bytes(self) -> int:
-        """Return the bytes that one device would send for FedAvg: the encoded weights of the same network."""
+        """Return the bytes that FedAvg would need from one device: the encoded weights of the same network."""
         arrays = to_numpy(weights_of(self._server.server.model))
-        return sum(size for kind, size in parts(arrays) if kind != "control")  # only tensors, as in a payload
+        # Leave out control data, because a payload counts only tensors.
+        return sum(size for kind, size in parts(arrays) if kind != "control")
 
-    # The disk, and errors of this program.
+    # Properties of the disk, and counts of errors of this program.
 
     @property
     def folder(self) -> Path:
@@ -292,12 +293,12 @@ class RunView:
 
     @property
     def disk_full(self) -> str:
-        """Return why no new round is begun; "" if the disk has room."""
+        """Return why no new round begins; "" if the disk has room."""
         return self._queue.full_disk.problem
 
     @property
     def fallbacks(self) -> Mapping[str, int]:
-        """Return the counts of damaged data by kind."""
+        """Return the counts of damaged data by the kind of data."""
         return MappingProxyType(self._spool.fallbacks)
 
     @property
@@ -318,7 +319,7 @@ class RunView:
 
 
 class RunObserver(Protocol):
-    """An observer of a run; it is called after each decision."""
+    """An observer of a run, which is called after each decision of the machine."""
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None: ...
 
