@@ -1,4 +1,4 @@
-"""The choice of a cohort: how long a quorum waits for more devices, and which devices are drawn."""
+"""The choice of a cohort: when a round may begin, and which of the present devices are drawn."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from protofleet.coordinator.round.policy import Policy
 class CohortSelection:
     policy: Policy
     seed: int
-    settled: float | None = None  # time at which the round begins even if no more devices join
+    settled: float | None = None  # Time at which the round begins, even if no more devices join.
 
     @property
     def seats(self) -> int:
-        """Return the number of devices in a cohort; 0 if all devices are invited."""
+        """Return the number of devices in a cohort; 0 if all present devices take part."""
         return self.policy.cohort and self.policy.cohort + self.policy.spares
 
     def is_complete(self, here: int, steady: int, first: bool, now: float) -> bool:
         """Return whether a round may begin with the devices that are present.
 
-        `here` and `steady` are the numbers of devices that are present and that are steady. Only the first
-        attempt at the first round waits for policy.gather devices.
+        `here` is the number of present devices, and `steady` is the number of present devices that are
+        steady. Only the first attempt at the first round waits for policy.gather devices.
         """
         p, gather = self.policy, self.policy.gather if first else 0
         ready = here >= gather and steady >= p.quorum
@@ -34,7 +34,7 @@ class CohortSelection:
     def draw(
         self, steady: set[str], others: set[str], number: int, attempt: int, everybody: bool = False
     ) -> tuple[str, ...]:
-        """Draw a cohort with a seed; other devices take the seats that steady devices leave free."""
+        """Draw a cohort with a seed; the devices of `others` get only the seats that steady devices leave free."""
         dice = random.Random(f"{self.seed}/{number}/{attempt}")
         size = len(steady) + len(others)
         if self.seats and not everybody:

@@ -1,4 +1,4 @@
-"""The events, the commands and the stages of a run, as plain values."""
+"""The events, commands and stages of a run, as plain values."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from protofleet.protocol.wire.reasons import Problem
 
 
 class Stage(Enum):
-    """The stage of a run; a phase is one task of a method within a round."""
+    """The stage of a run; a phase is the part of a round in which the devices do one task of the method."""
 
-    GATHERING = auto()  # waiting for enough devices to start a round
-    COMPUTING = auto()  # the server half computes on its thread
-    BLAMING = auto()  # searching, on that thread, for the updates that made a round fail
-    COLLECTING = auto()  # a task was sent; waiting for updates or the deadline
+    GATHERING = auto()  # The run waits for enough devices to begin a round.
+    COMPUTING = auto()  # The server half computes on the thread of the worker.
+    BLAMING = auto()  # The worker searches for the updates that made a round fail.
+    COLLECTING = auto()  # A task was sent, and the run waits for updates or for the deadline.
     FINISHED = auto()
 
 
-# Events: all that can happen to the coordinator.
+# Events: everything that can happen to the machine.
 @dataclass(frozen=True, slots=True)
 class Joined:
     device: str
@@ -29,15 +29,16 @@ class Joined:
 @dataclass(frozen=True, slots=True)
 class Left:
     device: str
-    reason: str = ""  # why it left, in words
-    since: float | None = None  # time since which no message has arrived, if its connection was lost
+    reason: str = ""  # Reason why the device left, in words.
+    # Time since which no message has arrived, if the connection of the device was lost.
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unenrolled:
     """The event that the enrolment of a device has ended.
 
-    A device that has only left may come back into the open phase; this device cannot.
+    A device that has left may come back into the open phase. A device that is no longer enrolled may not.
     """
 
     device: str
@@ -55,38 +56,42 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The event that the server half has reached its next `yield`, or its end if the phase is None."""
+    """The event that the server half has reached its next task, or the end of the round if the phase is None."""
 
     phase: str | None
     base: bytes = b""
-    fault: str = ""  # at the end of a round: why no device could go on from the result
-    # At the end of a round: mean validation accuracy, if all present devices were asked for it and
-    # policy.stop needs it.
+    fault: str = ""  # At the end of a round: the reason why no device could go on from the result, or "".
+    # At the end of a round: the validation accuracy. It is None if not all present devices were asked for it,
+    # or if policy.stop does not need it.
     validation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """The event that names the devices whose updates made a round fail; without devices if the search failed."""
+    """The event that the search for the cause of a failed round has ended.
 
-    past: Recovered  # the round as it is on the disk
+    `devices` are the devices whose updates made the round fail. It is empty if the search found none.
+    """
+
+    past: Recovered  # The data about the round on the disk.
     phase: str
     devices: tuple[str, ...] = ()
     words: str = ""
-    tried: bool = False  # True if a try has shown that the server half can go on without these updates
+    tried: bool = False  # True if a test has shown that the server half can go on without these updates.
     # True if one update is left out only to see whether the next round then reaches its quorum.
     trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The event that the time `RoundMachine.wake_at` is reached."""
+    """The event that the time `RoundMachine.wake_at` has come."""
 
 
-# Commands: all actions that the machine can request. They are carried out in order.
+# Commands: all actions that the machine can request. The run carries them out in the order of the returned
+# list.
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A command to make the server half's state, the cohort and the roster durable."""
+    """A command to store the state of the server half, the cohort and the roster on the disk."""
 
     round: int
     attempt: int
@@ -95,18 +100,18 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A command to store durably the time at which a round ended.
+    """A command to store the time at which a round ended on the disk.
 
-    After a restart, the pause after the round then goes on.
+    So the pause after the round goes on after a restart, and does not begin again.
     """
 
     round: int
-    ended: float  # Unix time
+    ended: float  # Unix time of the end of the round.
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A command to delete the updates with damaged bytes; their devices are asked again."""
+    """A command to delete the updates with damaged bytes, whose devices get the task again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +119,25 @@ class Rollback:
     """A command to set the server half back to its state at the last Save."""
 
     why: str = field(default="", compare=False)
-    missing: tuple[str, ...] = field(default=(), compare=False)  # devices with no update and no verdict
+    # Devices whose update is missing, so that there is no verdict on it.
+    missing: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A command to run the server half to its next `yield`, with the updates of these devices."""
+    """A command to run the server half to its next task, with the updates of these devices."""
 
     round: int
-    phase: str | None  # the phase whose updates are used; None starts the round
+    phase: str | None  # The phase whose updates are used. None begins the round.
     devices: tuple[str, ...]
-    evaluate: bool = (
-        False  # start with the task of the last evaluation, although its round number is not reached
-    )
+    # True if the round begins with an evaluation. Without this flag, only the round after the last round of
+    # training is an evaluation.
+    evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A command to store durably the devices whose updates belong to a phase."""
+    """A command to store on the disk which devices' updates are used in a phase."""
 
     round: int
     phase: str
@@ -140,20 +146,23 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A command to find the devices whose updates in a round made it impossible to go on."""
+    """A command to find the devices whose updates in a round made it impossible to go on with the run."""
 
     round: int
     why: str
-    server_half: bool = False  # the server half cannot go on, so it can be tried without some updates
-    aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put aside so far: round -> devices
-    trial: bool = False  # name one update that was not left out before
-    tried: tuple[str, ...] = ()  # devices whose updates were left out before
-    endless: bool = False  # if every update was left out once, name one of them again
+    # True if the server half failed, so that the search can run it without some updates.
+    server_half: bool = False
+    # Round -> devices whose updates were put aside so far.
+    aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    trial: bool = False  # True if the search must only name one update that was not left out before.
+    tried: tuple[str, ...] = ()  # Devices whose updates were left out before.
+    # True if an update may be named a second time after every update was left out once.
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """A command to go back permanently to the start of a round.
+    """A command to go back to the start of a round; this cannot be undone.
 
     From then on, only the updates of `devices` count in `phase`.
     """
@@ -161,15 +170,17 @@ class PutAside:
     round: int
     phase: str
     devices: tuple[str, ...]
-    aside: tuple[str, ...]  # devices whose updates are put aside
+    aside: tuple[str, ...]  # Devices whose updates are put aside.
     words: str
-    trial: bool = False  # True if it is only a try to see whether the next round then reaches its quorum
-    returned: tuple[str, ...] = ()  # devices whose updates were put aside for a trial, and were not at fault
+    # True if the updates are left out only to see whether the next round then reaches its quorum.
+    trial: bool = False
+    # Devices whose updates were left out as a trial, were not the cause, and are used again.
+    returned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Diverge:
-    """A command to end the run permanently: there is no state that it could go on from."""
+    """A command to end the run, because there is no state from which the run could go on."""
 
     round: int
     words: str
@@ -185,7 +196,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A command to make an update durable, then acknowledge it."""
+    """A command to store an update on the disk, then send a receipt for it."""
 
     device: str
     round: int
@@ -194,12 +205,12 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A command to send the verdict on an update again."""
+    """A command to send the receipt for an update again."""
 
     device: str
     round: int
     phase: str
-    problem: Problem | None = None  # why the update was refused; None: it was accepted
+    problem: Problem | None = None  # Reason why the update was refused; None if it was accepted.
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +218,7 @@ class Drop:
     device: str
     round: int
     phase: str
-    verdict: str  # late, refused
+    verdict: str  # The verdict on the update: "late" or "refused".
     problem: Problem
 
 
@@ -220,12 +231,12 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A command to store durably the validation accuracy of a round, and why the run ends with the round."""
+    """A command to store the validation accuracy of a round, and the reason if the run ends with this round."""
 
     round: int
     accuracy: float
-    words: str  # why the run ends; "": it goes on
-    oldest: int  # the first round whose accuracy is still needed
+    words: str  # Reason why the run ends with this round; "" if the run goes on.
+    oldest: int  # The first round whose accuracy is still needed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +245,7 @@ class Finish:
 
 
 class IllegalEventError(RuntimeError):
-    """An event that cannot happen at this stage; the code that drives the machine has an error."""
+    """The error raised if an event cannot happen at this stage; then the program that drives the machine is wrong."""
 
 
 Event: TypeAlias = "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Woke"
@@ -260,24 +271,29 @@ Command: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The data that the disk has about the round in which a coordinator died."""
+    """The data on the disk about the round in which a coordinator died."""
 
     round: int
     attempt: int
     cohort: tuple[str, ...]
-    closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
-    accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base
+    # Closed phase -> devices whose updates are used.
+    closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Phase -> device -> base of its accepted update.
+    accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
     roster: tuple[str, ...] = ()
-    # Device -> the round of its newest accepted updates, and their bases by phase.
+    # Device -> the last round in which its updates were accepted, and the bases of these updates by phase.
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
     # Round -> devices whose updates were put aside in it.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    # Round -> devices whose updates were left out one at a time, to see without which update the next round
-    # reaches its quorum.
+    # Round -> devices whose updates were left out one at a time. The aim was to find the update without which
+    # the next round reaches its quorum.
     tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    diverged: str = ""  # why the run has ended
-    seconds: float = 0.0  # time that earlier processes spent on the round, as far as they saved it
-    judged: Mapping[int, float] = field(default_factory=dict)  # round -> validation accuracy, for policy.stop
-    stopped: tuple[int, str] | None = None  # the round with which policy.stop has ended the training, and why
-    ended: tuple[int, float] = (0, 0.0)  # the last round that a pause followed, and the Unix time of its end
-    ahead: tuple[Recovered, ...] = ()  # later rounds that had begun; this round is replayed first
+    diverged: str = ""  # Reason why the run has diverged, or "".
+    seconds: float = 0.0  # Seconds that earlier processes spent on the round, up to their last save.
+    # Round -> validation accuracy, which policy.stop needs.
+    judged: Mapping[int, float] = field(default_factory=dict)
+    # The round with which policy.stop has ended the training, and the reason.
+    stopped: tuple[int, str] | None = None
+    # The last round that a pause followed, and the Unix time at which the round ended.
+    ended: tuple[int, float] = (0, 0.0)
+    ahead: tuple[Recovered, ...] = ()  # Later rounds that had begun; they are replayed after this round.

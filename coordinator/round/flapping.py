@@ -1,8 +1,8 @@
-"""Detection of devices that connect and disconnect too often to be counted on.
+"""The detection of devices that lose their connection too often for the run to count on them.
 
-Such devices stay in the fleet, but the run does not wait for them. A device becomes unsteady when it has
-lost its connection a number of times within `seconds`. The device becomes steady again after `seconds`
-without a lost connection. The current time is an argument. This state is not stored, because nothing
+Such devices still get tasks, but the run does not wait for them. A device becomes unsteady when it has lost
+its connection `leaves` times within `seconds`. It becomes steady again after `seconds` without a lost
+connection. The caller passes the current time as an argument. This state is not stored, because no decision
 depends on it for long.
 """
 
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FlapDetector:
-    leaves: int  # lost connections within `seconds` that make a device unsteady; 0: no device ever is
+    # Lost connections within `seconds` that make a device unsteady; 0 means that every device is steady.
+    leaves: int
     seconds: float
     _left: dict[str, deque[float]] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)

@@ -57,7 +57,7 @@ from protofleet.coordinator.round.trials import Trials
 from protofleet.coordinator.round.verdicts import Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-EVALUATE: Final = "evaluate"  # the phase in which all present devices only measure
+EVALUATE: Final = "evaluate"  # The phase in which all present devices only measure, and do not train.
 
 Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
 
@@ -67,37 +67,41 @@ class RoundMachine:
     policy: Policy
     rounds: int
     seed: int = 0
-    evaluate: bool = True  # one more round at the end, in which all present devices only evaluate
-    way_out: str = "lower method.lr"  # advice to the operator if the run diverges; "": none is known
+    # True if one more round follows the training, in which all present devices only measure.
+    evaluate: bool = True
+    way_out: str = "lower method.lr"  # Advice to the operator if the run diverges; "" if there is no advice.
     round: int = 1
     attempt: int = 0
     stage: Stage = Stage.GATHERING
-    asked: str = ""  # name of the open phase
-    base: bytes = b""  # the broadcast of the open phase
+    asked: str = ""  # Name of the open phase.
+    base: bytes = b""  # SHA-256 of the broadcast of the open phase.
     roster: set[str] = field(default_factory=set)
     cohort: tuple[str, ...] = ()
-    stopped: str = ""  # why policy.stop has ended the training before its last round
+    stopped: str = ""  # Reason why policy.stop has ended the training before its last round, or "".
     verdicts: Verdicts = field(default_factory=Verdicts)
     silent: SilentDevices = field(default_factory=SilentDevices)
     trials: Trials = field(default_factory=Trials)
-    _answered: set[str] = field(default_factory=set)  # devices whose updates were accepted
+    _answered: set[str] = field(default_factory=set)  # Devices whose updates for the open task were accepted.
     # Devices of the cohort whose updates are neither accepted nor refused yet, while the phase is open.
     _missing: set[str] = field(default_factory=set)
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    _absent: dict[str, float] = field(default_factory=dict)  # absent devices of the cohort -> since when
-    _unenrolled: set[str] = field(default_factory=set)  # devices that receive no task until they join again
+    # Absent device of the cohort -> time since which it is absent.
+    _absent: dict[str, float] = field(default_factory=dict)
+    # Devices whose enrolment has ended; they receive no task before they join again.
+    _unenrolled: set[str] = field(default_factory=set)
     _deadline: float | None = None
-    next_round_at: float = 0.0  # Unix time of the next round while the policy delays it, else 0
-    _look_at: float | None = None  # time at which the machine checks again whether the round may begin
-    _earlier: float | None = None  # seconds that an earlier process spent on the open round
-    # Round -> devices whose updates made it fail.
+    # Unix time at which the next round may begin, while the policy delays it; else 0.
+    next_round_at: float = 0.0
+    _look_at: float | None = None  # Time at which the machine checks again whether the round may begin.
+    _earlier: float | None = None  # Seconds that an earlier process spent on the open round.
+    # Round -> devices whose updates made the round fail; these updates are put aside.
     _aside: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    # Rounds that had begun after the replayed round.
+    # Later rounds that had begun before a crash; they are replayed after this round.
     _later_rounds: list[Recovered] = field(default_factory=list)
-    _present: tuple[str, ...] = ()  # devices that were present when the cohort was drawn
-    # The cohort that was drawn for the round, while all present devices evaluate first.
+    _present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
+    # The cohort that was drawn for the round. It is set while all present devices evaluate before the round.
     _drawn: tuple[str, ...] | None = None
-    _stopped_after: int | None = None  # the last round of training, if policy.stop has ended it
+    _stopped_after: int | None = None  # The last round of training, if policy.stop has ended the training.
 
     def __post_init__(self) -> None:
         self.selection = CohortSelection(self.policy, self.seed)
@@ -109,7 +113,7 @@ class RoundMachine:
         self.pace = Pace(self.policy.pause_seconds, hours_of(self.policy.hours))
 
     def resume(self, past: Recovered) -> list[Command]:
-        """Go on in the middle of a round after a crash, and return the first commands."""
+        """Go on with a round in which an earlier process died, and return the first commands."""
         self.roster, self._later_rounds, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
         self.trials.resume(past.tried)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
@@ -130,7 +134,7 @@ class RoundMachine:
         self._earlier = past.seconds
         self._present, self._drawn = tuple(sorted(past.roster)), None
         self.stop_rule.restore(self.stop_rule.measured, past.round)
-        # Decided again at the end of the round.
+        # The replay of this round decides again whether policy.stop ends the training.
         if self._stopped_after is not None and self._stopped_after >= past.round:
             self._stopped_after, self.stopped = None, ""
         self._closed = dict(past.closed)
@@ -139,8 +143,9 @@ class RoundMachine:
     def handle(self, event: Event, now: float, wall: float | None = None) -> list[Command]:
         """Handle an event and return the commands that follow from it.
 
-        `wall` is the Unix time, for policy.hours; if it is missing, `now` is used as the Unix time. If the
-        table at the end of this class has no handler, raise IllegalEventError and change nothing.
+        `wall` is the Unix time, which policy.hours needs; if it is missing, `now` is used as the Unix time.
+        If the table at the end of this class has no handler for the event, raise IllegalEventError and change
+        nothing.
         """
         handler = self.HANDLERS[self.stage].get(type(event))
         if handler is None:
@@ -167,7 +172,7 @@ class RoundMachine:
 
     @property
     def is_last_evaluation(self) -> bool:
-        """Return whether the training is over and all present devices measure its result."""
+        """Return whether the training is over, so that all present devices only measure its result."""
         return self.round > self._last_training
 
     @property
@@ -183,14 +188,17 @@ class RoundMachine:
 
     @property
     def measured_by_all(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the closed phases of the round in which all present devices were asked."""
+        """Return the closed phases in which all present devices were asked.
+
+        Each phase comes with the devices whose updates are used.
+        """
         if EVALUATE in self._closed:
             return {EVALUATE: self._closed[EVALUATE]}
         return {} if self.leaves_out else dict(self._closed)
 
     @property
     def evaluating(self) -> bool:
-        """Return whether the open task consists only of measurements."""
+        """Return whether the devices only measure in the open task, and do not train."""
         return self.is_last_evaluation or self._drawn is not None
 
     @property
@@ -203,12 +211,12 @@ class RoundMachine:
         return self._answered
 
     def counts_on(self, device: str) -> bool:
-        """Return whether the device is present and another hello from it would change nothing."""
+        """Return whether the run can count on the device without another hello from it."""
         is_waited_for = self.stage in (Stage.GATHERING, Stage.FINISHED) or device in self.waited_for
         return device in self.roster and device not in self._absent and not is_waited_for
 
     def was_asked(self, device: str) -> bool:
-        """Return whether the device is asked to do the open task."""
+        """Return whether the open task was sent to the device or will be sent to it."""
         return device in self._missing or device in self._answered or device in self.verdicts.refused
 
     @property
@@ -221,15 +229,15 @@ class RoundMachine:
 
     @property
     def _evaluation_is_due(self) -> bool:
-        """Return whether all present devices must evaluate before this round, because it leaves devices out.
+        """Return whether all present devices must evaluate before this round, because the round leaves devices out.
 
-        Otherwise the devices that are left out would not measure the result of the earlier rounds.
+        Otherwise the devices outside the cohort would never measure the result of the earlier rounds.
         """
         every = self.policy.evaluate_every
         return every > 0 and self.round > 1 and (self.round - 1) % every == 0 and self.leaves_out
 
     def _first_step(self) -> Advance:
-        """Begin the round, with an evaluation by all present devices if one is due."""
+        """Begin the round; if an evaluation is due, all present devices evaluate first."""
         if self.is_last_evaluation:
             return Advance(self.round, None, (), evaluate=self.round <= self.rounds)
         if self._evaluation_is_due:
@@ -240,7 +248,8 @@ class RoundMachine:
     def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
         """Go on with the updates of a phase.
 
-        After an evaluation, begin the round with the cohort that was drawn.
+        If the phase was an evaluation before the round, begin the round with the cohort that was drawn for
+        it.
         """
         if self._drawn is None:
             return Advance(self.round, phase, devices)
@@ -251,32 +260,36 @@ class RoundMachine:
     def _quorum(self) -> int:
         """Return the number of updates that the open task needs.
 
-        Each update that was put aside in this round lowers the number by one, because its device takes no
-        further part in the round.
+        Each update that was put aside in this round lowers the number by one, because the device of that
+        update takes no further part in the round.
         """
         return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
 
     @property
     def _quorum_is_unreachable(self) -> bool:
-        """Return whether so many updates were refused that there can be no quorum."""
+        """Return whether so many updates were refused that the quorum cannot be reached any more."""
         return len(self._answered) + len(self._missing) < self._quorum
 
     @property
     def _has_first_answers(self) -> bool:
-        """Return whether enough updates are in to close the phase early, because spares were invited."""
+        """Return whether spares were invited and enough updates are in, so that the phase closes early."""
         p = self.policy
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
 
     def not_counted_on(self, now: float) -> AbstractSet[str]:
-        """Return the present devices that are unsteady or silent, or had an update refused in this round."""
+        """Return the present devices on which the run does not count.
+
+        These are the devices that are unsteady or silent, and the devices of which an update was refused in
+        this round.
+        """
         return self.roster - (self._reliable(now) - self.silent.devices)
 
     def _reliable(self, now: float) -> set[str]:
-        """Return the present devices that are steady and had no update refused in this round."""
+        """Return the present devices that are steady and of which no update was refused in this round."""
         return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
     def _join(self, event: Joined, now: float) -> Iterable[Command]:
-        """Add a device to the roster; this sends no task to the device."""
+        """Add a device to the roster, without sending a task to the device."""
         self.roster.add(event.device)
         self._unenrolled.discard(event.device)
         if event.device in self._reliable(now) and event.device not in self.silent.devices:
@@ -297,7 +310,8 @@ class RoundMachine:
         yield Dismiss(event.device)
 
     def _leave(self, event: Left, now: float) -> Iterable[Command]:
-        if event.device in self.roster:  # its will may be published more than once
+        # The will of a device may be published more than once, but counts once.
+        if event.device in self.roster:
             self.flaps.disconnected(event.device, now)
         self.roster.discard(event.device)
         if event.device in self.cohort:
@@ -314,7 +328,7 @@ class RoundMachine:
         yield from self._maybe_close(now)
 
     def _unenroll(self, event: Unenrolled, now: float) -> Iterable[Command]:
-        """Remove a device; the cohort stays as it was saved, so that a replay has the same cohort."""
+        """Remove a device from the roster. The cohort stays as it was saved, so that a replay has the same cohort."""
         self.roster.discard(event.device)
         self._missing.discard(event.device)
         self._unenrolled.add(event.device)
@@ -359,7 +373,8 @@ class RoundMachine:
     def _is_held_back(self, now: float) -> bool:
         """Return whether the policy delays the next round.
 
-        The policy delays neither the repetition of a round nor the last evaluation.
+        The policy delays only new rounds of training. It does not delay the repetition of a round or the last
+        evaluation.
         """
         left = 0.0 if self.attempt or self.is_last_evaluation else self.pace.seconds_left(now)
         self.next_round_at = self.pace.wall + left if left else 0.0
@@ -382,9 +397,9 @@ class RoundMachine:
         yield self._first_step()
 
     def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
-        """Return a silent device that got no seat, if there is one.
+        """Return the silent device whose turn it is to be asked in addition to the cohort, if there is one.
 
-        Otherwise a silent device might never receive a task, and would stay silent.
+        Without this turn, a silent device might never receive a task again and would stay silent.
         """
         return () if self.is_last_evaluation else self.silent.in_turn(others)
 
@@ -392,13 +407,14 @@ class RoundMachine:
         self.asked, self.base = phase, base
         known, self.verdicts.refused = self.verdicts.known(phase, base), {}
         closed = self._closed.get(phase)
-        if closed or (closed is not None and self.evaluating):  # an evaluation may end without any device
+        # An evaluation may have been closed without any update.
+        if closed or (closed is not None and self.evaluating):
             self.cohort = closed
             if known.issuperset(closed):
                 yield self._next_step(phase, closed)
                 return
-            # An update was lost on a damaged disk. Its device still has the update, and no other device is
-            # asked.
+            # An accepted update was lost on a damaged disk. Its device still has the update and must send it
+            # again. So no other device is asked.
         self._answered = known.intersection(self.cohort)
         self._missing = set(self.cohort) - self._answered - self._unenrolled
         self.stage = Stage.COLLECTING
@@ -415,13 +431,14 @@ class RoundMachine:
             self.straggler_deadline.asked(question, (), (), now)
             return
         earlier, self._earlier = self._earlier, None
-        back = 0.0 if earlier is None else self.policy.grace_seconds  # all devices have to come back
+        # After a restart, all devices need time to connect again.
+        back = 0.0 if earlier is None else self.policy.grace_seconds
         self.straggler_deadline.asked(question, self.cohort, self._answered, now, earlier, back)
         if self.evaluating and self.cohort:
             self.straggler_deadline.asked_at_the_end()
 
     def _wait_for_no_silent_device(self, now: float) -> None:
-        """Count silent devices as absent for the whole grace time, so that a quorum does not wait for them."""
+        """Count silent devices as if they had left long ago, so that a quorum does not wait for them."""
         silent = self._missing & self.silent.devices
         self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)
         self.silent.asked(silent, (self.round, self.asked, self.base))
@@ -492,7 +509,7 @@ class RoundMachine:
     def _maybe_blame(self) -> Iterator[Command]:
         """Search for the cause if more than half of the cohort sent broken updates.
 
-        A broken update of one device alone is a problem of that device.
+        If only a few updates are broken, the cause is at their devices, so there is no search.
         """
         many, number = 2 * len(self.verdicts.broken) > len(self.cohort), self._suspected_round
         if not many or self.stage is not Stage.COLLECTING or self.evaluating:
@@ -504,9 +521,9 @@ class RoundMachine:
 
     @property
     def _suspected_round(self) -> int:
-        """Return the round whose updates the open task depends on.
+        """Return the round whose updates led to the broadcast of the open task.
 
-        This is the current round if one of its phases is closed, else the round before.
+        This is the current round if one of its phases is closed. Otherwise it is the previous round.
         """
         return self.round - (not self._closed.keys() - {EVALUATE})
 
@@ -520,11 +537,11 @@ class RoundMachine:
             yield Blame(number, why, server_half, dict(self._aside))
 
     def _go_back(self, blamed: Blamed, now: float) -> Iterator[Command]:
-        """Go back to the round whose updates are blamed, without those updates; or end the run.
+        """Go back to the round whose updates are blamed, and repeat it without them; or end the run.
 
-        A round is repeated only once, with two exceptions. It is repeated again if a try has shown that the
-        server half can go on without the blamed updates. It is also repeated for each trial, which leaves
-        out one update.
+        A round is repeated only once, with two exceptions. It is repeated again if a test has shown that the
+        server half can go on without the blamed updates. It is also repeated for each trial that leaves out
+        one update.
         """
         past, phase = blamed.past, blamed.phase
         if past.round in self._aside and not (blamed.tried or blamed.trial):
@@ -542,7 +559,7 @@ class RoundMachine:
             self.trials.leave_out(past.round, blamed.devices)
         yield PutAside(past.round, phase, left, blamed.devices, blamed.words, blamed.trial, returned)
         self.trials.begin_round()
-        self._later_rounds = []  # the later rounds depend on the result of this round
+        self._later_rounds = []  # The later rounds used the old result of this round.
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
         self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
@@ -550,7 +567,7 @@ class RoundMachine:
         yield self._first_step()
 
     def _return_the_last(self, number: int) -> tuple[str, ...]:
-        """Use the updates again that were left out without success, and return their devices."""
+        """Use the updates again that the last trial left out without success, and return their devices."""
         returned = self.trials.left_out(number, self._aside.get(number, ()))
         self._aside[number] = tuple(d for d in self._aside.get(number, ()) if d not in returned)
         return returned
@@ -566,7 +583,7 @@ class RoundMachine:
     def _repeat_round(self, now: float) -> Iterator[Command]:
         """Repeat the round from its beginning, because too few updates were accepted.
 
-        If only broken updates prevent the quorum, go back to the round before or end the run instead.
+        If the quorum is missed only because of broken updates, search for the cause or end the run instead.
         """
         if self.verdicts.broken and len(self._answered) + len(self.verdicts.broken) >= self._quorum:
             yield from self._fail_by_broken_answers()
@@ -580,9 +597,10 @@ class RoundMachine:
         yield from self._maybe_start(now)
 
     def _fail_by_broken_answers(self) -> Iterator[Command]:
-        """Handle a round that has no quorum only because of broken updates.
+        """Handle a round that misses its quorum only because of broken updates.
 
-        Repeat the server step before it without one of its updates, or end the run.
+        After some failures, repeat the previous server step without one of its updates. After too many
+        failures, end the run.
         """
         self.trials.failures += 1
         number, most = self._suspected_round, self.policy.attempts_of(len(self.cohort))
@@ -642,8 +660,8 @@ class RoundMachine:
     def _seconds_left(self, now: float) -> float:
         return max(0.0, (self._deadline or now) - now)
 
-    # A wake-up may arrive late, so each stage has a handler for it. Any other event without a handler is an
-    # error of this program, not of a device.
+    # A wake-up may arrive late, so each stage has a handler for it. If any other event has no handler, the
+    # error is in this program and not in a device.
     HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
         Stage.GATHERING: {
             Joined: _join_and_maybe_start,

@@ -14,12 +14,13 @@ from typing import Final
 
 HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 DAY_SECONDS: Final = 86_400.0
-LOOK_SECONDS: Final = 60.0  # between two checks of the wall clock, because a person may set it
+# Seconds between two checks of the wall clock, because a person may set this clock.
+LOOK_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
 class Hours:
-    """A window of each day, in minutes since midnight; it may go over midnight."""
+    """A time window of each day, in minutes since midnight. The window may span midnight."""
 
     start: int
     end: int
@@ -31,7 +32,7 @@ class Hours:
 
 
 def hours_of(text: str) -> Hours | None:
-    """Read policy.hours; return None if it is empty, which means all day."""
+    """Read policy.hours; return None if the setting is empty, which means all day."""
     if not text:
         return None
     found = HOURS.fullmatch(text)
@@ -53,20 +54,20 @@ def local_time(unix: float) -> datetime:
 class Pace:
     """The earliest time at which the next round may begin.
 
-    Hours are those that the local clock shows, also on days on which daylight saving time begins or ends.
-    On such a day a window is one hour shorter or longer. A window inside the hour that the clock skips is
-    left out on that day.
+    The hours of the policy are the hours of the local clock, also on days on which daylight saving time
+    begins or ends. On such a day a window is one hour shorter or longer. If the clock skips the hour that
+    contains a window, there is no such window on that day.
     """
 
     pause_seconds: float = 0.0
     hours: Hours | None = None
     local: Callable[[float], datetime] = local_time
-    ended: tuple[int, float] = (0, 0.0)  # the last round that has ended, and the Unix time of its end
+    ended: tuple[int, float] = (0, 0.0)  # The last round that has ended, and the Unix time at which it ended.
     wall: float = 0.0  # Unix time of the event that is being handled
-    _resting_until: float = field(default=0.0)  # in the loop's time
+    _resting_until: float = field(default=0.0)  # End of the pause on the clock of the event loop.
 
     def round_ended(self, round: int, now: float) -> float | None:
-        """Begin the pause after a round; a replay goes on with the pause that had already begun.
+        """Begin the pause after a round; if a replay ends the same round again, go on with the earlier pause.
 
         Return the Unix time of the end of the round if this time must be saved, else None.
         """
@@ -84,10 +85,10 @@ class Pace:
         return rest + self._until_hours(self.wall + rest)
 
     def _until_hours(self, unix: float) -> float:
-        """Return the seconds until the window of hours opens.
+        """Return the seconds until the window of hours opens; 0 if it is open.
 
-        The search goes minute by minute, because days on which the clock changes are longer or shorter than
-        others.
+        The search goes minute by minute, because a day on which the clock is changed is shorter or longer
+        than 24 hours.
         """
         if self.hours is None or self.hours.holds(_minute(self.local(unix))):
             return 0.0
@@ -104,6 +105,6 @@ def _minute(local: datetime) -> int:
 
 
 def opening_words(unix: float, now: float, local: Callable[[float], datetime] = local_time) -> str:
-    """Format a time; a time within the next 24 hours is given by its hour and minute alone."""
+    """Format a time; if it is within the next 24 hours, give only the hour and the minute."""
     at = local(unix)
     return f"{at:%H:%M}" if unix - now < DAY_SECONDS else f"{at:%H:%M on %d %B}"

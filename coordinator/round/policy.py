@@ -1,4 +1,4 @@
-"""The [policy] table: which devices are asked, how many must answer, and how long they are waited for."""
+"""The [policy] table: which devices get tasks, how many updates are needed, and how long the run waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Patience = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "off"),))]
 
 @dataclass(frozen=True)
 class Stop:
-    """The [policy.stop] table: when a run ends early. Validation samples decide, never test samples."""
+    """The [policy.stop] table: when a run ends early. Validation samples decide this, never test samples."""
 
     accuracy: Share = 0.0
     """Validation accuracy, from 0 to 1, at which the run ends; 0 means off."""
@@ -46,7 +46,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules for rounds: how many devices take part, and how long each is waited for."""
+    """The rules for rounds: how many devices take part, and how long the run waits for each of them."""
 
     quorum: Quorum = 1
     """Smallest number of answers that make a round."""
@@ -84,8 +84,7 @@ class Policy:
     `22:00-06:00`; empty means all day.
     """
 
-    # "auto" is 1 + the size of the cohort, because the server step before is repeated without each update in
-    # turn.
+    # "auto" is 1 + the size of the cohort. So each update of the previous server step can be left out once.
     attempts: Attempts = "auto"
     """Number of times that broken answers alone may keep a round from its quorum before the run counts as
     diverged; `auto` is 1 + the size of the cohort, and 0 means without end.
@@ -119,5 +118,5 @@ class Policy:
             )
 
     def attempts_of(self, cohort: int) -> int:
-        """Return the number of attempts of a round with a cohort of that size; 0: without end."""
+        """Return how many attempts a round with a cohort of this size has; 0 means no limit."""
         return 1 + cohort if self.attempts == "auto" else self.attempts

@@ -1,4 +1,4 @@
-"""The part of the round machine that other modules may read; only the run passes events to the machine."""
+"""The part of the round machine that other modules may read. Only the run passes events to the machine."""
 
 from __future__ import annotations
 

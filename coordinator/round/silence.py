@@ -1,10 +1,10 @@
-"""Silent devices, which sent no update within policy.patience_seconds; the run does not wait for them.
+"""The silent devices, which sent no update within policy.patience_seconds. The run does not wait for them.
 
-A hello does not end the silence, because a device that only sends hellos would cost the whole patience each
-time that it is drawn. A silent device only gets a seat that other devices leave free. If no seat is free,
-each round asks one silent device in addition to the cohort, in turns. Once a silent device has sent an
-update for one of its tasks, in time or late, it is drawn like the other devices again. This state is not
-stored, because nothing depends on it for long.
+A hello does not end the silence. Otherwise a device that sends hellos but no updates would delay each round
+for which it is drawn, by the whole patience. A silent device only gets a seat that other devices leave free.
+If no seat is free, each round asks one silent device in addition to the cohort, in turns. Once a silent
+device has sent an update for one of its tasks, in time or late, it is drawn like the other devices again.
+This state is not stored, because no decision depends on it for long.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-Question = tuple[int, str, bytes]  # round, phase, broadcast
-# Most tasks that are kept for a device; its update may be for an earlier task than the last.
+Question = tuple[int, str, bytes]  # Round, phase and hash of the broadcast, which identify a task.
+# Most tasks that are kept for a device, because its update may be for an older task than its last one.
 MOST_QUESTIONS: Final = 8
 
 
 @dataclass
 class SilentDevices:
-    _asked: dict[str, deque[Question]] = field(
-        default_factory=dict
-    )  # silent device -> its newest tasks, for which no update has arrived
-    _turns: dict[str, int] = field(default_factory=dict)  # turn in which each device was asked in addition
+    # Silent device -> its newest tasks; it has sent no update for any of them.
+    _asked: dict[str, deque[Question]] = field(default_factory=dict)
+    # Silent device -> number of the last turn in which it was asked in addition to the cohort.
+    _turns: dict[str, int] = field(default_factory=dict)
     _turn: int = 0
 
     @property
@@ -37,11 +37,11 @@ class SilentDevices:
             self._asked.setdefault(device, deque(maxlen=MOST_QUESTIONS)).append(question)
 
     def asked(self, devices: Iterable[str], question: Question) -> None:
-        """Note a task that was sent to `devices`, if they are silent."""
+        """Note that a task was sent to these devices, as far as they are silent."""
         self.gave_no_answer([device for device in devices if device in self._asked], question)
 
     def answered(self, device: str, question: Question) -> bool:
-        """Return whether a silent device sent an update for one of its tasks; then it is not silent any more."""
+        """End the silence of a device if it sent an update for one of its tasks; return whether it was silent."""
         if question not in self._asked.get(device, ()):
             return False
         del self._asked[device]
@@ -49,7 +49,7 @@ class SilentDevices:
         return True
 
     def in_turn(self, present: AbstractSet[str]) -> tuple[str, ...]:
-        """Return the present silent device whose last turn was longest ago, if there is one."""
+        """Return the present silent device whose last turn was longest ago; () if no silent device is present."""
         waiting = sorted(
             present & self._asked.keys(), key=lambda device: (self._turns.get(device, 0), device)
         )

@@ -8,7 +8,7 @@ from typing import Final
 
 from protofleet.coordinator.round.policy import Stop
 
-MOST_ROUNDS_BACK: Final = 3  # rounds that a run can go back, because a spool keeps no more checkpoints
+MOST_ROUNDS_BACK: Final = 3  # Most rounds that a run can go back, because a spool keeps no more checkpoints.
 
 
 @dataclass
@@ -16,7 +16,7 @@ class StopRule:
     """The rule of `policy.stop`, with the measurements that it still needs."""
 
     settings: Stop | None
-    # Round at whose end the accuracy was known -> accuracy.
+    # Round -> validation accuracy that was known at the end of the round.
     measured: dict[int, float] = field(default_factory=dict)
 
     def restore(self, measured: Mapping[int, float], before: int) -> None:
@@ -47,13 +47,13 @@ class StopRule:
         return min(self.measured, default=0)
 
     def _best(self, measured: Mapping[int, float]) -> int:
-        """Return the round with the best accuracy; in a tie, the first of them."""
+        """Return the round with the best accuracy; if several are equally good, the first of them."""
         return max(sorted(measured), key=measured.__getitem__)
 
     def _forget_what_no_decision_needs(self, number: int) -> None:
-        """Forget measurements that no later decision needs, because a run may have a million rounds.
+        """Forget the measurements that no later decision needs, because a run may have a million rounds.
 
-        Measurements before the best one have no effect any more.
+        Measurements before the best one cannot change a decision any more.
         """
         old = {n: value for n, value in self.measured.items() if n <= number - MOST_ROUNDS_BACK}
         if old:

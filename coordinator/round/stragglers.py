@@ -1,12 +1,13 @@
-"""The deadline for missing updates, computed from the time that the other devices needed.
+"""The deadline for missing updates, computed from the time that the other devices of the cohort needed.
 
-The time is measured only for the open task, from the moment at which the task was first sent to a device
-until its update is in. So the first phase has a deadline like any other phase, and a fleet that becomes
-slower gets more time. A device may send a stored update at once when it is asked again; this does not count
-as fast.
+The time of a device is measured only for the open task. It begins when the task is first sent to the device,
+and ends when the update of the device is in. So the first phase has a deadline like any other phase, and a
+fleet that becomes slower gets more time. If a device is asked again and sends a stored update at once, this
+does not count as fast.
 
-The measure is the time after which the updates of more than half of the cohort are in. So a fast half or a
-lying minority cannot make this time short, and a silent minority cannot make it long.
+The deadline is `factor` times the measure. The measure is the time after which the updates of more than half
+of the cohort are in. So a fast half or a lying minority cannot make the deadline early, and a silent minority
+cannot make it late.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-Question = tuple[int, str, bytes]  # round, phase, broadcast
+Question = tuple[int, str, bytes]  # Round, phase and hash of the broadcast, which identify a task.
 
 
 @dataclass
 class StragglerDeadline:
-    factor: float  # the deadline is this many times the measure; 0: there is no deadline
-    floor: float = 0.0  # shortest deadline in seconds
+    # The deadline is `factor` times the measure that the head of this file explains; 0 means no deadline.
+    factor: float
+    floor: float = 0.0  # Shortest deadline in seconds.
     _question: Question = (0, "", b"")
-    _least: float = 0.0  # earliest time at which the open task may end
+    _least: float = 0.0  # Earliest time at which the run stops waiting for updates of the open task.
     _began: dict[tuple[Question, str], float] = field(default_factory=dict)
     _took: dict[tuple[Question, str], float] = field(default_factory=dict)
-    _longest: float = 0.0  # seconds that the slowest update of the round before took
-    # For the open task. The list is built at the first check and then kept, because there is a check after
-    # each update.
-    _ordered: list[float] | None = None  # seconds that each received update took, the shortest first
-    # Missing devices, in the order in which they were asked. The list may also hold devices that are not
-    # missing any more.
+    _longest: float = 0.0  # Seconds that the slowest update of the previous round took.
+    # Times for the open task. There is a check after each update, so this list is built at the first check
+    # and then kept.
+    _ordered: list[float] | None = None  # Seconds that each received update took, in ascending order.
+    # Devices whose updates are missing, in the order in which the devices were asked. The list may also hold
+    # devices whose updates have arrived since.
     _last_asked: list[str] = field(default_factory=list)
 
     def asked(
@@ -42,8 +44,8 @@ class StragglerDeadline:
         """Note that a task is sent to the cohort.
 
         `earlier` is the number of seconds for which an earlier process had waited for this task; the time
-        between the two processes does not count. `known` holds the devices whose updates for the task are
-        in already. The deadline is at least `factor` times `least` seconds.
+        between the two processes does not count. `known` holds the devices whose updates for the task are in
+        already. The deadline is at least `factor` times `least` seconds.
         """
         if question[0] != self._question[0]:
             self._longest = max(self._took.values(), default=0.0)
@@ -56,9 +58,9 @@ class StragglerDeadline:
                 self._took.setdefault((question, device), earlier)
 
     def asked_at_the_end(self) -> None:
-        """Give the devices at least as much time for an evaluation as for the round before.
+        """Give the devices at least as much time for an evaluation as the slowest update of the previous round took.
 
-        An evaluation may take longer than the training.
+        An evaluation may take longer than the training, so this time is multiplied by `factor`.
         """
         asked = max(self._began[key] for key in self._began if key[0] == self._question)
         self._least = max(self._least, asked + self.factor * self._longest)
@@ -73,8 +75,8 @@ class StragglerDeadline:
     def at(self, answered: Collection[str], missing: AbstractSet[str], cohort: int, quorum: int) -> float:
         """Return the time at which to stop waiting for missing devices; infinity while too few updates are in.
 
-        `cohort` is the number of devices from which updates are expected. Between two calls, the method
-        `answered` must be called for each device that has sent an update, and no other device may become
+        `cohort` is the number of devices from which updates are expected. Between two calls of this method,
+        the caller must call `answered` for each device that has sent an update. No other device may become
         missing.
         """
         if self._ordered is None:

@@ -1,9 +1,9 @@
-"""The repetitions of a server step, each without one of its updates.
+"""The trials, which repeat a server step without one of its updates.
 
-A broadcast may be unusable for devices because of one update that no limit refuses. When broken updates
-have prevented the quorum of a round twice, the server step that made its broadcast is repeated without one
-of its updates. If the round fails again, that update is used again and another one is left out, until the
-round reaches its quorum.
+One update that no limit refuses can make a broadcast unusable for all devices. If broken updates have
+prevented the quorum of a round twice, the server step that made the broadcast of this round is repeated
+without one update. If the round fails again, that update is used again, and another update is left out. This
+goes on until the round reaches its quorum.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-FAILURES: Final = 2  # failures of one round by broken updates, before a step is repeated
+FAILURES: Final = 2  # Failures of one round by broken updates that lead to the first trial.
 
 
 @dataclass
 class Trials:
-    # Round whose step was repeated -> devices whose updates were left out, one at a time. This survives a
-    # restart.
+    # Round whose server step was repeated -> devices whose updates were left out, one at a time. The spool
+    # stores this.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    failures: int = 0  # failures of the open round by broken updates, since the server half last went back
+    failures: int = 0  # Failures of the open round by broken updates, since the server half last went back.
 
     def begin_round(self) -> None:
         self.failures = 0
@@ -32,18 +32,18 @@ class Trials:
         return number in self.tried
 
     def are_due(self, number: int) -> bool:
-        """Return whether the step of that round must be repeated after another failure."""
+        """Return whether the server step of this round must be repeated if the round after it fails again."""
         return number >= 1 and (self.are_under_way(number) or self.failures >= FAILURES)
 
     def attempts(self, number: int) -> int:
-        """Return how often the round after that step has failed.
+        """Return how often the round after this server step has failed.
 
-        This includes failures after the unchanged step and failures after the step without one update.
+        The number includes the failures before the first trial and the failures in trials.
         """
         return self.failures + len(self.tried.get(number, ()))
 
     def left_out(self, number: int, aside: Collection[str]) -> tuple[str, ...]:
-        """Return the devices whose updates are left out now."""
+        """Return the devices whose updates the current trial leaves out."""
         return tuple(device for device in self.tried.get(number, ()) if device in aside)
 
     def leave_out(self, number: int, devices: tuple[str, ...]) -> None:

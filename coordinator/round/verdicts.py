@@ -1,6 +1,6 @@
 """The verdicts on updates.
 
-A verdict is final: an update that arrives again, at any time, gets the same verdict.
+A verdict is final: if an update arrives again at any later time, it gets the same verdict.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-# The problems that a poisoned broadcast causes in updates: values that are not finite or too large, or a loss
-# that cannot be believed.
+# The problems that updates have if the broadcast was poisoned: values that are not finite or too large, or a
+# loss that cannot be believed.
 BROKEN = frozenset({Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS, Reason.BAD_CLAIM})
 
 
 @dataclass
 class Verdicts:
-    # Accepted updates of the open round: phase -> device -> base.
+    # Phase -> device -> base of its accepted update, in the open round.
     accepted: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    # Device -> why its update for the open task was refused.
+    # Device -> reason why its update for the open task was refused.
     refused: dict[str, Problem] = field(default_factory=dict)
-    # Devices whose updates were refused in any attempt at the open round.
+    # Devices of which an update was refused in any attempt at the open round.
     suspects: set[str] = field(default_factory=set)
-    # Newest accepted updates: device -> their round, and their bases by phase.
+    # Device -> the last round in which its updates were accepted, and the bases of these updates by phase.
     last: dict[str, tuple[int, dict[str, bytes]]] = field(default_factory=dict)
 
     def begin_round(self, accepted: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -61,7 +61,8 @@ class Verdicts:
     def was_accepted(self, device: str, number: int, phase: str, base: bytes) -> bool:
         """Return whether the device's update for this task of an earlier round was accepted.
 
-        A device repeats its newest update until it has a receipt, but it repeats no older update.
+        Only the newest updates are known here. That is enough, because a device repeats only its newest
+        update, until it has a receipt.
         """
         known = self.last.get(device)
         return known is not None and known[0] == number and known[1].get(phase) == base

@@ -1,8 +1,8 @@
 """The largest weight that one device may have, because no one can check how many samples a device has.
 
-A weight is capped at a multiple of the median of its cohort. If the number of weights is even, the median
-is the lower of the two in the middle, so that half of the devices cannot raise the cap. Weights of 0 are
-left out of the median.
+A weight is capped at `factor` times the median of its cohort. If the number of weights is even, the median is
+the lower of the two middle weights, so that half of the devices cannot raise the cap. Weights of 0 are left
+out of the median.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping
 
 
 def weight_cap(weights: Collection[float], factor: float) -> float:
-    """Return the largest weight that counts; infinity if `factor` is 0 (off) or no weight is above 0."""
+    """Return the largest weight that counts; infinity if `factor` is 0 (no cap) or no weight is above 0."""
     positive = [weight for weight in weights if weight > 0]
     return factor * statistics.median_low(positive) if factor and positive else math.inf
 
 
 def capped(weights: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Return the weights by device, each at most `weight_cap`."""
+    """Return the weights by device; weights above `weight_cap` are lowered to it."""
     cap = weight_cap(weights.values(), factor)
     return {device: min(weight, cap) for device, weight in weights.items()}
