@@ -1,4 +1,4 @@
-"""The server half, run step by step, and the search for updates that make the server half fail.
+"""The server half, which runs step by step, and the search for updates that make the server half fail.
 
 May import: coordinator.round, coordinator.spool, methods.contract, methods.plugins, protocol.wire, runtime.
 """

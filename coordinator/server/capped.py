@@ -1,7 +1,7 @@
-"""Caps for the numbers of samples that devices claim, before the server half uses them as weights.
+"""Caps for the numbers of samples that devices claim. They apply before the server half uses these as weights.
 
-Three claims are weights: the examples of an update, its arrays that count samples, and the counts of a
-hello.
+Three claims are weights: the examples of an update, the arrays of an update that count samples, and the
+counts of a hello.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protofleet.methods.contract.wants import TensorSpec
 
 
 class CappedCounts(LazyPayload):
-    """The arrays of an update, with a cap: the sum of each array that counts samples is at most `most`."""
+    """The arrays of an update. Each array that counts samples is scaled so that its sum is about `most` or less."""
 
     def __init__(self, whole: LazyPayload, counts: Collection[str], most: int) -> None:
         self._whole, self._counts, self._most = whole, counts, most
@@ -48,7 +48,7 @@ class CappedCounts(LazyPayload):
 
 
 def at_most(counts: Tensor, most: int) -> Tensor:
-    """Scale counts so that they add up to `most`; a count above 0 stays at least 1."""
+    """Scale counts so that they add up to about `most`. A count above 0 stays at least 1."""
     if (total := int(counts.sum())) <= most:
         return counts
     scaled = (counts.double() * (most / total)).floor().clamp(min=1).to(counts.dtype)
@@ -58,7 +58,7 @@ def at_most(counts: Tensor, most: int) -> Tensor:
 def capped_replies(
     replies: Sequence[Reply], wants: Mapping[str, TensorSpec], factor: float
 ) -> Sequence[Reply]:
-    """Cap the examples of each update, and its arrays that count samples, by the examples of all updates."""
+    """Cap the claimed examples and the sample counts of each update, by the median of the examples of all updates."""
     cap = weight_cap([reply.examples for reply in replies], factor)
     if math.isinf(cap):
         return replies
@@ -74,7 +74,10 @@ def _capped_reply(reply: Reply, counts: Sequence[str], most: int) -> Reply:
 
 
 def capped_members(members: Sequence[Member], factor: float) -> list[Member]:
-    """Cap the counts of each member; its examples stay unchanged, because they limit its uploads."""
+    """Cap the counts of each member.
+
+    The number of examples stays unchanged, because it limits the member's uploads.
+    """
     cap = weight_cap([member.examples for member in members], factor)
     if math.isinf(cap):
         return list(members)

@@ -1,12 +1,13 @@
-"""The search for updates that make the server half fail, by running the round again without them.
+"""The search for updates that make the server half fail, by running the round again without some of them.
 
-If the arithmetic of the method itself fails, the norms of the updates do not show which update is the
-cause. So the round is tried on a new server half, from the state at its start and the updates on the disk.
-The result depends on nothing else, so a restarted coordinator finds the same updates.
+If the arithmetic of the method itself fails, the norms of the updates do not show which update is the cause.
+So the round is tried on a new server half. It uses only the state at the start of the round and the updates
+on the disk, so a restarted coordinator finds the same updates.
 
-The updates are added in groups, the most suspected ones last. A group with which the round fails is divided
-into halves. Finding one update among n takes about 2 log2(n) trials, or one trial if it is the most
-suspected update, and never more than 2n. The remaining devices are always the majority.
+The updates are added in groups, and the most suspected ones are added last. If the round fails with a group,
+the group is divided into halves. Let n be the number of updates. Finding one update takes about 2 log2(n)
+tries, or one try if it is the most suspected update, and never more than 2n. The devices that are kept are
+always the majority.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ Works = Callable[[frozenset[str]], bool]
 
 @dataclass(frozen=True)
 class FailedRound:
-    """A round that failed, as it is on the disk."""
+    """A round that failed, with its data from the disk."""
 
     past: Recovered
-    state: Arrays  # state of the server half when the round began
+    state: Arrays  # State of the server half at the start of the round.
     members: Sequence[Member]
-    closed: Mapping[str, Mapping[str, Accepted]]  # phase -> device -> update, in the order of the phases
-    # Members of the next round, if that round failed at its beginning. None if the failed round itself is
-    # open; then its devices can still be asked a later phase again.
+    # Phase -> device -> update. The phases are in their order in the round.
+    closed: Mapping[str, Mapping[str, Accepted]]
+    # Members of the next round, if the next round failed at its beginning. None if the failed round is still
+    # open. Its devices can then get tasks of later phases again.
     next_members: Sequence[Member] | None
 
     @staticmethod
@@ -56,7 +58,8 @@ class FailedRound:
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}
             for phase, devices in past.closed.items()
-            if phase != EVALUATE  # it precedes the round, and the server half uses none of its updates
+            # The evaluation before a round does not count, because the server half uses none of its updates.
+            if phase != EVALUATE
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
         return FailedRound(past, saved.state, [members[d] for d in past.cohort], closed, next_members)
@@ -71,11 +74,12 @@ class FailedRound:
         return list(self.closed)[-1] if self.closed else ""
 
     def works(self, stepper: Stepper, phase: str, kept: frozenset[str]) -> bool:
-        """Return whether the round succeeds if only the updates of `kept` count from that phase on."""
+        """Return whether the round succeeds if only the updates of the devices `kept` are used from this phase on."""
         report_progress()
         try:
             return not self._run(stepper, phase, kept)
-        except (Rejected, RunMismatchError):  # an error of what is on the disk
+        # The data on the disk are damaged, or belong to another coordinator. The updates are not the cause.
+        except (Rejected, RunMismatchError):
             raise
         except Exception as error:
             if is_ours(error):
@@ -107,7 +111,7 @@ class Culprits:
 class CulpritSearch:
     """The search for the updates that made a round fail.
 
-    The search runs on the thread of the worker and uses only data on the disk.
+    The search runs on the thread of the worker, and uses only data from the disk.
     """
 
     def __init__(self, new_stepper: Callable[[], Stepper], arrays: Callable[[Accepted], LazyPayload]) -> None:
@@ -116,7 +120,7 @@ class CulpritSearch:
     def find(self, blame: Blame, failed: FailedRound | None) -> Blamed:
         """Find the devices whose updates made a round fail.
 
-        `failed` is None if the disk does not have the round any more.
+        `failed` is None if the round is not on the disk any more.
         """
         if failed is None or not failed.closed:
             past = failed.past if failed else Recovered(blame.round, 0, ())
@@ -128,7 +132,8 @@ class CulpritSearch:
             if blame.server_half and not self._works_with_all(failed):
                 return self._by_trial(blame, failed, farthest(sizes))
             return self._by_size(blame, failed, worst(sizes))
-        except (Rejected, RunMismatchError):  # an error of what is on the disk
+        # The data on the disk are damaged, or belong to another coordinator. The updates are not the cause.
+        except (Rejected, RunMismatchError):
             raise
         except Exception as error:
             if is_ours(error):
@@ -157,9 +162,9 @@ class CulpritSearch:
     def _culprits(
         self, failed: FailedRound, suspicion: Mapping[str, Outlier], aside: Mapping[int, Sequence[str]]
     ) -> Culprits | None:
-        """Return the devices that must be left out of a phase, and the phase.
+        """Return the devices whose updates must be left out, and the phase from which they are left out.
 
-        Return None if these devices are no minority, or if the updates are not the cause.
+        Return None if these devices are at least half of the cohort, or if the updates are not the cause.
         """
         in_hand = failed.next_members is None
         for phase in [*failed.closed][::-1] if in_hand else [failed.phase]:
@@ -185,8 +190,8 @@ class CulpritSearch:
 def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
     """Choose one update that was not left out before.
 
-    Updates of devices whose updates were put aside in other rounds are chosen first, then the update
-    farthest from the others.
+    An update is chosen first if its device had updates put aside in other rounds. Among the other updates,
+    the one that is farthest from the rest is chosen first.
     """
     closed = failed.closed[failed.phase]
     left = [device for device in closed if device not in blame.tried]
@@ -206,18 +211,19 @@ def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]
 
 @dataclass
 class GroupTest:
-    """A group test of updates that fail when all of them are used together."""
+    """A group test: it finds the updates without which a round works."""
 
     works: Works
-    most: int  # updates that may be left out
+    most: int  # Most updates that may be left out.
     _left_out: list[str] = field(default_factory=list)
-    # Devices that are kept -> whether the round works.
+    # Devices whose updates are used -> whether the round works with them.
     _results: dict[frozenset[str], bool] = field(default_factory=dict)
 
     def left_out(self, order: Sequence[str]) -> list[str]:
-        """Return the devices without whose updates the round works; an empty list if there are too many.
+        """Return the devices whose updates must be left out so that the round works.
 
-        `order` begins with the least suspected device.
+        Return an empty list if more than `most` updates would be left out. `order` begins with the least
+        suspected device.
         """
         if self.most < 1:
             return []

@@ -1,8 +1,8 @@
-"""The error that ends a run that has diverged."""
+"""The error that ends a run whose training has diverged."""
 
 
 class DivergedError(RuntimeError):
-    """The error raised when no state is left from which the run could go on.
+    """The error raised when there is no state left from which the run could go on.
 
-    The message names the reason and what was tried.
+    Its message gives the reason and the attempts that were made.
     """

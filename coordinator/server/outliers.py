@@ -1,12 +1,12 @@
-"""Outliers, which are updates with far larger arrays than the other updates of their cohort.
+"""The outliers: updates whose arrays are far larger than those of the other updates of their cohort.
 
-Outliers are put aside before they are used. An update may be finite and within every bound, and still be a
-thousand times larger than all others. The check reads the updates on the disk, so a replay gives the same
-result.
+Outliers are put aside before the server half uses them. An update may be finite and within every limit, and
+still be a thousand times larger than all others. The check reads the updates from the disk, so a replay gives
+the same result.
 
-For an array of rows (prototypes, features), the norm of the longest row counts, because the number of rows
-differs between devices. For any other array, its Euclidean norm counts. Labels, counts and control arrays
-are not judged. Among fewer than three updates there is no outlier.
+If an array consists of rows (prototypes, features), its size is the norm of its longest row, because the
+number of rows differs between devices. The size of any other array is its Euclidean norm. Labels, counts and
+control arrays are not judged. If fewer than three updates have an array, none of them is an outlier.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from protofleet.methods.contract.liveness import report_progress
 from protofleet.methods.contract.wants import SLICE
 from protofleet.protocol.wire.arrays import kind_of
 
-Sizes = Mapping[str, float]  # array -> its norm, or the norm of its longest row
+Sizes = Mapping[str, float]  # Array -> its norm, or the norm of its longest row.
 UNJUDGED = frozenset({"labels", "counts", "control"})
-# A device has as many rows of these as it has classes or samples.
+# Arrays that consist of rows. The number of rows depends on the classes or samples of a device.
 ROWS = frozenset({"prototypes", "features", "anchors"})
-LEAST = 3  # updates that are needed for a median
+LEAST = 3  # Fewest updates for which a median is used.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def sizes_by_device(
 
 
 def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
-    """Return the updates above `limit` times the median, but always fewer than half of all updates."""
+    """Return the updates with an array above `limit` times its median, but always fewer than half of all updates."""
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
         if one.size > limit * one.median and (one.device not in found or one.ratio > found[one.device].ratio):
@@ -74,9 +74,9 @@ def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
 
 
 def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
-    """Return by device its array with the largest ratio to the median of the cohort.
+    """Return for each device its array with the largest ratio to the median of the cohort.
 
-    Arrays that too few devices have sent are left out.
+    Arrays that too few devices have sent are not compared.
     """
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
@@ -86,7 +86,7 @@ def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
 
 
 def worst(cohort: Mapping[str, Sizes]) -> Outlier | None:
-    """Return the array with the largest ratio of all devices; None if too few arrays can be compared."""
+    """Return the array with the largest ratio to its median; None if too few arrays can be compared."""
     return min(farthest(cohort).values(), key=lambda one: (-one.ratio, one.device), default=None)
 
 

@@ -1,6 +1,6 @@
-"""The runner of the server half: one generator for each round, stepped on the thread of the worker.
+"""The runner of the server half, which runs each round as a generator on the thread of the worker.
 
-After a crash the generator is replayed.
+After a crash, a new generator replays the round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from protofleet.runtime.logs import place_of
 log = logging.getLogger("protofleet.coordinator")
 
 
-MAX_FAULT_LETTERS: Final = 300  # letters of an error that are kept, for records and people
+MAX_FAULT_LETTERS: Final = 300  # Most letters of an error message that are kept for records and log lines.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Step:
     ask: Ask | None
     manifest: Manifest | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
-    phase: str | None = None  # the phase whose updates were used; None if the step began the round
-    counted: Mapping[str, str] = field(default_factory=dict)  # device -> hash of its update that was used
-    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its update was not used
-    fault: str = ""  # why no device can go on from the result of the round
+    phase: str | None = None  # The phase whose updates were used. None if the step began the round.
+    counted: Mapping[str, str] = field(default_factory=dict)  # Device -> hash of its update that was used.
+    aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
+    fault: str = ""  # Reason why no device can go on from the result of the round, or "".
 
 
 class ServerRunner:
@@ -57,8 +57,8 @@ class ServerRunner:
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )
         self._stepper = self.new_stepper()
-        self.errors = 0  # errors of the server half while it used updates of devices
-        self._unwritten: Ask | None = None  # the task whose broadcast did not fit on the disk
+        self.errors = 0  # Number of errors of the server half while it used updates of devices.
+        self._unwritten: Ask | None = None  # The task whose broadcast did not fit on the disk.
         if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
 
@@ -70,7 +70,7 @@ class ServerRunner:
         return to_numpy(tensors_of(self.server.state(), self.server.state))
 
     def restore(self) -> None:
-        """Set the server half back to the last save."""
+        """Set the server half back to the state that was saved last."""
         self._stepper.forget()
         self._unwritten = None
         if (saved := self._spool.server_state()) is not None:
@@ -81,14 +81,15 @@ class ServerRunner:
     ) -> Step:
         """Run the server half to its next task, on the thread of the worker.
 
-        All data from the spool's index are passed as arguments, because this thread must not use the index.
-        If the disk is full, the step itself is already done, and a retry only writes its broadcast. An
-        error of the server half that is no error of this program was caused by updates of devices, so it
-        counts like a state that is not finite.
+        The caller passes all data from the spool's index as arguments, because this thread must not use the
+        index. If the disk is full, only the broadcast is missing: a retry writes the broadcast and does not
+        repeat the step. An error of the server half that is no error of this program counts like a state that
+        is not finite, because updates of devices caused it.
         """
         try:
             return self._step(advance, members, answers, block)
-        except (Rejected, RunMismatchError, AuthorError):  # damage on the disk, or not caused by updates
+        # The disk is damaged, or the code of a plug-in is wrong. Updates are not the cause.
+        except (Rejected, RunMismatchError, AuthorError):
             raise
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None

@@ -1,4 +1,4 @@
-"""A server half and its current round, run from task to task with the updates that are used."""
+"""A server half and its current round, run from task to task with the updates of the devices."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ class Stepper:
     ) -> None:
         """Set up a server half; `fleet` returns the number of devices of the run."""
         self.server: ServerHalf = plan.server_half()
-        self.aside: dict[str, str] = {}  # device -> why its update for the current phase is not used
+        self.aside: dict[str, str] = {}  # Device -> reason why its update for the current phase is not used.
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
         self._fleet = fleet
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
-        self._weight_cap = weight_cap  # largest weight, as a multiple of the cohort's median; 0: no cap
-        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # arrays that the current task requests
-        self._excluded: set[str] = set()  # devices that are excluded from the current round
+        self._weight_cap = weight_cap  # Largest weight as a multiple of the cohort's median; 0 means no cap.
+        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # Arrays that the current task requests.
+        # Devices whose updates are not used in the rest of the current round.
+        self._excluded: set[str] = set()
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member], evaluate: bool = False) -> Ask:
-        """Begin a round and return its first task; with `evaluate`, this is the task of the last evaluation."""
+        """Begin a round and return its first task. If `evaluate` is True, this is the task of the last evaluation."""
         self._excluded, self.aside = set(), {}
         self.server.fleet = max(self._fleet(), len(members))
         self.server.begin(number, capped_members(members, self._weight_cap))
@@ -56,7 +57,7 @@ class Stepper:
         return self._asked(first_ask(self.server, self._round))
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
-        """Give the server half the updates of a phase; return its next task, or None if the round is over."""
+        """Pass the updates of a phase to the server half; return its next task, or None if the round is over."""
         assert self._round is not None, "a round is stepped before it began"
         self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
@@ -79,7 +80,7 @@ class Stepper:
         self._round = None
 
     def fault(self) -> str:
-        """Return why no device can go on from the result of the round; "" if devices can."""
+        """Return why no device can go on from the result of the round; "" if the devices can go on."""
         for name, value in self.server.state().items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 return f"{name} of the new state is not finite"
@@ -102,5 +103,5 @@ class Stepper:
 
 
 def evaluation(server: ServerHalf, wants: Mapping[str, TensorSpec] = NOTHING_BACK) -> Round:
-    """Make the round after the last training round, in which all devices measure the result."""
+    """Make the round of an evaluation, in which all devices only measure the current model."""
     yield Ask("evaluate", server.payload(), wants)
