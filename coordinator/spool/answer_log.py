@@ -1,8 +1,8 @@
 """The log of small updates, which are stored one after another in a few files.
 
-All updates of one turn of the loop become durable with one fsync. The transaction that accepts an update
-also writes the place of its bytes to the index. Other bytes in a log belong to no update, and are deleted
-with their file.
+All updates of one turn of the loop become durable with one fsync. The place of an update in the log is
+written to the index in the transaction that accepts the update. Bytes without such a place belong to no
+update. They are deleted together with their file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUFFIX: Final = ".log"
 
 
 class AnswerPlace(NamedTuple):
-    """The place of the bytes of an update."""
+    """The place of an update in the log: the file, the first byte, and the size."""
 
     file: int
     start: int
@@ -48,21 +48,24 @@ class AnswerLog:
         self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, AnswerPlace]] = (),
         memory: Memory | None = None,
     ) -> None:  # fmt: skip
-        """Open the log; `memory` is for updates that are not complete."""
+        """Open the log; `memory` is used for updates that are still incomplete."""
         self.folder, self.disk, self.memory = folder, disk, memory or Memory()
-        self.damaged = 0  # updates whose bytes do not match their name
+        self.damaged = 0  # Number of updates whose bytes do not match their name.
         self._places = {(device, name): place for device, name, place in places}
-        self._sound: set[tuple[str, bytes]] = set()  # updates that this process has written or checked
+        # Updates that this process has written, or whose bytes it has checked.
+        self._sound: set[tuple[str, bytes]] = set()
         numbers = [place.file for place in self._places.values()]
         self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
-        self._end = self._synced = 0  # bytes of this file: written, and made durable
-        self._handle: BinaryIO | None = None  # a handle that is forgotten closes itself
-        # The file that was read last, because it is usually read again.
+        # Bytes of the current file that were written, and bytes that are durable.
+        self._end = self._synced = 0
+        # File that is open for writing. Python closes it when the last reference to it is gone.
+        self._handle: BinaryIO | None = None
+        # The file that was read last. It stays open, because the next read is usually from the same file.
         self._reader: tuple[int, BinaryIO] | None = None
         self._reading = threading.Lock()
 
     def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
-        """Append an update and return its name, which is its hash; `name` is the hash if it is known already.
+        """Append an update and return its name, which is its hash; pass `name` if the hash is known already.
 
         No message may depend on the update before `sync` is called.
         """
@@ -80,7 +83,7 @@ class AnswerLog:
         return name
 
     def sync(self) -> None:
-        """Make all appended updates durable, so that they survive a power cut."""
+        """Make all appended updates durable, so that they survive a power failure."""
         if self._end == self._synced:
             return
         self.disk.sync(self._path(self._file))
@@ -89,7 +92,7 @@ class AnswerLog:
         self._synced = self._end
 
     def begin_file(self) -> None:
-        """Begin a new file, so that later updates can be deleted separately."""
+        """Begin a new file, so that older files can be deleted without the later updates."""
         if self._handle is not None:
             self._handle.close()
             self._handle, self._file, self._end, self._synced = None, self._file + 1, 0, 0
@@ -110,7 +113,7 @@ class AnswerLog:
     def has(self, device: str, name: bytes) -> bool:
         """Return whether the update is in the log and its bytes match its name.
 
-        An update of an earlier process is hashed once.
+        An update that an earlier process has written is hashed at its first use.
         """
         key = (device, name)
         if (place := self._places.get(key)) is None:
@@ -136,8 +139,8 @@ class AnswerLog:
     def forget(self, device: str, name: bytes) -> None:
         """Forget an update.
 
-        Its bytes are deleted at once if they are the last ones and not durable yet, as with a refused
-        update. Otherwise its bytes are deleted with their file.
+        If its bytes are the last bytes of the file and not durable yet, they are deleted at once. This is
+        usual for a refused update. Otherwise its bytes are deleted together with their file.
         """
         place = self._places.pop((device, name), None)
         self._sound.discard((device, name))
@@ -150,18 +153,18 @@ class AnswerLog:
         return [name for owner, name in self._places if owner == device]
 
     def keep(self, wanted: Collection[tuple[str, bytes]]) -> None:
-        """Forget all updates except `wanted`, and delete each file that holds none of them."""
+        """Forget all updates except `wanted`, and delete each file that holds none of the wanted updates."""
         self._places = {key: place for key, place in self._places.items() if key in wanted}
         self._sound &= self._places.keys()
         used = {self._file, *(place.file for place in self._places.values())}
-        self._stop_reading()  # a file that is open keeps its space on the disk
+        self._stop_reading()  # The disk does not free the space of a deleted file that is still open.
         for path in self._files():
             if int(path.stem) not in used:
                 self.disk.remove(path)
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files."""
+        """Return the total size of all files in bytes."""
         return sum(path.stat().st_size for path in self._files())
 
     def _new_file(self) -> BinaryIO:
@@ -170,7 +173,9 @@ class AnswerLog:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 return os.fdopen(handle, "r+b", buffering=0)
-            except FileExistsError:  # another coordinator has started in this folder; the index will show it
+            # Another coordinator has started in this folder. The next use of the index will raise
+            # FencedError.
+            except FileExistsError:
                 self._file += 1
 
     def _files(self) -> list[Path]:
@@ -180,8 +185,8 @@ class AnswerLog:
         return self.folder / f"{file:08}{SUFFIX}"
 
     def _bytes(self, place: AnswerPlace, start: int, stop: int) -> bytes:
-        data = bytearray(stop - start)  # torch accepts writable bytes without a copy
-        with self._reading:  # the loop and the thread of the server half both read
+        data = bytearray(stop - start)  # A bytearray is writable, so torch can use its bytes without a copy.
+        with self._reading:  # The event loop and the thread of the server half read at the same time.
             if self._reader is None or self._reader[0] != place.file:
                 self._reader = (place.file, self._path(place.file).open("rb", buffering=0))
             count = os.preadv(self._reader[1].fileno(), [data], place.start + start)
@@ -189,15 +194,15 @@ class AnswerLog:
 
 
 class DeviceAnswers(ObjectStore):
-    """The updates of one device: small updates are in the log, large updates are files."""
+    """The store of the updates of one device. Small updates are in the log, and large updates are files."""
 
     def __init__(self, device: str, folder: Path, answers: AnswerLog, disk: Disk) -> None:
         super().__init__(folder, disk=disk, make=False)
         self._device, self._answers = device, answers
-        self._small: SmallBlocks | None = None  # blocks of the update that is being received
+        self._small: SmallBlocks | None = None  # Blocks of the small update that is being received.
 
     def begin(self, manifest: Manifest) -> Partial:
-        """Begin or continue to receive an update; continue in its file if it already has a file."""
+        """Begin or continue to receive an update. If the update has a file already, continue in this file."""
         if manifest.size > SMALL or self.part_of(manifest).exists():
             self._forget_small()
             return super().begin(manifest)

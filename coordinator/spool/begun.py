@@ -1,6 +1,6 @@
-"""The check whether a run has ended a round.
+"""The check whether a run has ended at least one round.
 
-A run that has never ended a round has no results that other settings could spoil.
+If it has not, the run has no results, so its settings may still be changed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ FIRST_ROUND: Final = 1
 
 
 def has_ended_a_round(run: Path) -> bool:
-    """Return whether the run has ended a round.
+    """Return whether the run has ended at least one round.
 
-    Lines in rounds.jsonl show it, even if they are damaged. If there are no lines, a snapshot of a later
-    round than the first one shows it.
+    A line in rounds.jsonl shows this, even if the line is damaged. If there is no line, a snapshot of a later
+    round than the first round shows this.
     """
     if any((run / name).exists() and (run / name).stat().st_size for name in LINES):
         return True
@@ -27,7 +27,7 @@ def has_ended_a_round(run: Path) -> bool:
 
 
 def _last_round(index: Path) -> int:
-    """Return the round of the newest snapshot; 0 if there is none or the index cannot be read."""
+    """Return the round of the newest snapshot; 0 if there is no snapshot or the index cannot be read."""
     if not index.exists():
         return 0
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(index)) as db:

@@ -1,6 +1,6 @@
-"""The columns of the spool's index that hold devices.
+"""The reading of those columns of the spool's index that hold devices.
 
-They are read strictly: a flipped bit must not invent a device.
+They are read strictly, because a damaged row must not produce a device that does not exist.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protofleet.protocol.storage.store import DamagedError
 
 @dataclass(frozen=True, slots=True)
 class SavedDevice:
-    """A device in a checkpoint."""
+    """A device as a checkpoint stores it."""
 
     member: Member
     domain: str
@@ -37,7 +37,7 @@ def members_in(text: object) -> dict[str, Member]:
 def saved_devices(text: object) -> dict[str, SavedDevice]:
     """Read the devices of a checkpoint, or raise DamagedError.
 
-    Format 0 stored neither the domain of a device nor whether the device was present.
+    In format 0 a row has neither the domain of the device nor whether the device was present.
     """
     found = {}
     for row in _list(_json(text)):

@@ -1,12 +1,12 @@
 """The epochs of the coordinators of a federation on this machine.
 
-The next epoch is above all earlier epochs of any run, because devices and brokers remember the highest
-epoch that they have seen. Suppose that a coordinator's clock was once ahead, by less than devices tolerate.
-If the next epoch were lower, devices would ignore every later coordinator until real time has passed the
+The next epoch must be above all earlier epochs of any run, because devices and brokers remember the highest
+epoch that they have received. Suppose that the clock of a coordinator was once an hour ahead, and that the
+next epoch were lower. Then devices would ignore every later coordinator until the real time has reached the
 epoch of that clock.
 
-Devices ignore an epoch that is years ahead, but not an epoch that is an hour ahead. So several epochs are
-stored, not only the highest.
+An epoch that is years ahead must not count, because devices ignore it. So several epochs are stored, and not
+only the highest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ log = logging.getLogger("protofleet.coordinator")
 
 HIGHEST: Final = 1 << 62
 DAY: Final = 86_400
-MOST_EPOCHS: Final = 1000  # if there are more, only one epoch of each day is kept, for a year
+# Most epochs that are stored in full. If there are more, only one epoch of each day is kept, for a year.
+MOST_EPOCHS: Final = 1000
 
 
 def epoch_file(runs: Path, federation: str) -> Path:
@@ -35,9 +36,9 @@ def epoch_file(runs: Path, federation: str) -> Path:
 
 
 def next_epoch(known: Iterable[int], clock: int) -> int:
-    """Return the lowest epoch above the known epochs; those that are far ahead of the clock do not count.
+    """Return the lowest epoch above all known epochs, except epochs that are far ahead of the clock.
 
-    Devices ignore an epoch that is far ahead of their clocks.
+    Devices ignore an epoch that is far ahead of their own clocks.
     """
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):
@@ -51,7 +52,7 @@ def next_epoch(known: Iterable[int], clock: int) -> int:
 
 
 def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
-    """Return the known epochs and the new one, the highest first."""
+    """Return the epochs to store, from the known epochs and the new epoch, in descending order."""
     epochs = sorted({*known, epoch})
     if len(epochs) > MOST_EPOCHS:
         epochs = sorted({each // DAY: each for each in epochs if each > epoch - 366 * DAY}.values())
@@ -59,7 +60,10 @@ def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
 
 
 def least_epoch(runs: Path, federation: str, clock: int) -> int:
-    """Return the lowest epoch for the next coordinator: the time, or the highest valid epoch plus 1."""
+    """Return the lowest epoch that the next coordinator may have.
+
+    This is the current time, or the highest valid epoch plus 1 if that is later.
+    """
     path = epoch_file(runs, federation)
     try:
         return max(clock, next_epoch(_saved_epochs(path), clock))
@@ -83,12 +87,12 @@ def save_epoch(runs: Path, federation: str, epoch: int) -> None:
     try:
         known = _saved_epochs(path)
     except (ValueError, OSError):
-        known = []  # least_epoch has logged the reason
+        known = []  # The function least_epoch has already logged why the file cannot be read.
     write_file(path, "".join(f"{each}\n" for each in epochs_to_keep(known, epoch)).encode(), PRIVATE)
 
 
 def process_identity(folder: Path) -> str:
-    """Return a name of this process, which another coordinator of the federation can show.
+    """Return a name for this process, which is shown if another coordinator of the federation takes over.
 
     Brokers can read the name, so it contains no path. Containers may have equal host names, process ids and
     paths, so a part of the name is random.

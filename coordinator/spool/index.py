@@ -1,13 +1,13 @@
-"""The spool's index: one SQLite file whose rows carry checksums, and a copy of it.
+"""The spool's index: one SQLite file whose rows have checksums, and a copy of this file.
 
-The copy replaces the file if the file is damaged. A new copy is made each time that a round begins. So a
-damaged index costs at most the updates of one round, which are requested again.
+If the file is damaged, the copy replaces it. A new copy is made each time that a round begins. So a damaged
+index costs at most the updates of one round, and these are requested again.
 
-The file has a format number (PRAGMA user_version). An older format is upgraded, and the old file is kept. A
-newer format is refused.
+The file has a format number (PRAGMA user_version). A file with an older format is upgraded, and the old file
+is kept. A file with a newer format is refused.
 
-If the file system allows it, SQLite writes a log next to the file (WAL mode), and a commit is one fsync.
-The log is merged into the file each time that a round begins.
+If the file system allows it, SQLite writes a log next to the file (WAL mode), so that a commit needs only one
+fsync. The log is merged into the file each time that a round begins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logging.getLogger("protofleet.coordinator")
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "spool.sqlite"
-PAGE_BYTES: Final = 1024  # the log takes a page for every row that is changed
+# Size of a page in bytes. It is small, because the log stores a whole page for every row that is changed.
+PAGE_BYTES: Final = 1024
 SCHEMA: Final = {
     "run": "one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER",
     "checkpoint": "id INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER, cohort TEXT, members TEXT, object TEXT",
@@ -39,22 +40,27 @@ SCHEMA: Final = {
     "heard": "sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER",
     "closed": "round INTEGER, phase TEXT, devices TEXT",
 }
-# Tables that are created if they are missing, without a new format number: a version that does not know
-# them ignores them.
+# Tables that are created if they are missing. They need no new format number, because older versions ignore
+# them.
 ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
-    # Who held a device name at the boot in `heard`.
+    # The holder of each device name, at the boot that `heard` stores.
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",
-    "aside": "round INTEGER, device TEXT, words TEXT",  # device "": the run has diverged in that round
-    "tried": "round INTEGER, device TEXT",  # devices whose updates were put aside one at a time, for a while
-    "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # number when the run began
-    "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",  # for policy.stop; words: why it ended the run
-    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # names of the classes
-    "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",  # the round before a pause
-    "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of updates in the log
-    "epochs": "epoch INTEGER PRIMARY KEY",  # epochs of the coordinators that have claimed the folder
+    # If the device is "", the run has diverged in that round.
+    "aside": "round INTEGER, device TEXT, words TEXT",
+    "tried": "round INTEGER, device TEXT",  # Devices whose updates were left out in trials, one at a time.
+    # Number of devices when the run began.
+    "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",
+    # For policy.stop; `words` is the reason if the run ended with that round.
+    "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",
+    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # Names of the classes.
+    # The last round that a pause followed, and its end.
+    "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",
+    # Places of updates in the log of small updates.
+    "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",
+    "epochs": "epoch INTEGER PRIMARY KEY",  # Epochs of the coordinators that have claimed the folder.
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
 }
 UNIQUE: Final = {
@@ -69,19 +75,19 @@ Value = str | int | bytes | None
 
 
 class RunMismatchError(ValueError):
-    """The error raised when the folder holds another run."""
+    """The error raised when the folder belongs to another run."""
 
 
 class FencedError(RunMismatchError):
-    """The error raised when another coordinator has taken over the run."""
+    """The error raised when another coordinator has taken over the folder."""
 
 
 class SpoolConnection(sqlite3.Connection):
-    """A connection whose errors show whether the disk is full.
+    """A connection whose errors show whether the disk is full, and which waits for a lock if it only reads.
 
-    While another program holds the lock, a read waits, because its caller is in the middle of a frame or a
-    step. A write raises an error, because it belongs to a command, and a command can be carried out again
-    later. `keep_waiting` is called after each 5 s without the lock; if it returns False, a read raises an
+    Another program may hold the lock of the file. A read then waits, because its caller is in the middle of a
+    frame or a step. A write raises an error, because it belongs to a command, which is carried out again
+    later. While a read waits, `keep_waiting` is called every 5 s. If it returns False, the read raises an
     error too.
     """
 
@@ -116,9 +122,9 @@ class SpoolConnection(sqlite3.Connection):
 
 
 def check_run(folder: Path, name: str, settings: str) -> None:
-    """Raise RunMismatchError if the folder belongs to another run; write nothing.
+    """Raise RunMismatchError if the folder belongs to another run, without changing the folder.
 
-    This check is made before an old coordinator is stopped for a new one.
+    This check is made before the running coordinator is stopped for a new one.
     """
     path = folder / INDEX_FILE
     if not path.exists():
@@ -144,11 +150,12 @@ class Index:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder, self.disk = folder, disk
         self.path, self._copy = folder / INDEX_FILE, folder / "spool.copy.sqlite"
-        self.restored_from_copy = False  # the copy has replaced a damaged index
-        self.epoch: int | None = None  # set once the folder is claimed
-        self._deferred: list[Callable[[], None]] = []  # the deferred writes of the open transaction, in order
-        self._log_base: LogBase | None = None  # None where SQLite keeps no log
-        # Only the thread of the service uses it, never the thread of the worker.
+        self.restored_from_copy = False  # True if the file was damaged and its copy has replaced it.
+        self.epoch: int | None = None  # Epoch of this coordinator; None until the folder is claimed.
+        # The deferred writes of the open transaction, in the order of their calls.
+        self._deferred: list[Callable[[], None]] = []
+        self._log_base: LogBase | None = None  # None if SQLite keeps no log.
+        # Only the thread of the service may use the connection, never the thread of the worker.
         self.db = self._open()
         if self._has_log:
             self._log_base = LogBase.of(self.db)
@@ -160,12 +167,15 @@ class Index:
         The new epoch is above every earlier epoch, even if the clock was set back.
         """
         self.epoch = None
-        with self.last_transaction():  # two coordinators that start at once must not get the same epoch
+        # A transaction is needed, because two coordinators that start at the same time must not get the same
+        # epoch.
+        with self.last_transaction():
             row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
             if row:
                 _demand_the_same(self.folder, (row[0], row[1]), (name, settings))
             known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
-            known |= {row[2]} if row else set()  # an earlier version stored only this epoch
+            # An earlier version has no table of epochs, and stored only this one.
+            known |= {row[2]} if row else set()
             epoch = max(clock, least, next_epoch(known, clock))
             self.put("run", 1, name, settings, epoch)
             self.db.execute("DELETE FROM epochs")
@@ -175,7 +185,7 @@ class Index:
         return epoch
 
     def take_over(self) -> None:
-        """Claim the folder again, so that the coordinator that has claimed it can write no more."""
+        """Claim the folder again, so that the coordinator that has claimed it cannot write any more."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")
@@ -183,7 +193,7 @@ class Index:
 
     @contextlib.contextmanager
     def transaction(self, durable: bool = True) -> Iterator[None]:
-        """Open a transaction that is committed at its end, with all deferred writes."""
+        """Open a transaction that also commits all deferred writes."""
         self._begin()
         try:
             yield
@@ -197,10 +207,10 @@ class Index:
 
     @contextlib.contextmanager
     def undurable_transaction(self) -> Iterator[None]:
-        """Open a transaction for data that nothing depends on.
+        """Open a transaction for data that may be lost in a crash.
 
-        If SQLite keeps a log, the transaction does not wait for the disk, and the next commit makes the
-        data durable.
+        If SQLite keeps a log, the transaction does not wait for the disk. The next commit makes its data
+        durable.
         """
         if self._log_base is None or self.has_deferred:
             with self.transaction():
@@ -214,9 +224,10 @@ class Index:
             self._set_synchronous(self.db, "FULL")
 
     def defer(self, write: Callable[[], None]) -> None:
-        """Write as part of the next transaction, and write again if that transaction is rolled back.
+        """Write as a part of the next transaction.
 
-        No message may depend on the write before the transaction is committed.
+        If that transaction is rolled back, the transaction after it repeats the write. No message may depend
+        on the write before it is committed.
         """
         self._begin()
         try:
@@ -231,9 +242,9 @@ class Index:
         return bool(self._deferred)
 
     def _begin(self) -> None:
-        """Begin a transaction, or raise FencedError if another coordinator has claimed the folder since.
+        """Begin a transaction, or raise FencedError if another coordinator has claimed the folder.
 
-        So a coordinator that hung and was replaced cannot write any more.
+        So a coordinator that hung, and that was replaced, cannot write any more.
         """
         if self.db.in_transaction:
             return
@@ -273,7 +284,7 @@ class Index:
 
     @contextlib.contextmanager
     def last_transaction(self) -> Iterator[None]:
-        """Open the last transaction of a log, merge the log into the file, and renew the copy."""
+        """Open a transaction; after its commit, merge the log into the file and renew the copy."""
         with self.transaction():
             yield
             if self._log_base:
@@ -283,9 +294,9 @@ class Index:
         self.keep_copy()
 
     def _merge_log(self) -> None:
-        """Merge the log into the file; a full disk is no error.
+        """Merge the log into the file. A full disk or a locked file is no error here.
 
-        On a full disk the log stays, and SQLite reads it together with the file.
+        If the merge fails, the log stays, and SQLite reads it together with the file.
         """
         if self._log_base is None:
             return
@@ -323,10 +334,10 @@ class Index:
         return self._connect()
 
     def _copy_is_of_a_later_version(self) -> bool:
-        """Return whether the copy has a newer format than this version, or cannot be read.
+        """Return whether the copy has a newer format than this version, or whether it cannot be read.
 
-        A later version upgrades both files when it starts. If only the index is newer, its format number is
-        damaged.
+        A later version of this program upgrades both the index and the copy when it starts. So if only the
+        index seems to have a newer format, its format number is damaged.
         """
         if not self._copy.exists():
             return True
@@ -340,12 +351,12 @@ class Index:
     def _connect(self) -> SpoolConnection:
         db = SpoolConnection(self.path)
         try:
-            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # page size of a new file
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # This sets the page size only if the file is new.
             self._has_log = (
                 _set_journal_mode(db, "WAL" if self.disk.is_local(self.folder) else "DELETE") == "wal"
             )
-            # Without a log, FULL does not sync the folder after the last commit, so a power cut could undo
-            # this commit.
+            # If SQLite keeps no log, FULL does not sync the folder after the last commit, so a power failure
+            # could undo this commit. EXTRA syncs the folder too.
             self._set_synchronous(db, "FULL" if self._has_log else "EXTRA")
             self._upgrade(db)
             self._add_missing_tables(db)
@@ -353,7 +364,7 @@ class Index:
         except sqlite3.DatabaseError as error:
             db.close()
             if is_full(error) or is_locked(error):
-                raise  # it is no damage
+                raise  # A full disk or a lock is no sign of damage.
             raise DamagedError(str(error)) from None
         except BaseException:
             db.close()
@@ -436,9 +447,10 @@ class Index:
 
 
 def _set_journal_mode(db: sqlite3.Connection, mode: str) -> str:
-    """Set the journal mode and return the mode that is active then.
+    """Set the journal mode, and return the mode that is active then.
 
-    The log is only merged on request, and not at a commit.
+    Automatic merges of the log at commits are switched off; the log is merged only when the program requests
+    it.
     """
     db.execute("PRAGMA wal_autocheckpoint = 0")
     return str(db.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0])
@@ -449,9 +461,9 @@ def format_of(db: sqlite3.Connection) -> int:
 
 
 def how_to_go_on(folder: Path) -> str:
-    """Describe how to go on with a coordinator's folder that cannot be used.
+    """Describe for an error message how to go on if a coordinator's folder cannot be used.
 
-    The result of the run is stored nowhere else.
+    Nothing can restore the state of the run, because it is stored only in this folder.
     """
     return (
         f"put {folder} back from a backup, where an older one goes on with `protofleet go-on {folder.parent} "
@@ -464,13 +476,13 @@ def tables_in(db: sqlite3.Connection) -> set[str]:
 
 
 def row_checksum(table: str, *values: Value) -> bytes:
-    """Return 16 bytes that seal a row, because SQLite does not notice a flipped bit in a number or a name."""
+    """Return a checksum of 16 bytes for a row, because SQLite does not notice a flipped bit in a number or a name."""
     plain = [value.hex() if isinstance(value, bytes) else value for value in values]
     return hashlib.sha256(json.dumps([table, *plain]).encode()).digest()[:16]
 
 
 def check_integrity(db: sqlite3.Connection) -> None:
-    """Check every page and every row; raise DamagedError if one of them is damaged."""
+    """Check every page and every row; raise DamagedError if there is damage."""
     try:
         if (verdict := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise DamagedError(str(verdict)[:200])

@@ -1,9 +1,9 @@
-"""The record whether the previous coordinator ended in order: by a signal, or at the end of its run.
+"""The record of whether the previous coordinator ended in order: by a signal, or at the end of its run.
 
-There must be no alarm if an operator stops and starts the coordinator several times, for a backup or
+There must be no alarm if an operator stops and starts the coordinator several times, for a backup or to use
 another method. There must be an alarm if the coordinator dies by itself. So each coordinator writes a file
-when it starts, and changes the file when it ends in order. The file is next to all runs of the federation,
-because the previous coordinator may have had another run.
+when it starts, and changes the file when it ends in order. The file is in the folder of all runs of the
+federation, because the previous coordinator may have had another run.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Life:
         """Record that a coordinator has started."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # Unix time of the last start after an end that was not in order. This is the start of this
-        # coordinator if the previous one did not end in order.
+        # Unix time of the last start that followed an end not in order. If the previous coordinator did not
+        # end in order, this is the start of the present one.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 
     def end(self, in_order: bool) -> None:
         if in_order:
-            with contextlib.suppress(OSError):  # on a full disk, this end counts as not in order
+            with contextlib.suppress(OSError):  # If the disk is full, this end counts as not in order.
                 self._write(ended=True)
 
     def _write(self, ended: bool) -> None:
@@ -47,9 +47,9 @@ class Life:
 
 
 def _read(path: Path) -> tuple[bool, float]:
-    """Read the record of the previous coordinator. If the record cannot be read, assume that it stopped normally.
+    """Read the record of the previous coordinator: whether it ended in order, and its `unclean_at`.
 
-    An unreadable file is no reason for an alarm.
+    If the file cannot be read, assume an end in order, because an unreadable file is no reason for an alarm.
     """
     try:
         found = json.loads(path.read_text())

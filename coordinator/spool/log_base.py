@@ -2,8 +2,8 @@
 
 SQLite reads any complete log as if it belonged to the file next to it. But a person may have put an older
 index back into a newer folder, or may have copied both files while they were written. Then SQLite would mix
-two states. So the file has a number, which changes each time that a log is merged into the file. The first
-transaction of a log stores the number of its file.
+two states. So the file contains a number, which changes each time that a log is merged into the file. The
+first transaction of a log stores the number that the file had when the log began.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ QUERY: Final = "SELECT file, base FROM log_base"
 
 @dataclass
 class LogBase:
-    """The number of the index file, and the number of the file that the log belongs to."""
+    """The number of the index file, and the number of the file to which the log belongs."""
 
     file: int
     base: int
-    is_in_log: bool = True  # True if the log already stores the number, as every log must
+    is_in_log: bool = True  # True if the log already stores the number. Its first transaction must do this.
 
     @classmethod
     def of(cls, db: sqlite3.Connection) -> LogBase:
-        """Read the numbers; they are 0 before the first log."""
+        """Read both numbers; they are 0 before the first log."""
         found = db.execute(QUERY).fetchone()
         return cls(*found) if found else cls(0, 0)
 
@@ -42,12 +42,12 @@ class LogBase:
         return self.file, self.base
 
     def begin_next(self) -> None:
-        """Give the file a new number in the open transaction; the number is valid once the log is merged."""
+        """Give the file a new number in the open transaction. The number becomes valid when the log is merged."""
         if self.file == self.base:
             self.file = secrets.randbits(62)
 
     def merged(self) -> None:
-        """Note that the log is empty: the next log belongs to the file as it is now."""
+        """Note that the log is merged and empty, so the next log belongs to the file as it is now."""
         self.base, self.is_in_log = self.file, False
 
 
@@ -56,12 +56,12 @@ def log_beside(path: Path) -> Path:
 
 
 def memory_beside(path: Path) -> Path:
-    """Return the path of SQLite's shared-memory file; SQLite creates it again if it is missing."""
+    """Return the path of SQLite's shared-memory file. If the file is missing, SQLite creates it again."""
     return path.with_name(f"{path.name}-shm")
 
 
 def put_foreign_log_aside(path: Path, disk: Disk) -> None:
-    """Rename a log that belongs to another index file than the one next to it.
+    """Rename the log if it belongs to another index file than the one next to it.
 
     This must be done before SQLite opens the log.
     """
@@ -81,18 +81,18 @@ def _belongs(path: Path) -> bool:
     try:
         alone = _row_of(path, "&immutable=1")
     except sqlite3.DatabaseError:
-        return True  # the file is damaged: its copy replaces it, and the log is deleted
+        return True  # The file is damaged. Its copy will replace it, and the log will be deleted.
     try:
         together = _row_of(path)
     except sqlite3.OperationalError:
-        return True  # the files are locked or cannot be read; the next step finds this out
+        return True  # The files are locked or cannot be read. The code that opens them next reports this.
     except sqlite3.DatabaseError:
         return False
     return alone is None or together is None or alone[0] in together
 
 
 def _row_of(path: Path, how: str = "") -> tuple[int, int] | None:
-    """Read the numbers from the file and its log; an option in `how` can make SQLite ignore the log."""
+    """Read both numbers from the file and its log. With an option in `how`, SQLite ignores the log."""
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{how}", uri=True)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'log_base'").fetchone():
             return None

@@ -1,11 +1,11 @@
-"""Detection of a folder that is an older copy, of this coordinator or of a device.
+"""The detection of older copies: the folder of this coordinator, or of a device, may be an older copy.
 
-A run must not go on from an older copy without a warning, because the training after the copy is lost and
-the results differ.
+A run must not go on from an older copy without a warning, because the training after the copy is lost and the
+results differ.
 
 The coordinator's folder is an older copy if rounds.jsonl has a later round, or if devices have sent updates
 for a later round. Then the operator must decide. A device's folder is an older copy if its hello names an
-earlier update than the last one that was accepted. Such a device takes part as it is.
+earlier update than the last one that the coordinator accepted. Such a device takes part without this update.
 
 Each sign is counted under the name of its device. The coordinator's folder counts as an older copy only if
 more than half of all enrolled devices show it, even if only a few devices are present.
@@ -28,22 +28,25 @@ from protofleet.protocol.wire.messages import Hello
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Time for two hellos of each device, so that one lying device cannot decide alone.
+# Seconds in which devices can show a later round. This is enough time for two hellos of each device, so that
+# one lying device cannot decide alone.
 LISTEN_SECONDS: Final = 30.0
-LOG_SECONDS: Final = 3600.0  # between two log lines about one device, after the first few
+# Seconds between two log lines about one device; the first few lines are logged at once.
+LOG_SECONDS: Final = 3600.0
 LOG_BURST: Final = 5.0
-OURS, ITS_OWN = "coordinator", "device"  # whose folder is an older copy, as a device shows
+# The party whose folder is an older copy: this coordinator, or the device that shows it.
+OURS, ITS_OWN = "coordinator", "device"
 
 
 class OlderCopyError(DamagedError):
-    """The error raised when the run is further than this folder."""
+    """The error raised when other data of the run are newer than this folder."""
 
 
 def require_newest(spool: Spool, written: int) -> None:
     """Raise OlderCopyError if rounds.jsonl has a line of a round that has not begun in this folder.
 
-    The line of a round is on the disk before the next round begins. So in the newest folder no line belongs
-    to a round that has not begun.
+    The line of a round is written after the round has begun in the newest folder. So such a line shows that
+    this folder is an older copy.
     """
     if written > spool.newest_round:
         raise OlderCopyError(describe(spool, f"rounds.jsonl has round {written}", written))
@@ -65,7 +68,7 @@ def describe(spool: Spool, sign: str, written: int) -> str:
 
 
 def go_on_from(folder: Path, round: int) -> None:
-    """Let an older copy of a coordinator's folder go on in a round for which no device has sent an update."""
+    """Let an older copy of a coordinator's folder go on in a round for which no device has sent an update yet."""
     if not (folder / "spool.sqlite").exists():
         raise SettingsError(
             f"{folder} holds no run: there is no spool.sqlite in it; name the run's folder, as runs/demo"
@@ -73,7 +76,8 @@ def go_on_from(folder: Path, round: int) -> None:
     keep_to_ourselves(folder)
     spool = Spool(folder)
     try:
-        spool.require_later_round(round)  # checked before the folder is taken from its coordinator
+        # Check this before the folder is taken from the coordinator that uses it.
+        spool.require_later_round(round)
         spool.index.take_over()
         spool.skip_to(round)
     except ValueError as error:
@@ -83,20 +87,22 @@ def go_on_from(folder: Path, round: int) -> None:
 
 
 class OlderCopyDetector:
-    """The detector of older copies, from the objects that devices hold and the updates that they have sent."""
+    """The detector of older copies, which uses the objects that devices hold and the updates that they have sent."""
 
     def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
         """Set up the detector; `enrolled` returns the number of enrolled devices.
 
-        `enrolled` reads the records of devices, which takes a while, so it is called rarely.
+        `enrolled` takes a while, because it reads the records of all devices. So it is called rarely.
         """
         self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
-        self.counted: Counter[tuple[str, str]] = Counter()  # (device, whose folder) -> number of signs
-        # Limits of the log lines about each of these.
+        # (device, owner of the folder) -> number of signs of an older copy.
+        self.counted: Counter[tuple[str, str]] = Counter()
+        # Limits of the number of log lines, with the same keys as `counted`.
         self._log_limits: dict[tuple[str, str], TokenBucket] = {}
-        self._hold_unknown: set[str] = set()  # devices that hold a broadcast that this folder never sent
-        self._ahead: dict[str, int] = {}  # device -> the later round for which it has sent an update
-        self._judged_boots: dict[str, int] = {}  # device -> its boot that was checked last
+        # Devices that hold a broadcast that was never sent from this folder.
+        self._hold_unknown: set[str] = set()
+        self._ahead: dict[str, int] = {}  # Device -> the later round for which it has sent an update.
+        self._judged_boots: dict[str, int] = {}  # Device -> its boot that was checked last.
         self._listening_since = float("inf")
         self.wake_at = float("inf")
 
@@ -106,7 +112,7 @@ class OlderCopyDetector:
             self.wake_at = now + self._listen
 
     def answered(self, device: str, round: int, now: float) -> None:
-        """Note an update for a round that has not begun, as far as this folder knows."""
+        """Note an update for a round that has not begun according to this folder."""
         if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
@@ -120,10 +126,10 @@ class OlderCopyDetector:
         return device in self._hold_unknown
 
     def verdict(self, present: Collection[str], now: float) -> str:
-        """Return why this coordinator must stop; "" if it need not.
+        """Return why this coordinator must stop; "" if it can go on.
 
-        More than half of the present devices and more than half of the enrolled devices must know a later
-        round. So a single device that is present while all others are absent cannot end the run.
+        The coordinator must stop if more than half of the present devices and more than half of the enrolled
+        devices know a later round. So a single device cannot end the run while all others are absent.
         """
         self._warn_if_most_know_more(present)
         if now < self.wake_at:
@@ -141,10 +147,10 @@ class OlderCopyDetector:
         )
 
     def _warn_if_most_know_more(self, present: Collection[str]) -> None:
-        """Warn once if most present devices know more of the run than this folder.
+        """Warn once if most of the present devices know more of the run than this folder.
 
-        This is only a warning, because devices of an earlier version do not name the rounds of their
-        updates. They may also hold objects that are not of this run.
+        This is only a warning, because such devices may hold objects of another run, and devices of an
+        earlier version do not name the rounds of their updates.
         """
         ahead = {device for device, round in self._ahead.items() if round > self._spool.newest_round}
         who = sorted((ahead | self._hold_unknown) & set(present))
@@ -176,7 +182,7 @@ class OlderCopyDetector:
             log.error("%s holds a broadcast that is unknown to %s", device, self._spool.folder)
 
     def hello_received(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
-        """Check whether a device that has started again still has the state of its last accepted update."""
+        """Check whether a device that was started again still has the state of its last accepted update."""
         device, holds = hello.device, hello.holds
         self._spool.note_held_objects(device, holds)
         known = {name: place for name in holds if (place := self._spool.asked_broadcast(name))}
@@ -198,13 +204,13 @@ class OlderCopyDetector:
                 )  # fmt: skip
 
     def _behind_by_answer(self, hello: Hello, boot: int) -> str:
-        """Return what the device has lost, judged by the last update that its hello names; "" if nothing."""
+        """Describe what the device has lost, by the last update that its hello names; return "" if nothing."""
         accepted = self._spool.answered_before_boot(hello.device, boot)
         if not accepted or hello.round > accepted[-1][0]:
             return ""
         newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)
         if hello.round == newest[0] and said not in earlier:
-            return ""  # the newest update, or a later one that was not accepted
+            return ""  # The hello names the newest accepted update, or a later one that was not accepted.
         phase = f" {newest[1]}" if hello.round == newest[0] else ""
         held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
         return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
@@ -217,15 +223,17 @@ class OlderCopyDetector:
         boot: int,
         base: bytes,
     ) -> str:
-        """Return what the device has lost, judged by the broadcasts that it holds; "" if nothing.
+        """Describe what the device has lost, by the broadcasts that it holds; return "" if nothing.
 
-        This is for devices of an earlier version, whose hellos name no update.
+        This is used for devices of an earlier version, whose hellos name no update.
         """
         last = self._spool.last_answer(device)
         if last is None or last.boot == boot or last.base in holds or base in holds:
             return ""
         if not (holds or last.holds) or any(place.number > last.number for place in known.values()):
-            return ""  # it never reports what it holds; or it holds a later update that was not accepted
+            # The device never reports what it holds, or it holds a later broadcast whose update was not
+            # accepted.
+            return ""
         what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
         return f"round {last.round}, and came back holding {what}"
 

@@ -1,8 +1,8 @@
-"""Small unfinished updates, kept in memory because a file for each would cost more than its content.
+"""The small unfinished updates, which are kept in memory because a file for each of them would cost more.
 
-Nothing important can be lost, because after a crash the blocks are requested again. Memory is taken when
-the first block arrives. If unfinished updates take too much memory, the next updates are written to files,
-like larger updates.
+Nothing is lost in a crash, because the blocks are then requested again. Memory is reserved when the first
+block arrives. If unfinished updates take too much memory, the next updates are written to files, like larger
+updates.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 from protofleet.protocol.storage.partial import Blocks
 from protofleet.protocol.wire.messages import Manifest
 
-SMALL: Final = 1 << 20  # most bytes of a small update
-MOST_BYTES: Final = 32 << 20  # most bytes of all unfinished updates in memory
+SMALL: Final = 1 << 20  # Most bytes of a small update.
+MOST_BYTES: Final = 32 << 20  # Most bytes of all unfinished updates that are kept in memory.
 
 
 class Memory:
     """The memory for the unfinished small updates of all devices."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
-        self.most, self._taken = most, 0  # bytes
+        self.most, self._taken = most, 0  # Most bytes, and bytes that are taken.
 
     def take(self, size: int) -> bytearray | None:
         """Return a buffer of this size, or None if too little memory is left."""
@@ -43,10 +43,12 @@ class SmallBlocks:
     ) -> None:  # fmt: skip
         """Set up the blocks of an update.
 
-        `put` receives the complete content. `in_file` is called with `have` if the memory is used up.
+        `put` receives the complete update. If the memory is used up, `in_file` is called with `have` and
+        returns blocks that are written to a file.
         """
         self.manifest, self._memory, self._put, self._in_file = manifest, memory, put, in_file
-        self.have = bytearray(len(manifest.hashes))  # which blocks have arrived
+        # One byte for each block; it is not 0 if the block has arrived.
+        self.have = bytearray(len(manifest.hashes))
         self._content: bytearray | None = None
         self._file: Blocks | None = None
 

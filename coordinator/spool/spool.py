@@ -1,9 +1,9 @@
-"""All that survives a coordinator: snapshots at the starts of rounds, the cohorts, and the accepted updates.
+"""The data that survive a coordinator: snapshots at the starts of rounds, the cohorts, and accepted updates.
 
-An update is accepted only once its bytes and its row are on the disk. One SQLite file is the index; tensors
-are objects next to it, named by their hashes. `recover` returns exactly what a replay needs. Two
-checkpoints are kept: if the newest snapshot is damaged, the replay begins one round earlier, and the
-updates of that round are still on the disk.
+An update counts as accepted only after its bytes and its row are on the disk. One SQLite file is the index.
+Tensors are objects next to the index, named by their hashes. `recover` returns exactly the data that a replay
+needs. Two different checkpoints are kept: if the newest snapshot is damaged, the replay begins one round
+earlier, and the updates of that round are still on the disk.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in",
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_CHECKPOINTS: Final = 3  # at most; two different ones are enough
-Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # a row of the table
+# Most checkpoints that are kept; two checkpoints with different snapshots are enough.
+MOST_CHECKPOINTS: Final = 3
+Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # A row of the table `checkpoint`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class SavedRound:
-    """A round, with the members and the state that it began with."""
+    """A saved round, with the members and the state with which it began."""
 
     recovered: Recovered
     members: Mapping[str, Member]
@@ -62,7 +63,7 @@ class SavedRound:
 class AskedBroadcast:
     """A broadcast that was sent with a task of this run."""
 
-    number: int  # counted from the first broadcast of the run
+    number: int  # Number of the broadcast, counted from 1 over the whole run.
     round: int
 
 
@@ -73,34 +74,35 @@ class LastAnswer:
     round: int
     base: bytes
     boot: int
-    holds: bool  # whether the device has ever reported the objects that it holds
-    number: int  # number of its broadcast, counted from the first of the run
+    holds: bool  # True if the device has ever reported the objects that it holds.
+    number: int  # Number of its broadcast, counted from 1 over the whole run.
 
 
 class Spool:
-    """The folder of one run. A simulation sets `durable=False` and then makes no fsync."""
+    """The folder of one run. A simulation sets `durable=False`, and then no file is synced to the disk."""
 
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.disk = folder, disk or Disk(durable)
         self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
-        # Broadcasts need not be durable, because a replay makes them again.
+        # Broadcasts need not be durable, because a replay makes the same broadcasts again.
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
-        self.fleet_size = self._saved_fleet_size()  # 0 until the first round begins
-        self.memory = Memory()  # for small updates that are not complete yet
+        # Number of devices of the run; 0 until the first round begins.
+        self.fleet_size = self._saved_fleet_size()
+        self.memory = Memory()  # Memory for small updates that are still incomplete.
         self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
-        # Kind -> number of damaged things that were found at the start.
+        # Kind of data -> number of times that damaged data were found and replaced.
         self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
-        # A function that returns the open round and its traffic, set by the code that counts the traffic. The
-        # second value is the traffic that was saved last.
+        # Function that returns the open round and its traffic. The code that counts the traffic sets it.
+        # `_saved_traffic` is the round and the traffic that were saved last.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._saved_traffic: tuple[int, str] = (0, "")
-        # Round, phase and device of accepted updates that are damaged and do not count any more.
+        # Round, phase and device of accepted updates that are damaged. They do not count any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
-        self._reports_held_objects: set[str] = set()  # devices
-        # The newest checkpoint whose snapshot is complete, and those after it.
+        self._reports_held_objects: set[str] = set()  # Devices that have reported the objects that they hold.
+        # The newest checkpoint with an undamaged snapshot, and all later checkpoints.
         self._usable = self._usable_checkpoints()
 
     def store(self, device: str) -> ObjectStore:
@@ -120,13 +122,12 @@ class Spool:
         self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays,
         roster: Collection[str] = (), domains: Mapping[str, str] | None = None, fleet: int = 0,
     ) -> None:  # fmt: skip
-        """Save a new checkpoint.
+        """Save a new checkpoint, and delete data that are older than the previous checkpoint.
 
-        The previous checkpoint is kept with its updates, and everything older is deleted. `fleet` is the
-        number of devices of the run. The first checkpoint fixes this number, so that a replayed round has
-        the same number.
+        The previous checkpoint is kept with its updates. `fleet` is the number of devices of the run. The
+        first checkpoint fixes this number, so that a replayed round uses the same number.
         """
-        # Space for the snapshot and for the broadcast that is made from it.
+        # The snapshot needs space, and so does the broadcast that is made from it.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
         name = self.snapshots.put_once(state).object.hex()
         rows = [
@@ -147,13 +148,13 @@ class Spool:
         self._prune()
 
     def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
-        """Save a broadcast; if it equals the snapshot, as with FedAvg, both are one file."""
+        """Save a broadcast. If it equals the snapshot, as with FedAvg, both names refer to one file."""
         return self.broadcasts.put_once(arrays, block, self.snapshots)
 
     @property
     def newest_round(self) -> int:
-        """Return the last round that has begun, as far as this folder knows; 0 if no round has."""
-        # A round in which updates were put aside was repeated, so the round after it had begun.
+        """Return the last round that has begun according to this folder; 0 if no round has begun."""
+        # If an update of a round was put aside, the next round had begun before that.
         begun = "SELECT round FROM checkpoint UNION SELECT round + 1 FROM aside WHERE device != ''"
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
@@ -165,15 +166,15 @@ class Spool:
         return rows[0][2] if rows else 0
 
     def server_state(self) -> Arrays | None:
-        """Return the state of the server half in the newest complete snapshot."""
+        """Return the state of the server half from the newest undamaged snapshot; None if nothing was saved."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
 
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
     ) -> None:
-        """Accept an update, and store that messages of its sender up to `last_heard` are not new any more.
+        """Accept an update, and store that later messages of its sender must have higher numbers than `last_heard`.
 
-        Both are written in one transaction, by the next `commit` or by another write before it.
+        Both are written in one transaction, either by the next `commit` or by another write before it.
         """
         self.index.defer(lambda: self._write_accepted(round, phase, answer, last_heard, holder))
 
@@ -190,29 +191,29 @@ class Spool:
         self._note_broadcast(round, answer, last_heard[0])
 
     def commit(self) -> None:
-        """Commit what was accepted since the last transaction."""
+        """Commit the updates that were accepted since the last transaction."""
         if self.index.has_deferred:
             with self._transaction():
                 self._save_traffic()
 
     @contextlib.contextmanager
     def _transaction(self, kind: Callable[[], AbstractContextManager[None]] | None = None) -> Iterator[None]:
-        """Open a transaction of the index; by default one that is only committed."""
+        """Open a transaction of the index. `kind` is the kind of transaction; by default it is an ordinary one."""
         before = self._saved_traffic
         try:
             with (kind or self.index.transaction)():
                 yield
-                if self.index.has_deferred:  # the bytes must be durable before their row
+                if self.index.has_deferred:  # The bytes of updates must be durable before their rows.
                     self._log.sync()
         except BaseException:
             self._saved_traffic = before
             raise
 
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
-        """Return by sender the boot, newest sequence number and holder at its last accepted update.
+        """Return by sender the boot, the newest sequence number and the holder of its last accepted update.
 
-        The holder is the enrolment record, or the bare keys, that held the sender's name at that time. It
-        is "" if an earlier version wrote that update.
+        The holder is the enrolment record, or the public keys, to which the sender's name belonged at that
+        time. It is "" if an earlier version stored the update.
         """
         rows = self._db.execute(
             "SELECT sender, boot, sequence, COALESCE(holder, '') FROM heard LEFT JOIN holders USING (sender, boot)"
@@ -220,27 +221,27 @@ class Spool:
         return {sender: (boot, sequence, holder) for sender, boot, sequence, holder in rows}
 
     def discard_answer(self, device: str, object_name: bytes) -> None:
-        """Delete the object of a refused update, because such objects would fill the disk.
+        """Delete the object of a refused update, because refused updates would fill the disk.
 
-        An accepted update is kept.
+        If the same object belongs to an accepted update, it is kept.
         """
         query = "SELECT 1 FROM accepted WHERE device = ? AND object = ?"
         if self._db.execute(query, (device, object_name)).fetchone() is None:
             self.store(device).drop(object_name)
 
     def bytes_of_answers(self) -> int:
-        """Return the bytes that updates take on the disk; an unfinished one counts with its full size."""
+        """Return the bytes that updates take on the disk. An unfinished update counts with its full size."""
         files = (self.folder / "updates").glob("*/*")
         return self._log.size + sum(path.stat().st_size for path in files)
 
     def bytes_of_unfinished(self, device: str) -> int:
-        """Return the bytes that have been received of an unfinished update."""
+        """Return the bytes that were received so far of the unfinished update of a device."""
         parts = (self.folder / "updates" / device).glob("*.part")
         return sum(path.stat().st_blocks * 512 for path in parts)
 
     @property
     def bytes_of_a_save(self) -> int:
-        """Return the bytes that the next save will need, as far as that is known."""
+        """Return the bytes that the next save will probably need; 0 if nothing was saved yet."""
         return 2 * self.snapshots.size(bytes.fromhex(self._usable[-1][5])) if self._usable else 0
 
     def free_space(self) -> None:
@@ -252,22 +253,27 @@ class Spool:
         kept = [row for row in rows if row[1] >= self._usable[0][1]] if self._usable else rows
         if len(kept) == len(rows):
             return
-        with contextlib.suppress(OSError, sqlite3.OperationalError):  # the disk is too full even to delete
+        # The disk may be too full even to delete rows.
+        with contextlib.suppress(OSError, sqlite3.OperationalError):
             with self._transaction():
                 self._delete_all_but(kept)
             self._prune()
 
     def require_space(self, size: int) -> None:
-        """Make room for `size` bytes, or raise the error of a full disk before anything is written."""
+        """Make room for `size` bytes, or raise the error of a full disk.
+
+        This is called before a save, so that no part of the save is written to a full disk.
+        """
         if self.disk.free_bytes(self.folder) < size:
             self.free_space()
         if (room := self.disk.free_bytes(self.folder)) < size:
             raise OSError(errno.ENOSPC, f"{size} bytes are needed, {room} are free", str(self.folder))
 
     def check_claim(self) -> None:
-        """Raise FencedError if another coordinator has taken over.
+        """Raise FencedError if another coordinator has taken over the folder.
 
-        This process must not delete or overwrite files of that coordinator.
+        After that, this process must not delete or overwrite files, because they belong to the other
+        coordinator.
         """
         self.index.check_claim()
 
@@ -277,7 +283,7 @@ class Spool:
             self._save_traffic()
 
     def judge(self, round: int, accuracy: float, words: str, oldest: int) -> None:
-        """Store the data for policy.stop with the next transaction, which is the save of the next round."""
+        """Store the data for policy.stop in the next transaction, which is the save of the next round."""
 
         def write() -> None:
             self.index.put("judged", round, repr(accuracy), words)
@@ -286,13 +292,16 @@ class Spool:
         self.index.defer(write)
 
     def _judged(self) -> tuple[dict[int, float], tuple[int, str] | None]:
-        """Return the validation accuracy by round; and the round in which policy.stop ended the training, and why."""
+        """Return the validation accuracy by round, and the end of the training by policy.stop.
+
+        The end is the round and the reason, or None if policy.stop has not ended the training.
+        """
         rows = self._db.execute("SELECT round, accuracy, words FROM judged ORDER BY round").fetchall()
         stopped = [(number, words) for number, _, words in rows if words]
         return {number: float(accuracy) for number, accuracy, _ in rows}, stopped[-1] if stopped else None
 
     def rollback(self, round: int) -> None:
-        """Begin a round again.
+        """Delete the closed phases of a round, so that the round begins again.
 
         Accepted updates stay valid for devices that receive the same task again.
         """
@@ -301,7 +310,7 @@ class Spool:
             self._save_traffic()
 
     def _note_broadcast(self, round: int, answer: Accepted, boot: int) -> None:
-        """Store the order of the run's broadcasts, and the broadcast of the last accepted update of each device."""
+        """Store the number of the update's broadcast, and note this update as the last one of its device."""
         if not answer.base:
             return
         if self.asked_broadcast(answer.base) is None:
@@ -326,9 +335,9 @@ class Spool:
 
     @property
     def knows_all_broadcasts(self) -> bool:
-        """Return whether all broadcasts of the run are known.
+        """Return whether the table of broadcasts has all broadcasts of the run.
 
-        Some are unknown if an earlier version began the run, or after `skip_to`.
+        Some are missing if an earlier version began the run, or after a call of `skip_to`.
         """
         first = self._db.execute("SELECT MIN(round) FROM asked").fetchone()[0]
         return first == 1 or (first is None and self.newest_round <= 1)
@@ -341,9 +350,9 @@ class Spool:
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def answered_before_boot(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
-        """Return the round, phase and base of the accepted updates of a device's newest round, oldest first.
+        """Return the round, phase and base of the accepted updates of a device's newest round, the oldest first.
 
-        Return nothing if they were accepted in this boot.
+        Return nothing if these updates were accepted in the same boot of the device.
         """
         heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
         if heard is None or heard[0] == boot:
@@ -353,7 +362,7 @@ class Spool:
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
     def save_traffic(self) -> None:
-        """Save the traffic of the open round; a full or locked disk is no error here."""
+        """Save the traffic of the open round. A full disk or a locked index is no error here."""
         try:
             with self._transaction(self.index.undurable_transaction):
                 self._save_traffic()
@@ -369,7 +378,7 @@ class Spool:
                 self._saved_traffic = row
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
-        """Return the traffic that earlier processes of this coordinator counted while that round was open."""
+        """Return the traffic that each earlier process of this coordinator counted in that round."""
         query = "SELECT counts FROM crossed WHERE round = ? AND epoch != ? ORDER BY epoch"
         return [read_traffic(row[0]) for row in self._db.execute(query, (round, self.index.epoch))]
 
@@ -387,13 +396,13 @@ class Spool:
         return found
 
     def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
-        """Return whether another update of this device for exactly this task is accepted."""
+        """Return whether the coordinator has accepted a different update of this device for the same task."""
         query = "SELECT base, object FROM accepted WHERE round = ? AND phase = ? AND device = ?"
         row = self._db.execute(query, (round, phase, device)).fetchone()
         return row is not None and row[0] == base and row[1] != name
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        """Return the round with which a replay begins, with all later decisions, and the members.
+        """Return the round with which a replay begins and all later decisions; also return the members.
 
         Return None if nothing was saved.
         """
@@ -417,14 +426,14 @@ class Spool:
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
     def saved_round(self, round: int) -> SavedRound | None:
-        """Return a round that is still on the disk, as it was when its last phase was closed; else None."""
+        """Return a round as it was when its last phase was closed; None if the disk does not have it any more."""
         for row in self._checkpoints():
             if row[1] == round and self.snapshots.has(name := bytes.fromhex(row[5])):
                 return SavedRound(self._recovered(row), members_in(row[4]), self.snapshots.open(name))
         return None
 
     def save_class_names(self, class_names: ClassNames) -> None:
-        """Save the names of the classes for the next coordinator of the run."""
+        """Save the class names, so that the next coordinator of the run uses them."""
         with self._transaction():
             self.index.put(
                 "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
@@ -451,10 +460,10 @@ class Spool:
         self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], reason: str,
         trial: bool = False, returned: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Go back permanently to the start of a round: delete all later rounds, and use no update of `aside`.
+        """Go back to the start of a round: delete all later rounds, and do not use the updates of `aside` any more.
 
-        With `trial`, it is stored that the updates of `aside` were left out as a trial. The updates of
-        `returned` are used again.
+        If `trial` is True, it is also stored that the updates of `aside` were left out as a trial. The
+        updates of `returned` are used again.
         """
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
@@ -479,7 +488,7 @@ class Spool:
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
-        """Return by round the devices whose updates were put aside; and why the run has diverged, or ""."""
+        """Return the devices whose updates were put aside by round; also return why the run has diverged, or ""."""
         found: dict[int, tuple[str, ...]] = {}
         diverged = ""
         rows = self._db.execute("SELECT round, device, words FROM aside ORDER BY round")
@@ -491,7 +500,7 @@ class Spool:
         return found, diverged
 
     def _answers_tried(self) -> dict[int, tuple[str, ...]]:
-        """Return by round the devices whose updates were put aside one at a time."""
+        """Return by round the devices whose updates were left out in trials."""
         found: dict[int, tuple[str, ...]] = {}
         for number, device in self._db.execute("SELECT round, device FROM tried ORDER BY rowid"):
             found[number] = (*found.get(number, ()), device)
@@ -502,9 +511,10 @@ class Spool:
         return {name: saved.domain for name, saved in self._saved_devices() if saved.domain}
 
     def _saved_devices(self) -> Iterator[tuple[str, SavedDevice]]:
-        """Return the saved devices, those of the newest checkpoint first.
+        """Return the saved devices of all usable checkpoints, the newest checkpoint first.
 
-        In a dictionary the oldest checkpoint then overwrites the others, because the replay begins there.
+        If the result is made into a dictionary, the data of the oldest checkpoint win, because the replay
+        begins there.
         """
         for row in reversed(self._usable):
             yield from saved_devices(row[4]).items()
@@ -516,7 +526,7 @@ class Spool:
         return int(json.loads(row[0])["rounds"]) + 1 if row else 0
 
     def require_later_round(self, round: int) -> None:
-        """Raise ValueError if this folder cannot go on in that round."""
+        """Raise ValueError if this folder cannot go on in round `round`."""
         last = self.final_round
         if self.newest_round >= last:
             raise ValueError(
@@ -530,14 +540,15 @@ class Spool:
             )
 
     def skip_to(self, round: int) -> None:
-        """Go on from an older copy: its state counts as the state at the start of a later round."""
+        """Go on from an older copy: use its state as the state at the start of a later round."""
         self.require_later_round(round)
         _, _, _, cohort, members, name = self._usable[-1]
         with self._transaction():
             made = (self._checkpoints()[0][0] + 1, round, 0, cohort, members, name)
             self.index.put("checkpoint", *made)
             self._delete_all_but([made])
-            for table in ("asked", "answered"):  # devices know more than these rows
+            # Devices have received broadcasts that these rows do not list.
+            for table in ("asked", "answered"):
                 self._db.execute(f"DELETE FROM {table}")
         self.index.keep_copy()
         self._usable = [made]
@@ -563,7 +574,7 @@ class Spool:
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """Return by device its newest accepted updates in rounds that are over."""
+        """Return by device its last round before `before` with accepted updates, and their bases by phase."""
         found: dict[str, tuple[int, dict[str, bytes]]] = {}
         query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
         for device, number, phase, base in self._db.execute(query, (before,)):
@@ -572,7 +583,7 @@ class Spool:
         return found
 
     def _note_damaged_answer(self, round: int, phase: str, device: str) -> None:
-        """Note a damaged update, only in memory, because a reader of the index cannot wait for a write."""
+        """Note a damaged update in memory; its row is deleted later, because the index is being read now."""
         if (round, phase, device) in self.damaged_answers:
             return
         log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
@@ -587,7 +598,7 @@ class Spool:
 
     def _usable_checkpoints(self) -> list[Checkpoint]:
         rows = self._checkpoints()
-        # The latest attempt at each round.
+        # Only the latest attempt at each round.
         latest = [row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]]
         for i, row in enumerate(latest):
             if self.snapshots.has(bytes.fromhex(row[5])):
@@ -619,15 +630,15 @@ class Spool:
         oldest = (min(row[1] for row in kept),)
         for table in ("closed", "crossed"):
             self._db.execute(f"DELETE FROM {table} WHERE round < ?", oldest)
-        # The newest updates of each device stay in the table, because the device repeats its update until it
-        # has received the verdict.
+        # The newest updates of each device stay in the table, because a device repeats its newest update
+        # until it has a receipt.
         newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
         self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)
         wanted = "(SELECT device, object FROM accepted WHERE round >= ?)"
         self._db.execute(f"DELETE FROM places WHERE (device, object) NOT IN {wanted}", oldest)
 
     def _prune(self) -> None:
-        """Delete the objects that no row names any more."""
+        """Delete the objects that no row of the index names any more."""
         self.snapshots.keep({bytes.fromhex(row[5]) for row in self._checkpoints()})
         oldest = min((row[1] for row in self._checkpoints()), default=0)
         rows = self._db.execute("SELECT device, object FROM accepted WHERE round >= ?", (oldest,)).fetchall()
@@ -639,13 +650,13 @@ class Spool:
             self.store(folder.name).keep(kept.get(folder.name, set()))
 
     def _places(self) -> list[tuple[str, bytes, AnswerPlace]]:
-        """Return the places of updates in the log, from the index."""
+        """Return the places of updates in the log of small updates, as the index stores them."""
         rows = self._db.execute("SELECT device, object, file, start, size FROM places").fetchall()
         return [(device, name, AnswerPlace(file, start, size)) for device, name, file, start, size in rows]
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the last attempt at each round, back to the first one whose snapshot differs from the newest."""
+    """Return the last attempt at each round, from the newest to the first one with another snapshot."""
     kept: list[Checkpoint] = []
     for row in rows:
         if kept and row[1] == kept[-1][1]:

@@ -1,7 +1,7 @@
-"""The traffic and duration of the open round, saved so that they survive a coordinator.
+"""The traffic and duration of the open round, which are saved so that they survive a restart.
 
 Both are saved with every durable write, and once a minute. So a crash loses only the counts since the last
-save, and the line of the round in rounds.jsonl shows that the round was resumed.
+save. The line of the round in rounds.jsonl then has `resumed` = true.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RoundTraffic:
     """The traffic of a round, as one or several coordinator processes have counted it."""
 
     seconds: float = 0.0
-    payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # bytes by (direction, kind)
+    payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # (direction, kind) -> bytes.
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     rejected: Counter[Reason] = field(default_factory=Counter)
 
@@ -44,10 +44,11 @@ class RoundTraffic:
 
 
 def read_traffic(text: str) -> RoundTraffic:
-    """Read the traffic from a row whose checksum was right."""
+    """Read the traffic from a row whose checksum was already found right."""
     try:
         seconds, payload, wire, rejected = json.loads(text)
-        known = {reason.value for reason in Reason}  # another version may know other reasons
+        # Another version may store reasons that this version does not know.
+        known = {reason.value for reason in Reason}
         return RoundTraffic(
             float(seconds), _counter(payload), _counter(wire),
             Counter({Reason(reason): int(number) for reason, number in rejected.items() if reason in known}),
