@@ -1,4 +1,4 @@
-"""The coordinator's process and service: it decodes, times and performs what the round's rules decide.
+"""The process of the coordinator: it decodes messages, and carries out what the rules of a round decide.
 
 May import: coordinator.*, methods.contract, methods.plugins, protocol.*, runtime, runtime.host.
 """

@@ -1,4 +1,4 @@
-"""The handling of updates, from their offer to their receipt."""
+"""The handling of updates, from the offer of an update by its device to the receipt for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protofleet.protocol.wire.reasons import Problem, Rejected
 
 
 class AnswerReceiver:
-    """The receiver of updates, which is also the admission controller of the link.
+    """The receiver of updates; it also decides for the link which offered updates are fetched.
 
     The round machine decides what an update means for the round.
     """
@@ -30,15 +30,16 @@ class AnswerReceiver:
     ) -> None:  # fmt: skip
         """Set up the receiver; `happen` receives an event for every update that can be judged.
 
-        `norm` is the setting `limits.norm`. `perform` puts a command into the queue, because no message
-        about an update may be sent before the turn ends.
+        `norm` is the setting `limits.norm`. `perform` puts a command into the command queue. The queue sends
+        the messages of a command only after the data of the turn are committed to the disk.
         """
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
-        self._fetched: dict[str, Accepted] = {}  # updates on the disk that are not accepted yet
+        # Updates that are on the disk and not accepted yet, by device.
+        self._fetched: dict[str, Accepted] = {}
 
-    # Calls of the link.
+    # Methods that the link calls.
 
     def is_expected(self, update: Update) -> bool:
         return self._gate.is_expected(update)
@@ -85,7 +86,7 @@ class AnswerReceiver:
     def _judged(self, update: Update, problem: Problem | None) -> None:
         self._happen(Answered(update.device, update.round, update.phase, update.base, problem))
 
-    # The decisions of the round machine.
+    # Methods that carry out the decisions of the round machine.
 
     def accept(self, device: str, round: int, phase: str) -> None:
         last_heard, holder = self._link.last_heard(device), self._link.holder_of(device)

@@ -15,7 +15,7 @@ from protofleet.runtime.logs import fields
 log = logging.getLogger("protofleet.coordinator")
 
 SAY_SECONDS: Final = 60.0
-MOST_NAMED: Final = 8  # names of missing devices in one line
+MOST_NAMED: Final = 8  # Most names of missing devices in one log line.
 NEVER: Final = float("inf")
 
 
@@ -24,7 +24,7 @@ class AttendanceLog:
         self._policy, self.wake_at = policy, NEVER
 
     def gathering(self, is_gathering: bool, now: float) -> None:
-        """Note whether the coordinator now waits for devices before a round."""
+        """Note whether the coordinator waits for devices before a round from now on."""
         if not is_gathering:
             self.wake_at = NEVER
         elif self.wake_at == NEVER:

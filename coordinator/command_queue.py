@@ -1,8 +1,8 @@
 """The queue of commands: each turn writes first, then commits once, then sends messages.
 
-Nothing that is visible outside the process depends on data that is not committed. If the process dies
-before the commit, it has not sent any message of that turn. A device that receives no receipt sends its
-update again. While the disk is full or locked, all commands wait.
+No message is sent before the data on which it depends are committed. If the process dies before the commit,
+it has not sent any message of that turn. A device that receives no receipt sends its update again. While the
+disk is full, or the index is locked by another program, all commands wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
 
-RETRY_SECONDS: Final = 5.0  # between two tries while the disk is full or locked
+RETRY_SECONDS: Final = 5.0  # Seconds between two tries while the disk is full or locked.
 
 
 class Performer(Protocol):
@@ -37,23 +37,24 @@ class Performer(Protocol):
     def say(self, command: Command) -> None:
         """Send the messages of the command, and give work to the worker.
 
-        Everything that was written before is then already committed.
+        The queue calls this only after everything that was written before is committed.
         """
 
     def commit(self) -> None:
-        """Commit all that was written."""
+        """Commit everything that was written since the last commit."""
 
 
 class CommandQueue:
     def __init__(self, spool: Spool, performer: Performer) -> None:
         self._spool, self._performer = spool, performer
-        self._waiting: deque[Command] = deque()  # commands that are not written yet
-        self._written: deque[Command] = deque()  # commands whose messages are sent after the next commit
-        # True after a write, or after the commit, has failed because the disk is full or locked.
+        self._waiting: deque[Command] = deque()  # Commands that are not written yet.
+        # Commands that are written, and whose messages are sent after the next commit.
+        self._written: deque[Command] = deque()
+        # True after a write or a commit has failed because the disk is full or locked.
         self._cannot_write = self._cannot_commit = False
         self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
-        self._is_locked = False  # True once it is logged that another program holds the lock
-        self.is_held = False  # True while no messages may be sent
+        self._is_locked = False  # True once the log says that another program holds the lock.
+        self.is_held = False  # True while commands are written and committed, but no messages may be sent.
         self.wake_at = float("inf")
 
     def __len__(self) -> int:
@@ -73,7 +74,7 @@ class CommandQueue:
         self.is_held = False
 
     def retry(self, command: Command, why: BaseException, now: float) -> None:
-        """Carry out a command again later, because its result did not fit on the disk."""
+        """Put a command back at the head of the queue, because its result did not fit on the disk."""
         self._waiting.appendleft(command)
         self._cannot_write = True
         self._wait(why, now)
@@ -81,7 +82,7 @@ class CommandQueue:
     def no_room(self, why: str) -> None:
         """Report a full disk, because there is no room for an offered update.
 
-        Do nothing while the commands wait for a lock, because a lock is no sign of a full disk.
+        Do nothing while the commands wait for a lock. A lock is no sign of a full disk.
         """
         if not self._is_locked:
             self.full_disk.found_full(why)

@@ -165,7 +165,7 @@ def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def file_of_method(table: dict[str, Any]) -> str:
-    """Return the file of a method that is a plug-in; "" if the method is built in or belongs to a package."""
+    """Return the path of the method's file; "" if the method is built in or belongs to a package."""
     file = table.get("file", "")
     if not isinstance(file, str):
         raise SettingsError(f"method.file is {file!r}, it must be the path of a file of Python")

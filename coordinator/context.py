@@ -1,6 +1,6 @@
-"""The objects that each coordinator has once, and that its run uses.
+"""The objects that a coordinator process has once, and that its run uses.
 
-One process can hold several coordinators, each with its own objects.
+One Python process can hold several coordinators. Each of them has its own objects.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class ProcessContext:
     link: CoordinatorLink
     worker: Worker
     bans: Bans
-    wall: Callable[[], float] = time.time  # Unix time, for policy.hours
-    now: float = 0.0  # time of the event that is being handled
+    wall: Callable[[], float] = time.time  # Returns the Unix time, which policy.hours needs.
+    now: float = 0.0  # Time of the event that is being handled, on the clock of the event loop.
     connected: bool = False  # True while there is a session with the broker
-    stopped: str = ""  # why the process ends before its run is over
+    stopped: str = ""  # Reason why the process ends before its run is over, or "".
     here_timer: HereTimer = field(default_factory=HereTimer)
     shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
-    # Limits the log lines about messages of peers, because a flood must not fill the disk. The counters still
-    # count every message.
+    # Limits the number of log lines about messages of peers, because a flood of messages must not fill the
+    # disk. The counters still count every message.
     peer_log: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ProcessContext:
         self.link.publish(self.link.topics.coord_state, state, retain=True)
 
     def announce_the_end(self, told: set[str]) -> None:
-        """Announce that the run is over; `told` holds the devices that can confirm this."""
+        """Announce that the run is over; `told` holds the devices that can confirm that they know it."""
         self.announce(State(False, "finished"))
         self.here_timer.stop()
         self.shutdown.begin(told, self.now)

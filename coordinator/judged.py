@@ -29,7 +29,8 @@ class ValidationOfAll:
     def __call__(self) -> float | None:
         """Return the number for the round that ends now.
 
-        Return None if no decision needs the number, or if some present devices were not asked to measure.
+        Return None if no decision needs the number, or if no phase of the round has asked all present
+        devices.
         """
         machine = self._machine
         if machine.policy.stop is None or machine.is_last_evaluation or not machine.measured_by_all:

@@ -45,9 +45,9 @@ log = logging.getLogger("protofleet.coordinator")
 def run_coordinator(
     settings: CoordinatorSettings, software: str, events: bool = False, built: Mapping[str, str] | None = None
 ) -> str:
-    """Conduct the run; return why it ended early, or "" if it did not.
+    """Conduct the run to its end; return why it ended early, or "" if it did not end early.
 
-    `built` holds the commit and the digest of the sources of this software, as far as they are known.
+    `built` holds the commit of this software and the digest of its sources, if they are known.
     """
     folder = Path(settings.folder) / settings.name
     keep_to_ourselves(folder / "coordinator")
@@ -75,7 +75,8 @@ def run_coordinator(
     )  # fmt: skip
     link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
-    # One thread judges the small arrays of an update faster than two threads, which wait for each other.
+    # One thread checks the small arrays of an update faster than two threads, because two threads wait for
+    # each other.
     worker = ThreadWorker(receive_queue, heartbeats, begin=one_thread_here(settings.threads))
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     spool.index.db.keep_waiting = unless(stopped, heartbeats)
@@ -95,7 +96,7 @@ def run_coordinator(
                 serve(service, receive_queue, time.monotonic, heartbeats)
             finish()
             if not service.stopped:
-                transport.close()  # the devices no longer need this connection
+                transport.close()  # The run is over, so the devices no longer need the connection.
                 scrapes.wait_for_last(stopped)
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
@@ -107,10 +108,10 @@ def run_coordinator(
 
 
 def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], bool]:
-    """Make a function that returns False if a wait in the middle of a turn of the loop must end.
+    """Make a function that returns False if a wait for a locked file must end.
 
-    Each call counts as a sign of life, so the watchdog does not take the waiting for a hang. A stop signal
-    ends the waiting.
+    The main loop calls this function while it waits. Each call counts as a sign of life, so the watchdog does
+    not take the wait for a hang. The wait must end once a stop signal has arrived.
     """
 
     def keep_waiting() -> bool:
@@ -121,7 +122,7 @@ def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], 
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
-    """Return the health checks of the coordinator by name; all must pass if the coordinator works."""
+    """Return the health checks of the coordinator by name. The coordinator is healthy if all of them pass."""
     return {
         "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",

@@ -1,4 +1,4 @@
-"""A check that each file or option sets only settings that the method of the run takes."""
+"""A check of settings: each file or option may set only settings that the method of the run has."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ IDENTITY: Final = ("name", "file")
 
 @dataclass(frozen=True)
 class Layer:
-    """The settings of one file, or the assignments of an option that change them."""
+    """The settings of one file, or the settings that the assignments of a command-line option change."""
 
     where: str
     table: Mapping[str, Any]
-    file: Path | None = None  # the file that holds the lines of the table
+    file: Path | None = None  # The file from which `table` was read, if there is one.
 
     @property
     def method(self) -> Mapping[str, Any]:
@@ -38,16 +38,17 @@ class Layer:
 
 @dataclass
 class _Owners:
-    """The layer that set each key, and the method that was named at that point."""
+    """The layer that set each key, and the method that was named when that layer set the key."""
 
     setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
     named: str = ""
-    layer: Layer | None = None  # the layer that named the method
+    layer: Layer | None = None  # The layer that named the method last.
     is_plugin: bool = False
 
     def add(self, layer: Layer) -> None:
         file, name = layer.method.get("file"), layer.method.get("name")
-        if name or (file and not self.is_plugin):  # another file does not change the name of a plug-in
+        # A file in a later layer does not change the name of a plug-in.
+        if name or (file and not self.is_plugin):
             self.named, self.layer = str(name or Path(str(file)).stem), layer
         self.is_plugin = bool(file) or (self.is_plugin and not name)
         self.setters |= dict.fromkeys(layer.method, (layer, self.named))
@@ -64,13 +65,14 @@ def require_own_settings(
         return demand_own_settings(layers, whole)
     try:
         top, whole = override({}, assignments), override(whole, assignments)
-    except SettingsError:  # the code that decodes the table raises this error again, with the file name
+    # The code that decodes the table raises the same error again, with the name of the file.
+    except SettingsError:
         return
     demand_own_settings([*layers, Layer(f"{path} with {option}", top)], whole)
 
 
 def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
-    """Raise SettingsError if a layer has a setting that was meant for another method than the final one."""
+    """Raise SettingsError if a layer has a setting that was meant for a method other than the final method."""
     final = whole.get("method")
     if not isinstance(final, Mapping):
         return
@@ -87,7 +89,7 @@ def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
 def _demand_one_identity(owners: _Owners, final: Mapping[str, Any]) -> None:
     """Raise SettingsError if one layer names a Python file and another layer names a built-in method.
 
-    It would be unclear which of the two is meant.
+    It would be unclear whether the file or the built-in method is meant.
     """
     if final.get("file") and final.get("name") in names():
         (file, _), (name, _) = owners.setters["file"], owners.setters["name"]
@@ -121,15 +123,15 @@ def _not_its_own(key: str, layer: Layer, owner: str, owners: _Owners) -> str:
 
 
 def _settings_of(method: str) -> list[str] | None:
-    """Return the names of a method's settings; None for a plug-in.
+    """Return the names of the settings that a method has; None if the method is a plug-in.
 
-    The settings of a plug-in are known only after it is loaded.
+    The settings of a plug-in are known only after the plug-in is loaded.
     """
     return sorted(one.name for one in fields(load(method).Hyper)) if method in names() else None
 
 
 def _demand_known(owners: _Owners, final: Mapping[str, Any]) -> None:
-    """Raise SettingsError with the line of a setting that the method does not have."""
+    """Raise SettingsError if a layer sets a setting that the method does not have; the message names the line."""
     known = _settings_of(owners.named)
     if final.get("file") or known is None:
         return

@@ -32,8 +32,9 @@ from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_SOFTWARE: Final = 300  # most characters that are kept of a device's description of its software
-ENROLMENT_SECONDS: Final = 5.0  # between checks of the enrolment of devices that are waited for
+MOST_SOFTWARE: Final = 300  # Most characters of a device's description of its software that are kept.
+# Seconds between two checks whether the devices that the run waits for are still enrolled.
+ENROLMENT_SECONDS: Final = 5.0
 
 
 class Participants:
@@ -41,13 +42,15 @@ class Participants:
         self, plan: Plan, context: ProcessContext, machine: MachineReader, spool: Spool, question: OpenQuestion,
         limits: CoordinatorLimits, class_names: tuple[str, ...], feature_size: int, happen: Callable[[Event], None],
     ) -> None:  # fmt: skip
-        """Set up an empty roster; `happen` receives the events of devices that join and leave."""
+        """Set up an empty roster; `happen` receives an event when a device joins or leaves."""
         self._plan, self._digest, self._context, self._link = plan, plan.digest, context, context.link
         self._machine, self._spool, self._question = machine, spool, question
         self._limits, self._happen = limits, happen
-        self.members: dict[str, Member] = {}  # all devices that have taken part, also those that have left
+        # All devices that have taken part in the run, by name. Devices that have left are included.
+        self.members: dict[str, Member] = {}
         self.domains: dict[str, str] = {}
-        self.software: dict[str, str] = {}  # software and machine, as each device describes itself
+        # The software and the machine of each device, as the device describes them.
+        self.software: dict[str, str] = {}
         patience, known = machine.policy.patience_seconds, lambda device: device in self._link.keyring
         self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
@@ -72,7 +75,10 @@ class Participants:
         return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at, enrolment)
 
     def restore(self, members: Mapping[str, Member]) -> None:
-        """Add members from an earlier coordinator or round; hellos received since then take precedence."""
+        """Add members from an earlier coordinator or round, except devices that are known already.
+
+        A known device has sent a hello to this coordinator, and that hello is newer.
+        """
         known = {**members, **self.members}
         self.members.clear()
         self.members.update(known)
@@ -82,7 +88,7 @@ class Participants:
     ) -> None:
         """Take over the state of an earlier coordinator.
 
-        That state does not contain the class names of each device.
+        That state does not say which class names each device has.
         """
         self.restore(members)
         self.domains.update(domains)
@@ -97,14 +103,15 @@ class Participants:
         self.name_vote.wake(now)
         self._apply_class_name_vote()
 
-    # Messages of devices.
+    # Methods for messages of devices.
 
     def hello_received(self, received: Received, hello: Hello) -> None:
-        if received.run != self._link.run:  # two runs may have the same plan
+        # Two runs may have the same plan, so the plan of another run does not count.
+        if received.run != self._link.run:
             hello = replace(hello, plan=b"")
         before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
-        self._spool.check_claim()  # devices that know a later coordinator do not answer this one
+        self._spool.check_claim()  # devices do not accept a reply of a coordinator that was replaced
         if before is not None and before[1] == received.boot and self._says_nothing_new(before[0], hello):
             return
         if self.name_vote.is_open and received.epoch != self._link.epoch:
@@ -113,9 +120,10 @@ class Participants:
             self._handle_hello(hello)
 
     def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
-        """Return whether the hello changes nothing, because its device takes part and nothing from it is missing.
+        """Return whether the hello changes nothing.
 
-        Most hellos of an idle fleet are of this kind.
+        This is so if the device takes part already and the coordinator waits for nothing that the hello
+        brings. Most hellos of an idle fleet are of this kind.
         """
         device = hello.device
         return (
@@ -133,11 +141,12 @@ class Participants:
         self._names_unknown.discard(device)
         if problem := self._hello_problem(hello) or self.name_vote.judge(hello, now):
             self._refuse(device, problem)
-            if device in self._machine.roster:  # its earlier hello was accepted
+            if device in self._machine.roster:  # An earlier hello of this device was accepted.
                 self.remove(device, "it does not fit any more")
             return
         waits = self.name_vote.waits(device)
-        if waits and device in self._machine.roster:  # it joined with the class names of an earlier hello
+        # The device has joined with the class names of an earlier hello.
+        if waits and device in self._machine.roster:
             self._link.answers.abandon(device)
             self._happen(Left(device, "its classes have other names"))
         self._apply_class_name_vote()
@@ -147,9 +156,9 @@ class Participants:
             self._admit(hello)
 
     def _handle_hello_to_earlier_coordinator(self, hello: Hello) -> None:
-        """Welcome the device without counting the class names of its hello as a vote.
+        """Welcome the device, but do not count the class names of its hello as a vote.
 
-        A broker may have queued this hello in an earlier run. After the welcome the device sends another
+        A broker may have stored this hello since an earlier run. The device replies to the welcome with a new
         hello.
         """
         if problem := self._hello_problem(hello):
@@ -175,10 +184,10 @@ class Participants:
         self._happen(Joined(device))
 
     def _note_software(self, device: str, said: str) -> None:
-        """Note the software of a device.
+        """Note the description of a device's software and machine.
 
-        Only the first hello of a connection describes the machine too. A later, shorter description does
-        not replace that text.
+        Only the first hello of a connection describes the machine too. A later, shorter description does not
+        replace the description with the machine.
         """
         if parts_of(said)["machine"] or device not in self.software:
             self.software[device] = said[:MOST_SOFTWARE]
@@ -188,16 +197,16 @@ class Participants:
         self._hello_requests.discard(device)
 
     def unasked_answer_received(self, device: str, round: int) -> None:
-        """Note an update without a task, because it may belong to a round that this folder does not know.
+        """Note an update for a task that is not open, because this folder may be an older copy that lacks its round.
 
-        Nothing is noted until the hello of the device has named the plan of this run. Before that, the
-        update may belong to an earlier run.
+        Nothing is noted until the hello of the device has named the plan of this run. Before that, the update
+        may belong to an earlier run.
         """
         hello = self._hellos.get(device)
         if hello is not None and hello[0].plan == self._digest:
             self.older_copies.answered(device, round, self._context.now)
 
-    # Devices that leave.
+    # Methods for devices that leave.
 
     def remove(self, device: str, reason: str, since: float | None = None) -> None:
         if self._context.shutdown.begun:
@@ -209,7 +218,7 @@ class Participants:
         self._happen(Left(device, reason, since))
 
     def ignore(self, device: str) -> None:
-        """Remove a device whose messages are ignored for a while, so that the run does not wait for it."""
+        """Remove a device whose messages are ignored for a while, so that the run does not wait for the device."""
         if device in {*self._machine.roster, *self._machine.cohort}:
             self.remove(device, "it is not listened to")
             self._hello_requests.add(device, self._context.now)
@@ -217,8 +226,8 @@ class Participants:
     def _drop_devices_without_names(self) -> None:
         """Remove the devices whose class names are unknown, and request a new hello from each of them.
 
-        This happens before the first device with known class names joins, because the unknown names may
-        differ from the known names.
+        This happens before the first device with known class names joins, because the removed devices may
+        have other class names.
         """
         for device in sorted(self._names_unknown & self._machine.roster):
             self.remove(device, "it has not said yet what its classes are called")
@@ -226,7 +235,7 @@ class Participants:
         self._names_unknown.clear()
 
     def stop_ignoring(self, devices: Iterable[str]) -> None:
-        """Send a welcome to devices that are not ignored any more, if their hello is missing.
+        """Send a welcome to devices that are not ignored any more, if the coordinator still needs a hello from them.
 
         A device replies to the welcome with a hello. If the welcome or the hello is lost, a later `here`
         names the device.
@@ -235,16 +244,20 @@ class Participants:
             self._welcome(device)
 
     def drop_unfit(self) -> None:
-        """Remove devices that can no longer take part, because the run's messages have grown since they joined."""
+        """Remove devices that cannot read the messages of this run.
+
+        A device that could take part when it joined may need removal later, because the messages of the run
+        have become larger than the broker's limit and are sent in a newer form.
+        """
         for device in sorted(self._machine.roster & self._hellos.keys()):
             if problem := self._hello_problem(self._hellos[device][0]):
                 self._refuse(device, problem)
                 self.remove(device, "it does not fit any more")
 
     def drop_unenrolled(self) -> None:
-        """Remove devices whose enrolment has ended since they joined.
+        """Remove the devices whose enrolment has ended since they joined.
 
-        These devices are in no later cohort and receive no later keys.
+        A removed device is in no later cohort and receives no later keys.
         """
         self._drop_unenrolled(self._machine.roster)
 
@@ -259,7 +272,7 @@ class Participants:
                 self._link.answers.abandon(device)
                 self._happen(Unenrolled(device, reason))
 
-    # Wills of devices, which the broker publishes.
+    # Methods for wills of devices, which the broker publishes.
 
     def will_received(self, device: str) -> None:
         """Send a welcome to the device whose will was received, to find out whether it is still connected.
@@ -272,7 +285,8 @@ class Participants:
 
     def connected(self, device: str) -> None:
         if (since := self.last_wills.resolve(device, RETURNED)) is not None:
-            self.remove(device, "connection lost", since)  # it is connected again: its hello follows
+            # The device has a new connection, so its hello will arrive soon.
+            self.remove(device, "connection lost", since)
             self._hello_requests.add(device, self._context.now)
 
     def heard_from(self, device: str) -> None:
@@ -294,11 +308,11 @@ class Participants:
     # Messages to devices.
 
     def round_status(self) -> RoundStatus:
-        """Return the state of the round, with the devices that must act.
+        """Return the state of the round, with the names of the devices that must send something.
 
-        While devices are gathered, the state names all devices. In a pause, and shortly after a task was
-        sent, it names only the devices whose hello is missing. At other times, it names these devices and
-        those whose updates are missing.
+        While the run waits for enough devices to begin a round, the state applies to all devices. In a pause,
+        and shortly after a task was sent, it names only the devices whose hello is missing. At other times,
+        it names the devices whose hello is missing and the devices whose update is missing.
         """
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)
@@ -347,5 +361,8 @@ class Participants:
 
 
 def with_names_as_hash(hello: Hello) -> Hello:
-    """Replace class names by their hash, so that names sent in full equal the same names sent as a hash."""
+    """Replace the class names of a hello by their hash.
+
+    Then a hello with full names equals a hello that has only the hash of the same names.
+    """
     return replace(hello, names=(), names_hash=digest_of(hello.names)) if hello.names else hello

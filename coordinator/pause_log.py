@@ -1,4 +1,4 @@
-"""The log line with the time at which the next round may begin, if the policy delays it."""
+"""The log line that gives the time at which the next round may begin, if the policy delays the round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.coordinator")
 
-SHORT_SECONDS: Final = 60.0  # a shorter pause, or a smaller change of the time, is not logged
+SHORT_SECONDS: Final = 60.0  # Seconds; a shorter pause, or a smaller change of the time, is not logged.
 
 
 class PauseLog:
@@ -18,9 +18,9 @@ class PauseLog:
         self._logged = 0.0
 
     def next_round_at(self, round: int, at: float, now: float) -> None:
-        """Log the time at which the next round may begin, if it is new.
+        """Log the time at which the next round may begin, if this time has changed.
 
-        `at` and `now` are Unix times; `at` is 0 if nothing delays the round.
+        `at` and `now` are Unix times. `at` is 0 if nothing delays the round.
         """
         if not at:
             self._logged = 0.0

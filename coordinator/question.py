@@ -23,15 +23,16 @@ class OpenQuestion:
     ) -> None:
         self._machine, self._link, self._broadcasts, self._norm = machine, link, broadcasts, norm
         self.ask: Ask | None = None
-        self.uses: dict[str, str] = {}  # message forms that a device must know to take part -> why
+        # Message form that a device must know to take part -> reason why the run needs this form.
+        self.uses: dict[str, str] = {}
         self.undelivered = Undelivered()
-        self._offer: Offer | None = None  # the offer of the open task's broadcast
-        # Arrays that updates must hold, for devices that can read this part of a task.
+        self._offer: Offer | None = None  # The offer of the broadcast of the open task.
+        # The arrays that an update must hold. They are sent to devices that can read this part of a task.
         self._wanted: tuple[ArraySpec, ...] = ()
-        self._held: dict[str, tuple[bytes, ...]] = {}  # objects that each device has
+        self._held: dict[str, tuple[bytes, ...]] = {}  # Hashes of the objects that each device holds.
         self._packets = SmallPackets(machine.policy.quorum)
-        self._max_packet = 0  # bytes, the limit of this broker
-        self.carried = math.inf  # bytes of the largest object for which the link was adapted
+        self._max_packet = 0  # Largest packet of this broker in bytes.
+        self.carried = math.inf  # Size in bytes of the largest object for which the link was adapted.
 
     def close(self) -> None:
         self.ask = self._offer = None
@@ -41,7 +42,7 @@ class OpenQuestion:
         self._wanted = table_of(ask.wants, ask.payload, self._norm)
 
     def offer(self, manifest: Manifest) -> None:
-        """Serve this broadcast from now on, instead of any earlier one."""
+        """Serve this broadcast from now on, and stop serving any earlier broadcast."""
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
         self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders)
@@ -59,7 +60,7 @@ class OpenQuestion:
         self._held[device] = objects
 
     def device_answered(self, device: str, answer: bytes) -> None:
-        """Note that a device holds the broadcast and its own update.
+        """Note that a device holds the broadcast of the open task and the update that it has sent.
 
         The next broadcast may be the same object as that update.
         """
@@ -72,7 +73,10 @@ class OpenQuestion:
         return self._offer.size if self._offer else 0
 
     def adapt(self, size: int, now: float, max_packet: int | None = None) -> bool:
-        """Adapt the link to objects of this size; if the broker cannot carry them, reject it and return False."""
+        """Adapt the link to objects of this size; return False if the broker cannot carry them.
+
+        In that case the connection to the broker is rejected.
+        """
         if max_packet is not None:
             self._max_packet = max_packet
         boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.device_forms, now)
@@ -87,6 +91,6 @@ class OpenQuestion:
         return True
 
     def cut_anew(self) -> None:
-        """Cut the broadcast again if it was cut for a broker that took larger packets."""
+        """Divide the broadcast into new blocks if its blocks are too large for the packets of this broker."""
         if self._offer is not None and not self._link.tasks.can_still_serve:
             self.offer(self._broadcasts.manifest(self._offer.object, self._link.block))

@@ -1,6 +1,6 @@
-"""One run, which passes events to the round machine and carries out the commands of the machine.
+"""A run, which passes events to the round machine and carries out the commands of the machine.
 
-The run makes no decision itself.
+The run itself makes no decision.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ class Run:
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
         self.pause_log = PauseLog()
-        self.diverged = ""  # why the run cannot go on; "" while it can
-        self._over: list[Command] = []  # commands of the end, if the run had ended before this process began
-        self._advancing: Advance | None = None  # the step that the worker computes
-        self._too_large: Step | None = None  # a step whose broadcast no broker could carry so far
+        self.diverged = ""  # Reason why the run cannot go on; "" if it can.
+        # The commands that end the run, if the run was already over when this process began.
+        self._over: list[Command] = []
+        self._advancing: Advance | None = None  # The step of the server half that the worker computes.
+        self._too_large: Step | None = None  # A step whose broadcast was too large for every broker so far.
         self.isolation = Isolation(context.clock)
         self.observers = list(observers)
         self.view = RunView(
@@ -128,7 +129,7 @@ class Run:
     def _say_who_is_missing(self, now: float) -> None:
         """Log the devices that are missing.
 
-        This goes through all enrolled devices, so it is not done at each wake.
+        This reads the list of all enrolled devices, so it is not done each time that the loop wakes.
         """
         m = self.machine
         first = (m.round, m.attempt) == (1, 0)
@@ -137,11 +138,11 @@ class Run:
         )
 
     def end_turn(self) -> None:
-        """Commit what was decided since the last turn, then send the messages that follow from it."""
+        """Commit the decisions since the last turn, then send the messages that follow from them."""
         self.queue.end_turn(self._context.now)
 
     def older_copy(self) -> str:
-        """Return why the run cannot go on from this folder; "" if there is no such reason.
+        """Return why the run cannot go on from this folder; "" if it can.
 
         The run cannot go on if most devices know later rounds than the folder.
         """
@@ -153,7 +154,10 @@ class Run:
             self.spool.save_traffic()
 
     def not_delivered(self, devices: Collection[str] | None) -> None:
-        """Note that the broker refused a message to these devices; None means all devices that the run waits for."""
+        """Note that the broker refused a message to these devices.
+
+        None means that the message was for all devices whose updates are missing.
+        """
         self.question.undelivered.denied(self.machine.waited_for if devices is None else devices)
 
     def go_on(self) -> None:
@@ -168,8 +172,9 @@ class Run:
     def _resume(self) -> None:
         """Go on with the round in which an earlier coordinator died, if there is one.
 
-        This is done before any message is received. The resulting messages wait for the first connection,
-        because a replay must cut its broadcasts to fit the limits of the broker.
+        This is done before any message is received. The messages that follow from it wait for the first
+        connection. The limits of the broker are unknown before, and a replay must divide its broadcasts to
+        fit these limits.
         """
         self.queue.hold()
         if recovered := self.spool.recover():
@@ -178,14 +183,14 @@ class Run:
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
             commands = self.machine.resume(past)
-            # The earlier coordinator died at the end.
+            # The earlier coordinator died after the last round, so only the end of the run is left to do.
             self._over = [one for one in commands if isinstance(one, Finish)]
             self.queue.add([*damaged, *commands], self._context.now)
-            for device in self._context.bans.ignored:  # the saved roster may hold them
+            for device in self._context.bans.ignored:  # The saved roster may hold devices that are ignored.
                 self._context.error_boundary.exclude(device)
 
     def _begin(self) -> None:
-        """Send the messages that were held until the first connection."""
+        """Send the messages that waited for the first connection."""
         self.participants.older_copies.start_listening(self._context.now)
         self.queue.release()
         if self._over:
@@ -201,8 +206,8 @@ class Run:
             self._set_here_timer(now)
             self.attendance.gathering(self._waits_for_devices, now)
         self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
-        # The observers write the result of a round before the Save that starts the next round is carried out.
-        # Otherwise a crash could lose the result.
+        # At the end of a round, the observers write its result before the Save of the next round is carried
+        # out. Otherwise a crash could lose the result.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
             self.queue.add(commands, now)
@@ -220,7 +225,7 @@ class Run:
 
     @property
     def _waits_for_devices(self) -> bool:
-        """Return whether a round may begin as soon as enough devices are present."""
+        """Return whether the run waits only for devices before it can begin a round."""
         return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
 
     def _set_here_timer(self, now: float) -> None:
@@ -229,7 +234,7 @@ class Run:
         else:
             self._context.here_timer.wait_for_nobody()
 
-    # The commands of the machine.
+    # Methods that carry out the commands of the machine.
 
     def write(self, command: Command) -> None:
         self._with_room(lambda: self._write(command))
@@ -243,7 +248,9 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            self._link.answers.abandon()  # devices offer updates again; the round waits for this write
+            # Free the space of unfinished updates. Their devices offer them again, but the round cannot go on
+            # without this write.
+            self._link.answers.abandon()
             write()
 
     def _write(self, command: Command) -> None:
@@ -325,7 +332,7 @@ class Run:
         confirms = {device for device in self.machine.roster if self._link.understands(device, forms.BYE)}
         self._context.announce_the_end(confirms)
 
-    # The server half, on the thread of the worker.
+    # Calls of the server half, which runs on the thread of the worker.
 
     def _advance(self, advance: Advance) -> None:
         self._link.answers.abandon()
@@ -376,7 +383,8 @@ class Run:
     def _blame(self, blame: Blame) -> None:
         failed = None
         if saved := self.spool.saved_round(blame.round):
-            self.participants.restore(saved.members)  # also devices that left before this process began
+            # Include the devices that left before this process began.
+            self.participants.restore(saved.members)
             next_cohort = None if blame.round == self.machine.round else self.machine.cohort
             failed = FailedRound.load(self.spool, saved, self.participants.members, next_cohort)
         self._context.worker.submit(lambda: self.culprit_search.find(blame, failed), self._blamed)
@@ -386,13 +394,13 @@ class Run:
             raise found
         self.happen(found)
 
-    # The largest packet of the broker.
+    # Methods that depend on the largest packet of the broker.
 
     def fits_through(self, max_packet: int) -> bool:
         """Return whether the run can go on with the largest packet of this broker.
 
-        If so, remove the devices that cannot take part with this packet size. Cut the open broadcast again
-        if it was cut for a broker with larger packets.
+        If the run can go on, remove the devices that cannot take part with this packet size. Divide the open
+        broadcast into new blocks if its blocks are too large for this broker.
         """
         arrays = to_numpy(self.server_runner.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0

@@ -1,6 +1,6 @@
-"""The coordinator process: its connection, the devices that it listens to, and its announcements.
+"""The service of the coordinator process: the connection, the subscriptions, and the announcements.
 
-The run does the rest.
+All other work is done by the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 
 class CoordinatorService:
-    """The service that decodes each message, notes the time, and hands the message to the run."""
+    """The service that decodes each message, notes the time, and passes the message to the run."""
 
     def __init__(self, context: ProcessContext, run: Run) -> None:
         self.context, self.run, self.link = context, run, context.link
@@ -89,9 +89,10 @@ class CoordinatorService:
     def _is_left(self, topic: str, retained: bool) -> bool:
         """Return whether a message is only the retained state of a device that is no longer enrolled.
 
-        The broker keeps such a message; the device itself does not try to connect.
+        The broker stores such a message and sends it to each new subscriber. It is no sign that the device
+        tries to connect.
         """
-        if not retained:  # nearly all messages are not retained
+        if not retained:  # Most messages are not retained, so this check comes first.
             return False
         place = self.link.topics.parse(topic)
         kept = place is not None and place.kind == "device_state"
@@ -120,7 +121,7 @@ class CoordinatorService:
                     self.context.announce(State(False, reason))
                 self._stop(reason)
 
-    # The connection.
+    # Methods for the connection.
 
     def _connected(self, max_packet: int, now: float) -> None:
         self.session.accepted()
@@ -146,7 +147,7 @@ class CoordinatorService:
             log.warning("the broker refused a message on %s: %s", topic, reason)
 
     def _stop(self, reason: str) -> None:
-        """End the process; the reason does not count once the shutdown at the end of the run has begun."""
+        """End the process, and note the reason if the shutdown at the end of the run has not begun."""
         self.context.stopped, self.finished = "" if self.context.shutdown.begun else reason, True
 
     def _announce_what_is_due(self, now: float) -> None:
@@ -158,12 +159,12 @@ class CoordinatorService:
         for device in self.context.shutdown.due(now):
             self.link.send(device, Finished(self.run.machine.rounds))
 
-    # The devices whose messages are received.
+    # Methods that decide from which devices messages are received.
 
     def _subscribe(self) -> None:
         """Subscribe to the topics of all devices that are not ignored.
 
-        Devices that were enrolled while another device was ignored are included.
+        This includes the devices that were enrolled since the last subscription.
         """
         if self.context.connected:
             self.link.subscribe_except(self.context.bans.ignored)
@@ -180,9 +181,9 @@ class CoordinatorService:
         self.context.error_boundary.exclude(who)
 
     def _drop_excluded(self) -> None:
-        """Fetch no update from the devices that were excluded in this turn, and do not wait for them.
+        """Stop fetching updates from the devices that were excluded in this turn, and do not wait for these devices.
 
-        This is done at the end of the turn, when the event that caused the exclusion is handled completely.
+        This is done at the end of the turn, after the event that caused the exclusion is handled completely.
         """
         for device in self.context.error_boundary.take_excluded():
             self.link.answers.abandon(device, for_good=True)
@@ -197,7 +198,7 @@ class CoordinatorService:
             self._subscribe()
             self.run.participants.stop_ignoring(ignored_before - bans.ignored)
 
-    # Messages.
+    # Methods for messages.
 
     def _arrived(self, topic: str, frame: bytes, now: float) -> None:
         try:
@@ -240,7 +241,7 @@ class CoordinatorService:
     def _outranked(self, later: Received) -> None:
         """End this process, because another coordinator of the federation takes precedence.
 
-        This process sends nothing more, because the devices ignore its messages.
+        This process sends nothing more, because the devices would ignore its messages.
         """
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
         known = epoch_file(self.run.spool.folder.parents[1], self.link.topics.federation)

@@ -1,8 +1,8 @@
 """The end of a run: `finished` is sent again to devices that have not confirmed it.
 
-A device that missed `finished` notices after a while that it receives no `here` any more, and sends a
-message. So the coordinator stays for that time. Devices of minor version 0 confirm nothing, so the
-coordinator does not wait for them.
+A device that missed `finished` notices after a while that no `here` arrives any more, and then sends a
+message. So the coordinator keeps running for that time. Devices of minor version 0 never confirm `finished`,
+so the coordinator does not wait for them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-STAY_SECONDS: Final = 150.0  # longer than a device needs to notice that `here` is missing
+STAY_SECONDS: Final = 150.0  # Seconds; this is longer than a device needs to notice that `here` is missing.
 AGAIN_SECONDS: Final = 15.0
 
 
@@ -32,7 +32,7 @@ class Shutdown:
         self._unconfirmed.add(device)
 
     def confirmed(self, device: str) -> None:
-        """Note that a device has confirmed the end with a bye, or that it is gone."""
+        """Note that a device has confirmed the end with a bye, or that the device is gone."""
         self._unconfirmed.discard(device)
 
     def is_over(self, now: float) -> bool:
