@@ -63,7 +63,7 @@ class AttendanceLog:
     @staticmethod
     def _unreachable(key: str, enrolled: int) -> str:
         if not enrolled:
-            return "none is enrolled yet: it goes on as soon as they are"
+            return "no device is enrolled yet: the run goes on as soon as enough devices are"
         return f"only {enrolled} {'is' if enrolled == 1 else 'are'} enrolled: lower {key}, or enrol more"
 
     def _needed(self, first: bool) -> tuple[int, str]:

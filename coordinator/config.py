@@ -160,7 +160,7 @@ def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the method and the settings of the method itself."""
     name = table.get("name", Path(file_of_method(table)).stem or None)
     if not isinstance(name, str):
-        raise SettingsError('method.name is missing; say for example name = "fedlsa" under [method]')
+        raise SettingsError('method.name is missing; set for example name = "fedlsa" under [method]')
     return name, {key: value for key, value in table.items() if key not in ("name", "file")}
 
 
@@ -168,5 +168,5 @@ def file_of_method(table: dict[str, Any]) -> str:
     """Return the path of the method's file; "" if the method is built in or belongs to a package."""
     file = table.get("file", "")
     if not isinstance(file, str):
-        raise SettingsError(f"method.file is {file!r}, it must be the path of a file of Python")
+        raise SettingsError(f"method.file is {file!r}, but must be the path of a Python file")
     return file

@@ -96,7 +96,7 @@ def _demand_one_identity(owners: _Owners, final: Mapping[str, Any]) -> None:
         if file is not name:
             raise SettingsError(
                 f"{file.place('file')}: method.file is {final['file']!r}, and {name.place('name')} names "
-                f"{final['name']}, a method without a file; set both in one place (file = '' for no file)"
+                f"{final['name']}, a method without a file; set name and file in one place (file = '' for no file)"
             )
 
 

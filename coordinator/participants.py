@@ -265,7 +265,7 @@ class Participants:
         for device in sorted(devices):
             if reason := why_unknown(self._link.keyring, device):
                 log.warning(
-                    "%s is not enrolled any more: %s; nobody waits for it, and it takes no further part",
+                    "%s is not enrolled any more: %s; no phase waits for it, and it takes no further part in the run",
                     device,
                     reason,
                 )
@@ -301,7 +301,8 @@ class Participants:
         for device in self.last_wills.take_refuted(now):
             if self._context.peer_log.take(now):
                 log.warning(
-                    "the broker published the will of %s, which is still connected: its wills cannot be trusted",
+                    "the broker published the will of %s, but the device is still connected: the wills that this "
+                    "broker publishes cannot be trusted",
                     device,
                 )
 

@@ -177,7 +177,10 @@ class CoordinatorService:
             bans.ban(who, now)
         else:
             seconds = bans.pause(who, now)
-            log.warning("frames under names that are not enrolled flood: none is read for %.0f s", seconds)
+            log.warning(
+                "too many frames arrive under names that are not enrolled: such frames are dropped for %.0f s",
+                seconds,
+            )
         self.context.error_boundary.exclude(who)
 
     def _drop_excluded(self) -> None:
@@ -210,7 +213,7 @@ class CoordinatorService:
             if isinstance(fault, NoRoom):
                 self.run.queue.no_room(str(fault))
             elif self.context.peer_log.take(now):
-                log.warning("rejected on %.100r: %s", topic, fault)
+                log.warning("rejected a frame on the topic %.100r: %s", topic, fault)
 
     def _received(self, received: Received) -> None:
         device, participants = received.sender, self.run.participants

@@ -116,7 +116,7 @@ class Bans:
         except OSError as error:  # The disk has no room for the file of the ban.
             seconds = self.pause(name, now, BAN_SECONDS)
             log.warning(
-                "%s floods: it is banned for %.0f s; the ban cannot be stored (%s)",
+                "%s floods: it is banned for %.0f s; a restart ends the ban, because it could not be stored (%s)",
                 name,
                 seconds,
                 error.strerror,
@@ -127,7 +127,10 @@ class Bans:
         self._logged_at = now
         command = f"protofleet unban {name} --folder {self._folder.parent}"
         log.warning(
-            "%s floods: its messages are ignored until %s or `%s`", name, _as_time(ban.until), command
+            "%s floods: its messages are ignored until %s, or until you run `%s`",
+            name,
+            _as_time(ban.until),
+            command,
         )
         return True
 
@@ -151,7 +154,7 @@ class Bans:
         self._delete_old(now)
         self._update(now)
         for name in sorted(before - self.ignored):
-            log.warning("%s is listened to again", name or "who has no key")
+            log.warning("messages of %s are read again", name or "devices that are not enrolled")
         self._log_bans(now)
         with self._lock:
             uncounted, self._uncounted = self._uncounted, 0

@@ -162,8 +162,8 @@ class ClassNameVote:
         self.fixed = ClassNames(leading, self._names_of.get(leading, ()))
         self.wake_at = 0.0 if self._waiting else float("inf")
         log.info(
-            "the classes of this run are called %s, as %d of %d devices say; from now on, devices with other "
-            "names take no part", listed(self.names) or leading.hex(), self._votes[leading], total,
+            "the class names of this run are %s, because %d of %d devices sent them; from now on, devices with "
+            "other names take no part", listed(self.names) or leading.hex(), self._votes[leading], total,
         )  # fmt: skip
 
     def wake(self, now: float) -> None:
@@ -183,7 +183,7 @@ class ClassNameVote:
     def _apply_settings(self, stated: ClassNames) -> None:
         if self.fixed and self.fixed.digest != stated.digest:
             words = difference("class_names", stated.names, "the run so far", self.fixed.names)
-            log.warning("the settings change what the classes of this run are called: %s", words)
+            log.warning("the settings change the class names of this run: %s", words)
         self.saved = self.saved and self.fixed == stated
         self.fixed = stated
 
@@ -200,8 +200,9 @@ class ClassNameVote:
         if self._log_limit.take(now):
             digest = self._digests[hello.device]
             log.error(
-                "%s says other class names than others, and waits (%d of %d devices do) until two devices and more "
-                "than half of all that say names agree, or class_names in the coordinator's settings decides it: %s",
+                "%s has other class names than other devices, so it waits (%d of %d devices wait). It waits until "
+                "two devices and more than half of all that sent names agree, or until class_names in the "
+                "coordinator's settings decides: %s",
                 hello.device, len(self._waiting), len(self._digests),
                 self._explain(digest, self._names_of.get(digest, ())),
             )  # fmt: skip
@@ -266,6 +267,6 @@ class ClassNameVote:
         if device not in self._warned:
             self._warned.add(device)
             log.warning(
-                "%s does not say what its classes are called: nobody can tell whether its labels mean the same",
+                "%s sends no class names, so nothing shows whether its labels mean the same as those of the run",
                 device,
             )

@@ -24,8 +24,8 @@ def assign_domain(device: str, claim: str, known: dict[str, str], shared: Shared
     known[device] = given = domain_of(device, claim, known, shared)
     if given not in (before, claim):
         log.warning(
-            "%s says that its data are of the domain %r, which is not for it; it is shown as %r. If it shall share "
-            "the domain, add it to limits.domains", device, claim, given,
+            "%s claims the domain %r, which belongs to other devices, so its results are shown as %r. If the device "
+            "may share the domain, add it to limits.domains", device, claim, given,
         )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class CoordinatorLimits:
         for domain in self.domains:
             if not is_domain(domain):
                 raise ValueError(
-                    f"domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, printable ones"
+                    f"domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, all of them printable"
                 )
         if self.answer_bytes > self.spool_bytes:
             raise ValueError(
@@ -93,7 +93,7 @@ def hello_problem(
     elif hello.counts and len(hello.counts) != plan.classes:
         words = f"it states counts of {len(hello.counts)} classes, this run has {plan.classes}"
     elif hello.domain and not is_domain(hello.domain):
-        words = f"its domain has {len(hello.domain)} letters; {MAX_DOMAIN} at most, and printable ones"
+        words = f"its domain has {len(hello.domain)} letters; {MAX_DOMAIN} at most, all of them printable"
     elif hello.examples > limits.examples:
         return Problem(
             Reason.BAD_CLAIM, f"it states {hello.examples} examples, over limits.examples = {limits.examples}"

@@ -98,11 +98,11 @@ class Gate:
             if problem := self._problem_with(update, size):
                 return RefuseAnswer(problem)
             if self._unwritten:
-                raise NoRoom("what has come before waits to be written")
+                raise NoRoom("earlier updates are not written to the disk yet")
             self.reserve(update.device, size)
             return FetchAnswer()
         if self._spool.has_other_answer(update.round, update.phase, update.device, update.base, name):
-            message = "another answer to this question is in already"
+            message = "another update of this device for the same task is accepted already"
             return Contradiction(Problem(Reason.EQUIVOCATION, message))
         return NotAsked()
 

@@ -76,7 +76,8 @@ class BestModel:
         saved = self._spool.saved_round(number)
         if saved is None:
             log.warning(
-                "the best model by validation, of round %d, is not kept: its snapshot is gone", number
+                "the best model by validation, of round %d, cannot be stored: its snapshot was deleted",
+                number,
             )
             return
         disk = self._spool.disk
@@ -89,7 +90,10 @@ class BestModel:
             if not is_full(error):
                 raise
             self._unwritten = number
-            log.error("the best model by validation is not kept: %s; it is tried again", error)
+            log.error(
+                "could not store the best model by validation: %s; the next event of the run tries again",
+                error,
+            )
             return
         self._kept = Best(number, name)
         store.keep({name})

@@ -72,9 +72,9 @@ def read_state(folder: Path, name: str) -> Body:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DamagedError(f"{path} is gone: no state can be read from it") from None
+        raise DamagedError(f"{path} is missing, so the model cannot be read") from None
     if hashlib.sha256(data).hexdigest() != name:
-        raise DamagedError(f"{path} is damaged: its bytes are not those that it is named by")
+        raise DamagedError(f"{path} is damaged: its bytes do not match the hash in its name")
     return Body(lambda start, stop: data[start:stop], len(data))
 
 
@@ -101,7 +101,7 @@ def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
         return None
     *values, seal = row
     if row_checksum(table, *values) != seal:
-        raise DamagedError(f"a row of {table} in {SPOOL} is not what was written")
+        raise DamagedError(f"a row of {table} in {SPOOL} is damaged: its checksum is wrong")
     return values
 
 

@@ -103,6 +103,8 @@ class Events:
             print(json.dumps(event, allow_nan=False), flush=True)  # noqa: T201
         except BrokenPipeError:
             self._read = False
-            log.warning("nobody reads the events any more: no more are printed; the run goes on")
+            log.warning(
+                "the program that reads the events is gone: no more events are printed; the run goes on"
+            )
             # Otherwise Python would try to write the rest of the buffer at its exit, and would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -72,7 +72,7 @@ class RoundsFile:
             for path, size in before.items():
                 if path.exists():
                     os.truncate(path, size)
-            log.error("%s is not written: %s; it is tried again", self._path, error)
+            log.error("could not write %s: %s; the next event of the run tries again", self._path, error)
         else:
             self._unwritten = []
 

@@ -37,7 +37,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     if sealed is None and (words := odd_summary(summary)):
         raise DamagedError(f"{path} is no summary of a run: {words}; {WAY_OUT}")
     if sealed is not None and sealed != _seal(summary):
-        raise DamagedError(f"{path} is damaged: it is not what was written; {WAY_OUT}")
+        raise DamagedError(f"{path} is damaged: its content does not match its checksum; {WAY_OUT}")
     return summary
 
 

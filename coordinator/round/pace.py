@@ -42,7 +42,9 @@ def hours_of(text: str) -> Hours | None:
         )
     hours = Hours(60 * int(found[1]) + int(found[2]), 60 * int(found[3]) + int(found[4]))
     if hours.start == hours.end:
-        raise ValueError(f'hours is {text!r}, which ends as it starts; leave it "" for all day')
+        raise ValueError(
+            f'hours is {text!r}, which ends at the time at which it starts; set it to "" for all day'
+        )
     return hours
 
 

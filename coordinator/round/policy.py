@@ -110,7 +110,9 @@ class Policy:
                 f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"
             )
         if self.spares and not self.cohort:
-            raise ValueError(f"spares is {self.spares} with cohort = 0, it must be 0 where all are invited")
+            raise ValueError(
+                f"spares is {self.spares} with cohort = 0, but must be 0, because all present devices are invited"
+            )
         if self.stop and self.cohort and not self.evaluate_every:
             raise ValueError(
                 f"stop is set with cohort = {self.cohort} and evaluate_every = 0, so nothing would be measured that "

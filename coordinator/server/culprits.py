@@ -138,7 +138,7 @@ class CulpritSearch:
         except Exception as error:
             if is_ours(error):
                 raise
-            log.exception("an error in comparing answers; no answer can be singled out")
+            log.exception("the updates cannot be compared because of an error, so none of them can be blamed")
             return Blamed(failed.past, failed.phase, words=f"{blame.why}; its answers cannot be compared")
 
     def _works_with_all(self, failed: FailedRound) -> bool:
@@ -176,7 +176,7 @@ class CulpritSearch:
             )
             most = (len(order) + len(before) - 1) // 2 - len(before)
             log.warning(
-                "trying round %d without some of its %d answers to %s, of which at most %d may be put aside",
+                "trying round %d without some of its %d updates of phase %s; at most %d of them may be put aside",
                 failed.round, len(order), phase, max(0, most),
             )  # fmt: skip
             if found := GroupTest(self._trial_of(failed, phase), most).left_out(order):

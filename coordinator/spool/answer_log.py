@@ -127,7 +127,7 @@ class AnswerLog:
         if whole:
             self._sound.add(key)
             return True
-        log.error("an answer of %s is damaged or gone: bytes %d to %d of %s are not what it is named by",
+        log.error("an update of %s is damaged or missing: the hash of bytes %d to %d of %s is not its name",
                   device, place.start, place.start + place.size, self._path(place.file))  # fmt: skip
         self.damaged += 1
         del self._places[key]

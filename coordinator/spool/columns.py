@@ -25,7 +25,7 @@ def names_in(text: object) -> list[str]:
     """Read a column that holds a list of names, or raise DamagedError."""
     found = _json(text)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise DamagedError("a list of devices is none")
+        raise DamagedError("a column for a list of devices holds something else")
     return found
 
 
@@ -47,13 +47,13 @@ def saved_devices(text: object) -> dict[str, SavedDevice]:
                 member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
                 found[device] = SavedDevice(member, str(domain), bool(present))
             case _:
-                raise DamagedError("a row of the roster is none")
+                raise DamagedError("a row of the roster does not describe a device")
     return found
 
 
 def _list(found: object) -> list[object]:
     if not isinstance(found, list):
-        raise DamagedError("the roster is no list")
+        raise DamagedError("the roster is not a list")
     return found
 
 

@@ -68,7 +68,7 @@ def least_epoch(runs: Path, federation: str, clock: int) -> int:
     try:
         return max(clock, next_epoch(_saved_epochs(path), clock))
     except (ValueError, OSError) as error:
-        log.warning("%s is not read (%.80s); the clock alone decides on the epoch", path, error)
+        log.warning("%s cannot be read (%.80s), so the epoch is taken from the clock alone", path, error)
         return clock
 
 

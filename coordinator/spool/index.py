@@ -141,8 +141,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
 def _demand_the_same(folder: Path, held: tuple[str, str], asked: tuple[str, str]) -> None:
     if held != asked:
         raise RunMismatchError(
-            f"{folder} holds run {held[0]} with other settings; go on with those that it was begun with, or give "
-            "this one another name"
+            f"{folder} holds run {held[0]}, which was begun with other settings; go on with the settings of that "
+            "run, or give the new run another name"
         )
 
 
@@ -410,7 +410,7 @@ class Index:
         with self.disk.fresh(kept) as fresh:
             shutil.copyfile(self.path, fresh)
         log.info(
-            "%s was of format %d, it is of format %d now; the old one is %s", self.path, found, FORMAT, kept
+            "%s was upgraded from format %d to format %d; the old file is %s", self.path, found, FORMAT, kept
         )
 
     def _restore_copy(self, fault: DamagedError) -> None:
@@ -427,7 +427,10 @@ class Index:
                 self.disk.remove(self.path.with_name(beside))
         self.restored_from_copy = True
         log.error(
-            "%s was damaged (%s): its copy has taken its place; it is kept as %s", self.path, fault, kept.name
+            "%s was damaged (%s): its copy has taken its place; the damaged file is kept as %s",
+            self.path,
+            fault,
+            kept.name,
         )
 
     def _copy_checked(self, fresh: Path, fault: DamagedError) -> None:
@@ -489,7 +492,7 @@ def check_integrity(db: sqlite3.Connection) -> None:
         for table in [*SCHEMA, *(ADDED_TABLES.keys() & tables_in(db))]:
             for *values, checksum in db.execute(f"SELECT * FROM {table}"):
                 if row_checksum(table, *values) != checksum:
-                    raise DamagedError(f"a row of {table} is not what was written")
+                    raise DamagedError(f"the checksum of a row of {table} is wrong")
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
         if is_full(error) or is_locked(error):
             raise

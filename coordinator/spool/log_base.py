@@ -72,8 +72,8 @@ def put_foreign_log_aside(path: Path, disk: Disk) -> None:
     disk.rename(log_file, aside)
     disk.remove(memory_beside(path))
     log.error(
-        "%s belongs to another %s than the one beside it, as after one was put back from a backup: it is not used, "
-        "and kept as %s", log_file, path.name, aside.name,
+        "%s belongs to another version of %s than the one next to it, for example because a backup was put back: the "
+        "log is not used, and is kept as %s", log_file, path.name, aside.name,
     )  # fmt: skip
 
 

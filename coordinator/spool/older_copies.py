@@ -198,8 +198,8 @@ class OlderCopyDetector:
             self._judged_boots[device] = boot
             if behind and self._count_and_may_log(device, ITS_OWN, now):
                 log.error(
-                    "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part as "
-                    "it is; what it learned since is lost, and other bits come of it",
+                    "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part "
+                    "with this folder, but later training is lost, so the results of the run differ",
                     device, behind,
                 )  # fmt: skip
 

@@ -605,14 +605,14 @@ class Spool:
                 if i:
                     self.fallbacks["snapshot"] += i
                     log.error(
-                        "the snapshot of round %d is damaged; going back to that of round %d, whose answers are here",
+                        "the snapshot of round %d is damaged; going back to that of round %d, whose updates are here",
                         latest[0][1], row[1],
                     )  # fmt: skip
                 return latest[i::-1]
         if rows:
             lost = ", ".join(row[5] for row in latest)
             raise DamagedError(
-                f"{self.snapshots.folder} has no snapshot that is whole, of {lost}; put one back from a backup; or "
+                f"{self.snapshots.folder} has no undamaged snapshot of these: {lost}; put one back from a backup; or "
                 f"{how_to_go_on(self.folder)}"
             )
         return []

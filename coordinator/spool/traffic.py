@@ -54,7 +54,7 @@ def read_traffic(text: str) -> RoundTraffic:
             Counter({Reason(reason): int(number) for reason, number in rejected.items() if reason in known}),
         )  # fmt: skip
     except (ValueError, TypeError, AttributeError) as error:
-        raise DamagedError(f"what has crossed is not what was written: {error}") from None
+        raise DamagedError(f"the saved traffic of a round is damaged: {error}") from None
 
 
 def _counter(rows: list[Any]) -> Counter[tuple[str, str]]:

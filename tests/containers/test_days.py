@@ -64,7 +64,7 @@ def test_five_commands_lead_from_bare_hosts_to_the_first_round(desk):
     first = desk.wait(desk.rounds)[0]
     assert first["participants"] == ["board-1", "board-2"], "the run begins with all boards"
     log = desk.hub.do("journalctl", "-u", "protofleet-coordinator", "-o", "cat")
-    assert "is not for it" not in log, log
+    assert "which belongs to other devices" not in log, log
 
 
 def test_a_second_deployment_changes_nothing_and_nothing_private_is_open(desk):

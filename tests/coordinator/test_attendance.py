@@ -68,8 +68,8 @@ def test_a_number_that_the_fleet_cannot_reach_is_said_with_the_way_out(said):
 @pytest.mark.parametrize(
     ("quorum", "enrolled", "words"),
     [
-        (1, 0, "none is enrolled yet: it goes on as soon as they are"),
-        (3, 0, "none is enrolled yet: it goes on as soon as they are"),
+        (1, 0, "no device is enrolled yet: the run goes on as soon as enough devices are"),
+        (3, 0, "no device is enrolled yet: the run goes on as soon as enough devices are"),
         (3, 1, "only 1 is enrolled: lower policy.quorum, or enrol more"),
     ],
 )

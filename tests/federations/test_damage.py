@@ -133,7 +133,7 @@ def test_without_any_whole_snapshot_a_run_does_not_begin_anew_by_itself(tmp_path
     for path in (folder / "snapshots").iterdir():
         DAMAGE[damage](path)
     with pytest.raises(
-        DamagedError, match=r"has no snapshot that is whole.*put one back.*protofleet go-on"
+        DamagedError, match=r"has no undamaged snapshot.*put one back.*protofleet go-on"
     ) as error:
         run.boot_coordinator()
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)

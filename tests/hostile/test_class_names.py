@@ -61,7 +61,7 @@ def test_both_sides_refuse_other_names_and_the_run_goes_on_with_an_old_device(tm
             last == f"protofleet: the coordinator refuses this device: its classes have other names: {words}"
         )
         assert f"odd cannot take part: its classes have other names: {words}" in log
-        assert log.count("old does not say what its classes are called") == 1
+        assert log.count("old sends no class names, so nothing shows") == 1
         told = [h.fields["about"] for h in old.heard if h.kind == "welcome"]
         assert told and not any("names" in about for about in told), "it does not know the form"
         assert any("old" in line["participants"] for line in f.rounds())
@@ -80,7 +80,7 @@ def test_most_devices_say_the_names_and_a_later_coordinator_still_knows_them(tmp
         real = [f.device("a"), f.device("b")]
         liar.wait("refusal")
         f.wait_until(lambda: f.rounds(), "a round to end")
-        said = "the classes of this run are called circle, line, square, as 2 of 3 devices say"
+        said = "the class names of this run are circle, line, square, because 2 of 3 devices sent them"
         assert f.log_of(first).count(said) == 1
         for process in (*real, first):
             process.kill()

@@ -83,7 +83,7 @@ def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
         assert main(["unban", "shouter", "--folder", str(f.run)]) == 0
         assert f.wait_for_end(second) == 0, f.last_words()
         assert reformed.finished.wait(20)
-        assert "shouter is listened to again" in f.log_of(second)
+        assert "messages of shouter are read again" in f.log_of(second)
         assert [line["participants"] for line in f.rounds()] == [["a", "b", "shouter"]] * 3
 
 

@@ -148,5 +148,5 @@ def test_a_reader_of_events_that_goes_ends_no_run(tmp_path):
         with os.fdopen(reader) as events:  # It reads one line, as `head -1` does.
             assert json.loads(events.readline())["event"]
         assert f.wait_for_end(coordinator) == 0, f.last_words()
-        assert f.log_of(coordinator).count("nobody reads the events any more") == 1
+        assert f.log_of(coordinator).count("the program that reads the events is gone") == 1
         assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]

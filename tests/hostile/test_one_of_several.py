@@ -40,7 +40,7 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
         bad.wait("welcome")
         f.wait_until(lambda: bad.epoch and f.metrics(), "it to be heard")
         one = f.device("one")
-        waits = "one says other class names than others, and waits (1 of 2 devices do) until two devices"
+        waits = "one has other class names than other devices, so it waits (1 of 2 devices wait)"
         f.wait_until(lambda: waits in f.log_of(coordinator), "it to wait")
         f.stays(one.runs, "it to wait", policy.patience_seconds + 3.0)
         assert "cannot take part" not in f.log_of(coordinator)
@@ -62,7 +62,7 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
         odd = f.raw("odd", hello={**said, "names": ["x", "y", "z"]}, again=1000.0)
         f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(coordinator), "it to take part")
         f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
-        f.wait_until(lambda: "one says other class names" in f.log_of(coordinator), "the next to wait")
+        f.wait_until(lambda: "one has other class names" in f.log_of(coordinator), "the next to wait")
         time.sleep(policy.patience_seconds + 1.0)  # No other device has come, so it goes on waiting.
         f.raw("two", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
@@ -85,7 +85,7 @@ def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_tog
         f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(second), "the other one")
         f.proxy.passes = lambda frame: True
         f.proxy.cut("one")
-        f.wait_until(lambda: "says other class names" in f.log_of(second), "one of them to wait")
+        f.wait_until(lambda: "has other class names" in f.log_of(second), "one of them to wait")
         assert all(line["participants"] == ["one"] for line in f.rounds()[:2])
         f.stays(lambda: all(len(line["participants"]) == 1 for line in f.rounds()), "each alone", 3.0)
 
@@ -98,8 +98,8 @@ def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
         f.raw("bad", hello={"can": ["names"], "names": ["x", "y", "z"]})
         f.wait_until(lambda: len(f.rounds()) >= 2, "rounds of one that is alone")
         one = f.device("one")
-        f.wait_until(lambda: "waits (2 of 2 devices do)" in f.log_of(coordinator), "both to wait")
-        words = "class_names in the coordinator's settings decides it: class 0 is"
+        f.wait_until(lambda: "waits (2 of 2 devices wait)" in f.log_of(coordinator), "both to wait")
+        words = "class_names in the coordinator's settings decides: class 0 is"
         lists = ["x, y, z", "circle, line, square"]
         said = [line for line in f.log_of(coordinator).splitlines() if words in line]
         assert said and all(names in line for line in said for names in lists)

@@ -90,8 +90,8 @@ def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says
         judged(made, hello("a"), hello("b", OTHER), now=now)
         assert made.waits("b") and not made.refused() and made.is_open
     assert made.wake_at == float("inf"), "there is nothing more to wake for"
-    said = [r.getMessage() for r in caplog.records if "b says other class names" in r.getMessage()]
-    assert 1 <= len(said) <= 6 and "or class_names in the coordinator's settings decides it" in said[0]
+    said = [r.getMessage() for r in caplog.records if "b has other class names" in r.getMessage()]
+    assert 1 <= len(said) <= 6 and "or until class_names in the coordinator's settings decides" in said[0]
 
 
 def test_after_the_listening_the_first_to_make_most_of_them_fixes_it():
@@ -109,8 +109,8 @@ def test_in_a_tie_all_wait_and_who_is_alone_or_agrees_with_all_does_not(caplog):
     assert made.outvoted() == [] and not made.waits("liar"), "all agree"
     judged(made, hello("a"))
     assert made.waits("a") and [h.device for h in made.outvoted()] == ["liar"] and made.released() == []
-    assert "waits (1 of 2 devices do) until two devices and more than half of all" in caplog.text
-    assert "class_names in the coordinator's settings decides it: class 1 is 'dog' in its data" in caplog.text
+    assert "waits (1 of 2 devices wait). It waits until two devices and more than half of all" in caplog.text
+    assert "class_names in the coordinator's settings decides: class 1 is 'dog' in its data" in caplog.text
     assert "its data: cat, dog, owl; another's: cat, cow, owl" in caplog.text
     judged(made, hello("a", OTHER))
     assert made.waits("a") is False and made.outvoted() == [], "it has changed its data, and all agree again"
@@ -171,7 +171,7 @@ def test_a_device_that_says_none_is_taken_with_one_warning(caplog):
     made = naming(NAMES)
     assert judged(made, hello("old", ()), hello("old", ()), hello("older", ())) == [None] * 3
     warned = [record.getMessage() for record in caplog.records]
-    assert len(warned) == 2 and warned[0].startswith("old does not say what its classes are called")
+    assert len(warned) == 2 and warned[0].startswith("old sends no class names, so nothing shows")
 
 
 def test_settings_above_what_a_run_has_called_its_classes_are_warned_of(caplog):

@@ -37,7 +37,7 @@ def test_settings_that_were_changed_between_two_lives_hold():
 def test_what_is_passed_over_is_said_once_with_the_way_out(caplog):
     settled(("a", "garden"), ("b", "garden"), ("b", "garden"), ("b", "shed"), shared={})
     (record,) = caplog.records
-    assert "b says that its data are of the domain 'garden'" in record.message
+    assert "b claims the domain 'garden', which belongs to other devices" in record.message
     assert "add it to limits.domains" in record.message
 
 

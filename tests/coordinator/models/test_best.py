@@ -141,7 +141,7 @@ def test_a_damaged_state_is_said_and_left_where_it_is(tmp_path):
     path = next((tmp_path / "coordinator" / "best").glob("*.body"))
     path.unlink()  # it is a hard link to the snapshot
     path.write_bytes(b"x")
-    with pytest.raises(DamagedError, match="is damaged: its bytes are not those that it is named by"):
+    with pytest.raises(DamagedError, match="is damaged: its bytes do not match the hash in its name"):
         run.kept(tmp_path)
     assert path.exists()
     with pytest.raises(DamagedError, match="is gone"):

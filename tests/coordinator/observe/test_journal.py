@@ -414,7 +414,7 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog, mo
     disk, path = Full(durable=False), tmp_path / "rounds.jsonl"
     file = RoundsFile(path, disk)
     file.round_ended(RoundRecord(1, 0, "training"))
-    assert path.read_bytes() == b"" and "it is tried again" in caplog.text
+    assert path.read_bytes() == b"" and "the next event of the run tries again" in caplog.text
     disk.full = False
     file.entry("joined", {})
     opened = Path.open

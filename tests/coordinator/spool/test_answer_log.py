@@ -102,7 +102,7 @@ def test_a_damaged_answer_is_noticed_and_counts_as_missing(tmp_path, caplog, har
     assert (
         not again.has("b", second)
         and again.damaged == 1
-        and "an answer of b is damaged or gone" in caplog.text
+        and "an update of b is damaged or missing" in caplog.text
     )
     assert again.has("a", first) is (harm != "gone")
 

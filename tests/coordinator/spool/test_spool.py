@@ -50,7 +50,8 @@ def test_whether_a_folder_is_of_this_run_can_be_asked_while_its_coordinator_runs
     check_run(platter.folder, "spring", '{"rounds": 3}')
     for other in (("summer", '{"rounds": 3}'), ("spring", '{"rounds": 4}')):
         with pytest.raises(
-            RunMismatchError, match="holds run spring with other settings; go on .* another name"
+            RunMismatchError,
+            match="holds run spring, which was begun with other settings; go on .* another name",
         ):
             check_run(platter.folder, *other)
     check_run(platter.folder / "nobody's yet", "summer", "")

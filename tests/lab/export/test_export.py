@@ -234,7 +234,7 @@ def test_a_damaged_state_is_said_and_left_where_it_is(runs, tmp_path, capsys):
     for path in (bad / "coordinator" / "snapshots").glob("*.body"):
         path.write_bytes(b"x" + path.read_bytes()[1:])
         assert path.exists()
-    assert "its bytes are not those that it is named by" in said(capsys, bad)
+    assert "its bytes do not match the hash in its name" in said(capsys, bad)
 
 
 def test_no_folder_of_somebody_else_is_taken(runs, tmp_path, capsys):

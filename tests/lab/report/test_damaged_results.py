@@ -129,7 +129,7 @@ def test_the_report_names_what_is_damaged_and_a_damaged_summary_is_one_line(run)
     summary.write_text(summary.read_text().replace('"seed": ', '"seed": 7', 1))
     told = protofleet("report", "runs/small", cwd=run.parents[1])
     assert told.returncode == 1 and "Traceback" not in told.stderr
-    assert "summary.json is damaged: it is not what was written; put it back" in told.stderr
+    assert "summary.json is damaged: its content does not match its checksum; put it back" in told.stderr
 
 
 @pytest.mark.slow
