@@ -145,7 +145,7 @@ class Participants:
                 self.remove(device, "it does not fit any more")
             return
         waits = self.name_vote.waits(device)
-        # The device has joined with the class names of an earlier hello.
+        # A device that must wait now may have joined with the class names of an earlier hello.
         if waits and device in self._machine.roster:
             self._link.answers.abandon(device)
             self._happen(Left(device, "its classes have other names"))

@@ -1,6 +1,6 @@
 """The vote on the class names of a run.
 
-The labels of a device are numbers, and the class names say what the numbers mean. A device takes no part if
+The labels of a device are numbers, and the class names give the meaning of the numbers. A device takes no part if
 its class names, or the order of its class names, differ from those of the run.
 
 The settings decide the names. If the settings hold no names, the devices vote: at least two devices, and more

@@ -60,7 +60,8 @@ class LastWills:
         """Note a will; return whether its device becomes suspect now, or False if it was suspect already."""
         if device in self._suspects:
             return False
-        # The device sent messages after its first will, but no birth message. So the first will was false.
+        # If this is a second will, and no birth message has arrived since the first will, the first will was
+        # false.
         if device in self._awaiting_birth:
             self._refute(device)
         self._suspects[device] = (now, heard)

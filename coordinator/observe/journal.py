@@ -139,7 +139,7 @@ class Journal:
             self._note_metrics(update.device, update.phase, update.metrics)
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
-        # The round was resumed from the disk, so no command Save has begun the record.
+        # A round that is resumed from the disk has no command Save, so its record begins here.
         if self._record.round != step.round:
             self._round_began(step.round, run.attempt, now, resumed=True)
             if damaged := {what: n for what, n in run.fallbacks.items() if n}:
@@ -366,7 +366,7 @@ class Journal:
 
 
 def is_of_global(metric: str) -> bool:
-    """Return whether a metric belongs to the global model, whatever way of predicting its name ends with."""
+    """Return whether a metric belongs to the global model, for any way in which the model predicts."""
     return metric.split(".", 2)[-1].startswith("global")
 
 

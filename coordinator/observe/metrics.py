@@ -276,9 +276,8 @@ class Metrics:
         match what:
             case "asked":
                 self.progress.round.set(details["round"])
-                if (
-                    not self._run.attempt
-                ):  # a round that is repeated because updates are missing makes no progress
+                # A round that is repeated because updates are missing is no progress.
+                if not self._run.attempt:
                     self.progress.since.set(time.time())
             case "left":
                 self._forget_unless_enrolled(details["device"])

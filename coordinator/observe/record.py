@@ -20,9 +20,9 @@ ByKind = dict[str, dict[str, int]]  # Direction -> kind -> bytes.
 ByDevice = dict[str, dict[str, float]]
 ByView = dict[str, dict[str, float]]  # View -> domain -> value.
 MEAN: Final = "mean"  # Stands for the mean over domains, in place of the name of a domain.
-MOST_DEVICES: Final = (
-    64  # named devices of a round; the others share one name, so that the lines of a large fleet stay short
-)
+# Most devices of a round that have rows of their own. All other devices share one row, so that the lines of a
+# large fleet stay short.
+MOST_DEVICES: Final = 64
 OTHER: Final = "other"
 # Stands for all devices, in the row of broadcasts. A broadcast is published once for all devices. No device
 # can have this name.
@@ -171,11 +171,8 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
     except SettingsError:
         return None
     found = asdict(record)
-    for name in (
-        "energy",
-        "measured",
-        "evaluation",
-    ):  # Each version that wrote one of these fields wrote a seal too.
+    # Each version that wrote one of these fields wrote a seal too.
+    for name in ("energy", "measured", "evaluation"):
         del found[name]
     return found if 1 <= record.round <= LARGEST_COUNT else None
 

@@ -100,7 +100,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A command to store the time at which a round ended on the disk.
+    """A command to store on the disk the time at which a round ended.
 
     So the pause after the round goes on after a restart, and does not begin again.
     """

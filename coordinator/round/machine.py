@@ -285,7 +285,7 @@ class RoundMachine:
         return self.roster - (self._reliable(now) - self.silent.devices)
 
     def _reliable(self, now: float) -> set[str]:
-        """Return the present devices that are steady and of which no update was refused in this round."""
+        """Return the present devices that are steady and that had no update refused in this round."""
         return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
     def _join(self, event: Joined, now: float) -> Iterable[Command]:

@@ -211,7 +211,7 @@ def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]
 
 @dataclass
 class GroupTest:
-    """A group test: it finds the updates without which a round works."""
+    """A group test: it finds the updates that must be left out so that a round works."""
 
     works: Works
     most: int  # Most updates that may be left out.

@@ -173,8 +173,8 @@ class AnswerLog:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 return os.fdopen(handle, "r+b", buffering=0)
-            # Another coordinator has started in this folder. The next use of the index will raise
-            # FencedError.
+            # If the file exists, another coordinator has started in this folder. The next use of the index
+            # will then raise FencedError.
             except FileExistsError:
                 self._file += 1
 
