@@ -30,20 +30,24 @@ from protofleet.runtime.command.errors import RunError
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one experiment. Numbers are means over its seeds."""
+    """The row of one experiment. If the experiment was run with several seeds, the numbers are means over them."""
 
     name: str
     method: str
     view: str
     seeds: tuple[int, ...]
-    accuracy: float  # Accuracy after the last round on test samples: the unweighted mean of the domains.
-    deviation: float | None  # Deviation of `accuracy` between seeds; None with one seed.
+    accuracy: (
+        float  # Accuracy on test samples after the last round. All domains have the same weight in this mean.
+    )
+    deviation: (
+        float | None
+    )  # Standard deviation of `accuracy` over the seeds; None if there is only one seed.
     by_domain: Mapping[str, float]
     bytes: Bytes
 
     @classmethod
     def of(cls, group: Group) -> Row:
-        """Return the row of a group of runs that differ only in their seed."""
+        """Return the row for the runs in `group`, which differ only in their seed."""
         points = group.final_points()
         reached = [point.accuracy["mean"] for point in points]
         domains = sorted({name for point in points for name in point.accuracy} - {"mean"})
@@ -71,7 +75,8 @@ class Comparison:
 
     groups: Sequence[Group]
     tables: Sequence[Table]
-    target: AccuracyTarget | None  # The accuracy to reach, for which the last table has rounds and bytes.
+    # The accuracy for which the last table shows how many rounds and bytes each experiment needed to reach it.
+    target: AccuracyTarget | None
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -105,7 +110,7 @@ class Comparison:
 
 
 def written(path: str | Path | None, text: str) -> str:
-    """Return the text, and write it to a file if one is named."""
+    """Return the text. If `path` is given, also write the text to that file."""
     if path is not None:
         with public_errors():
             write(Path(path), text)
@@ -115,7 +120,7 @@ def written(path: str | Path | None, text: str) -> str:
 def compare(
     results: Iterable[Result | str | Path], *, view: str = REPORTS, baseline: str = "", share: float = 0.9
 ) -> Comparison:
-    """Compare runs. `results` has results of `run`, or folders of finished runs.
+    """Compare runs. Each item of `results` is a result of `run` or the folder of a finished run.
 
     Runs that differ only in their seed share a row.
     """
@@ -124,7 +129,7 @@ def compare(
     folders = [one.folder if isinstance(one, Result) else Path(one) for one in results]
     with public_errors():
         if not folders:
-            raise RunError("there is nothing to compare: name finished runs")
+            raise RunError("there are no runs to compare; name the folders of finished runs")
         groups = read_groups(folders, view)
         target = accuracy_target(groups, baseline, share)
         shown = [*tables(groups, target, share), *energy_tables(groups, target, share)]

@@ -1,7 +1,7 @@
-"""Show the progress of a run to a program: in a notebook's cell, at a terminal, to a function, or not at all.
+"""Show the progress of a run that a Python program has started: in a notebook, at a terminal or to a function.
 
-Nothing is written to standard output, because standard output belongs to the program. Messages go to the log
-`protofleet`.
+Nothing is written to standard output, because standard output belongs to the program. Messages go to the
+logger `protofleet`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from protofleet.lab.local.display.display import Display
 from protofleet.lab.local.display.progress import ProgressDisplay, RunState, event_of
 from protofleet.protocol.settings.reader import SettingsError
 
-# A function that is called with each round's line of rounds.jsonl.
+# A function that is called after each round with the round's record from rounds.jsonl.
 Listener: TypeAlias = Callable[[Mapping[str, Any]], None]
 ProgressChoice: TypeAlias = Literal["auto", "off"] | Listener
-REDRAW_SECONDS: Final = 0.2  # Seconds between two updates; a notebook keeps each update that is sent to it.
+# Least seconds between two updates of the line, because a notebook stores every update that it gets.
+REDRAW_SECONDS: Final = 0.2
 
 log = logging.getLogger("protofleet")
 
@@ -30,7 +31,9 @@ def display_for(choice: ProgressChoice, rounds: int, view: str) -> Display:
     if callable(choice):
         return QuietDisplay(rounds, view, choice)
     if choice not in ("auto", "off"):
-        raise SettingsError(f"progress is {choice!r}, it must be 'auto', 'off' or a function of a round")
+        raise SettingsError(
+            f"progress is {choice!r}; it must be 'auto', 'off' or a function that takes the record of a round"
+        )
     if choice == "auto" and (cell := notebook_cell()):
         return NotebookDisplay(rounds, view, cell)
     if choice == "auto" and sys.stderr is not None and sys.stderr.isatty():
@@ -39,9 +42,9 @@ def display_for(choice: ProgressChoice, rounds: int, view: str) -> Display:
 
 
 class QuietDisplay:
-    """A display that shows nothing, keeps the state of the run, and calls one function for each round.
+    """A display that shows nothing. It keeps the state of the run and calls one function for each round.
 
-    An exception of that function ends the run.
+    If that function raises an exception, the run ends.
     """
 
     def __init__(self, rounds: int, view: str, listener: Listener | None = None) -> None:
@@ -85,7 +88,7 @@ class TerminalDisplay(ProgressDisplay):
 
 
 class NotebookDisplay(QuietDisplay):
-    """The display of a run on one line under the cell, which is updated."""
+    """A display that shows the progress of a run on one line under the notebook's cell."""
 
     def __init__(self, rounds: int, view: str, show: Callable[[str], Callable[[str], None]]) -> None:
         super().__init__(rounds, view)
@@ -108,9 +111,9 @@ class NotebookDisplay(QuietDisplay):
 
 
 def notebook_cell() -> Callable[[str], Callable[[str], None]] | None:
-    """Return a function that shows a line under the running cell; None outside of a notebook.
+    """Return a function that shows a line under the running cell; None if this is not a notebook.
 
-    The function returns another function, which changes this line.
+    That function returns a second function, which replaces the text of the line.
     """
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python is not None else None

@@ -1,6 +1,7 @@
-"""Raise the exceptions that a caller may catch.
+"""Define the exceptions that a caller of the API may catch, and raise them in place of internal ones.
 
-These exceptions cover every error that a user can correct. They have the messages of the command line.
+These exceptions cover every error that a user can correct. Their messages are the messages of the command
+line.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, Stopp
 
 @contextlib.contextmanager
 def public_errors() -> Iterator[None]:
-    """Raise SettingsError if the command would exit with 2, DivergedError for 4, and RunError for 1.
+    """Raise SettingsError where the command exits with 2, DivergedError for 4, and RunError for 1.
 
-    The exceptions of bugs are not changed. An interrupt by the user stays a KeyboardInterrupt.
+    Exceptions that come from bugs are passed on unchanged. Ctrl+C stays a KeyboardInterrupt.
     """
     try:
         yield

@@ -14,7 +14,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 
 
 def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) -> Experiment:
-    """Read the experiment. With a seed its name is <name>-s<seed>, as with `protofleet run --seeds`."""
+    """Read the experiment. If a seed is given, its name becomes <name>-s<seed>, as with `protofleet run --seeds`."""
     if isinstance(source, Mapping):
         experiment = experiment_of_table({str(key): plain(value) for key, value in source.items()})
     elif isinstance(source, str | Path):
@@ -28,7 +28,7 @@ def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) ->
 
 @dataclass(frozen=True)
 class Seeded:
-    """The settings of an experiment that concern a seed."""
+    """A table that has only the key `seed`, to check the seed as a settings file is checked."""
 
     seed: Seed
 
@@ -39,9 +39,9 @@ def with_seed(experiment: Experiment, seed: object) -> Experiment:
 
 
 def plain(value: object) -> Any:
-    """Convert a value to one that TOML could contain: NumPy's numbers to Python's, paths to text.
+    """Convert a value to a value that TOML can contain: NumPy's numbers to Python's, paths to text.
 
-    The result is a copy, because reading changes tables.
+    The result is a copy, because reading an experiment changes its tables.
     """
     match value:
         case Mapping():

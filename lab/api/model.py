@@ -1,6 +1,6 @@
-"""Load a model to predict with, for `protofleet.load_model`.
+"""Load a model that predicts, for `protofleet.load_model`.
 
-The model is in a run, in an export, or in the folder of a board that serves it.
+The model is in the folder of a run, in an export, or in the folder of a board that serves the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Which: TypeAlias = Literal["best", "last"]
 
 
 class Model:
-    """A model that takes samples as they are stored (pixels from 0 to 255) and scales them itself."""
+    """A model that takes samples as they are stored (for example pixels from 0 to 255) and scales them itself."""
 
     def __init__(self, card: Card, module: Served) -> None:
         self.card, self.module = card, module
@@ -47,16 +47,16 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the names of the classes in the order of the scores."""
+        """Return the names of the classes, in the order in which `scores` has their columns."""
         return self.card.classes
 
     def predict(self, inputs: Inputs) -> list[str]:
-        """Return the class of each sample by its name."""
+        """Return the name of the predicted class for each sample."""
         return [self.classes[label] for label in self.scores(inputs).argmax(1).tolist()]
 
     @torch.inference_mode()
     def scores(self, inputs: Inputs) -> Tensor:
-        """Return the scores [N, classes]."""
+        """Return the scores, as an array of the shape [N, classes] for N samples."""
         samples = samples_of(inputs, self.card.input)
         pieces = [
             self.module(samples[start : start + BATCH].float()) for start in range(0, len(samples), BATCH)
@@ -68,7 +68,7 @@ class Model:
     ) -> Tensor:
         """Return the confusion matrix as int64 [classes, classes].
 
-        A row is a class, and a column is the class that was predicted.
+        Row i and column j: the number of samples of class i for which the model predicted class j.
         """
         truth = torch.as_tensor([self._label(one) for one in _listed(labels)], dtype=torch.int64)
         predicted = self.scores(inputs).argmax(1)
@@ -83,7 +83,7 @@ class Model:
         if isinstance(one, int) and 0 <= one < len(self.classes):
             return one
         raise SettingsError(
-            f"{one!r} is no class of this model; there are {', '.join(self.classes[:8])}"
+            f"{one!r} is no class of this model; its classes are {', '.join(self.classes[:8])}"
             f"{' ...' if len(self.classes) > 8 else ''}, numbered from 0"
         )
 
@@ -94,19 +94,20 @@ def _listed(labels: object) -> list[Any]:
     except (TypeError, ValueError, RuntimeError):
         listed = None
     if not isinstance(listed, list):
-        raise SettingsError(f"labels is {type(labels).__name__}; give a list of a class for each sample")
+        raise SettingsError(f"labels is {type(labels).__name__}; give a list with one class for each sample")
     return listed
 
 
 def load_model(
     folder: str | Path, device: str | None = None, which: Which = "best", plugins: Sequence[str | Path] = ()
 ) -> Model:
-    """Load the model of a run, an export, or the model that a board serves.
+    """Load the model of a run or of an export, or the model that a board serves.
 
-    For a run, `device` names the device whose own model is loaded, and `which` is "best" (by validation) or
-    "last". An export and a board have only one model, so these two arguments are not needed. `plugins` are
-    files with the user's own method or network, if the model was made with them. A run has kept these files
-    itself.
+    For a run, `device` names the device whose own model is loaded. `which` is "best" (by validation) or
+    "last". An export and a board have only one model, so these two arguments are not needed there.
+
+    `plugins` lists the files with the user's own method or network, if the model was made with such files. A
+    run keeps copies of these files, so they need not be named for a run.
     """
     place = Path(folder)
     with public_errors():
@@ -119,14 +120,14 @@ def load_model(
         card, served = read_model(single)
         if device not in (None, card.device):
             whose = f"the one of {card.device}" if card.device else "that of all devices"
-            raise SettingsError(f"device is {device!r}, and {single} holds one model, {whose}")
+            raise SettingsError(f"device is {device!r}, but {single} holds only one model, {whose}")
         return Model(card, served)
 
 
 def folder_of_one(place: Path) -> Path | None:
-    """Return the folder that has a card: the folder itself, or the target of a board's link `current`.
+    """Return the folder that has a card: the given folder, or the target of a board's link `current`.
 
-    Return None if there is no such folder. The given folder may then be that of a run.
+    Return None if no folder has a card. In that case, the given folder may be the folder of a run.
     """
     for found in (place, place / "current", place / "models" / "current"):
         if (found / CARD).is_file():
@@ -142,5 +143,5 @@ def read_model(folder: Path) -> tuple[Card, Served]:
         raise SettingsError(f"{folder}: {error}") from None
     except FileNotFoundError:
         raise SettingsError(
-            f"there is no {WEIGHTS} in {folder}; export with --format safetensors too"
+            f"there is no {WEIGHTS} in {folder}; export the model again, and add safetensors to --format"
         ) from None

@@ -17,15 +17,15 @@ from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 @dataclass(frozen=True)
 class Bytes:
-    """The bytes of a whole run."""
+    """The bytes that were sent in a whole run."""
 
-    up: int  # Bytes of tensors from devices.
-    down: int  # Bytes of tensors to devices.
-    wire: int  # Bytes of everything on the network, in both directions.
+    up: int  # Bytes of arrays that devices sent to the coordinator.
+    down: int  # Bytes of arrays that the coordinator sent to devices.
+    wire: int  # All bytes on the network, in both directions.
 
     @property
     def tensors(self) -> int:
-        """Return the bytes of tensors in both directions."""
+        """Return the bytes of arrays in both directions."""
         return self.up + self.down
 
 
@@ -34,19 +34,21 @@ class Point:
     """The accuracy of a run after some rounds of training."""
 
     rounds: int
-    bytes: int  # Bytes of tensors until then, up and down.
-    accuracy: float  # Accuracy on test samples: the unweighted mean of the domains.
+    bytes: int  # Bytes of arrays that were sent up to this round, in both directions.
+    accuracy: float  # Accuracy on test samples. All domains have the same weight in this mean.
     by_domain: Mapping[str, float]
-    validation: float | None  # Mean accuracy on validation samples; None if there are no such samples.
+    validation: float | None  # Mean accuracy on validation samples; None if no device has validation samples.
     devices: int = 0  # Number of devices that measured the accuracy.
-    all_present: bool = True  # True if all present devices were asked to measure; False for a sampled cohort.
+    all_present: bool = (
+        True  # True if all present devices had to measure; False if only a sampled cohort had to.
+    )
 
 
 class Result:
-    """A finished run. `Result("runs/demo")` reads an earlier one.
+    """A finished run. `Result("runs/demo")` reads a run that finished earlier.
 
-    Every accuracy is that of the model that the method's paper reports: the global model or the devices' own
-    models. `view` names this model.
+    Every accuracy belongs to the model that the method's paper reports: the global model or the devices' own
+    models. `view` says which of them it is.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -91,12 +93,12 @@ class Result:
 
     @property
     def rounds(self) -> list[Mapping[str, Any]]:
-        """Return the lines of rounds.jsonl. The last one may be an evaluation without training."""
+        """Return the records of rounds.jsonl. The last record may be an evaluation without training."""
         return list(self._run.rounds)
 
     @cached_property
     def points(self) -> list[Point]:
-        """Return the accuracy over rounds and bytes, for a curve."""
+        """Return the accuracy after each measured round, with the bytes sent until then, for a curve."""
         return [
             Point(
                 point.rounds, point.bytes, point.accuracy["mean"],
@@ -108,15 +110,15 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Return the accuracy on test samples after the last round: the unweighted mean of the domains.
+        """Return the accuracy on test samples after the last round. All domains have the same weight in this mean.
 
-        The accuracy is NaN if nothing was measured.
+        The accuracy is NaN if no device has measured it.
         """
         return self.points[-1].accuracy if self.points else float("nan")
 
     @property
     def by_domain(self) -> Mapping[str, float]:
-        """Return the accuracy on test samples after the last round, by domain; empty if nothing was measured."""
+        """Return the accuracy on test samples after the last round, by domain; empty if no device has measured it."""
         return self.points[-1].by_domain if self.points else {}
 
     @property
@@ -127,7 +129,7 @@ class Result:
         return Bytes(up, down, run.total_bytes("wire", UP, DOWN))
 
     def model(self, which: Which = "best", device: str | None = None) -> Model:
-        """Load the learned model. With `device`, load that device's own model."""
+        """Load the learned model. If `device` is given, load that device's own model."""
         return load_model(self.folder, device, which)
 
     @property

@@ -33,17 +33,20 @@ def run(
     progress: ProgressChoice = "auto",
     track: Sequence[str] = (),
 ) -> Result:
-    """Run a whole federation on this machine until it is finished.
+    """Run a whole federation on this machine until the run is finished.
 
-    `experiment` is a TOML file, or a table with the same content. The key `base` in a table names a file
-    whose settings the table changes. With a `seed`, the name of the run is <name>-s<seed>. An unfinished run
-    with the same settings is continued, unless `fresh` is set. The folder of a finished run is renamed.
-    `progress` is "auto" for a line in a notebook and a display at a terminal, "off" for nothing, or a
-    function that is called with each round's record. `track` lists trackers: "tensorboard", "mlflow",
-    "mlflow=URI" ...
+    `experiment` is a TOML file, or a mapping with the content of such a file. The key `base` in a mapping
+    names a TOML file; the mapping's other keys replace settings of that file. If `seed` is given, the name of
+    the run is <name>-s<seed>.
 
-    The message of a SettingsError, RunError or DivergedError describes in one line what is wrong and what to
-    do.
+    An unfinished run with the same settings is continued, unless `fresh` is set. If a finished run has this
+    name, its folder is renamed first.
+
+    `progress` is "auto" (a line in a notebook, a display at a terminal), "off", or a function that is called
+    with the record of each round. `track` lists trackers: "tensorboard", "mlflow", "mlflow=URI" ...
+
+    The message of a SettingsError, RunError or DivergedError is one line that describes what is wrong and
+    what to do.
     """
     folder = Path(runs).absolute()
     with public_errors():

@@ -1,6 +1,6 @@
-"""Convert the inputs of a model: pictures by their paths, or numbers as they are stored.
+"""Convert the inputs of a model: paths of pictures, or arrays of numbers as they are stored.
 
-Any other input raises SettingsError with a message of one line.
+Any other input raises a SettingsError with a message of one line.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from protofleet.protocol.wire.printable import printable
 Array: TypeAlias = "Tensor | NDArray[Any]"
 Inputs: TypeAlias = "Array | str | Path | Sequence[str | Path] | Sequence[Array]"
 
-NUMBERS: Final = "biuf"  # Kinds of the NumPy types that are numbers.
+NUMBERS: Final = (
+    "biuf"  # NumPy's letters for types of numbers: bool, signed and unsigned integers, and floats.
+)
 TEXTS: Final = "OU"
 
 
 def samples_of(inputs: Inputs, takes: Input) -> Tensor:
-    """Return the samples [N, *shape], as uint8 or float32."""
+    """Return the samples as one tensor [N, *shape] of uint8 or float32."""
     listed = _listed(inputs)
     if listed is None:
         numbers = _numbers(inputs, takes)
@@ -56,15 +58,17 @@ def _listed(inputs: object) -> list[Any] | None:
 
 
 def _pictures(paths: Sequence[Path], takes: Input) -> Tensor:
-    """Read pictures in the model's size and number of channels, as a device reads its own pictures."""
+    """Read pictures with the size and the channels of the model's input, as a device reads its own pictures."""
     if takes.kind != "image":
-        raise SettingsError(f"the model takes a {takes.kind} and no pictures; give it an array")
+        raise SettingsError(
+            f"the model takes a {takes.kind} and no pictures; give an array in place of paths"
+        )
     with public_errors():
         return torch.from_numpy(named_pictures(paths, InputShape(takes.shape)).copy())
 
 
 def _stacked(listed: Sequence[Any], takes: Input) -> Tensor:
-    """Stack the arrays of samples, or the numbers of one sample."""
+    """Stack the arrays of several samples, or the numbers of one sample."""
     arrays = [_numbers(one, takes) for one in listed]
     for number, one in enumerate(arrays):
         if one.shape != arrays[0].shape:
@@ -86,14 +90,15 @@ def _numbers(one: object, takes: Input) -> Tensor:
 def _of_numpy(array: NDArray[Any]) -> Tensor:
     if array.dtype.kind not in NUMBERS:
         raise TypeError(array.dtype)
-    with np.errstate(over="ignore"):  # A value that float32 cannot hold is reported as not finite.
+    # A number that is too large for float32 becomes infinite here. A later check reports that it is not finite.
+    with np.errstate(over="ignore"):
         return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
 
 
 def _channels_first(pixels: Tensor, takes: Input) -> Tensor:
-    """Move the channels of uint8 pixels to the front.
+    """Move the channels of uint8 pixels to the front, where the model expects them.
 
-    A picture or a file of arrays has the shape [..., H, W, channels], or [..., H, W] if it is grey.
+    Pictures and files of arrays have the shape [..., H, W, channels], or [..., H, W] if they are grey.
     """
     if takes.kind != "image" or pixels.dtype != torch.uint8 or tuple(pixels.shape[-3:]) == takes.shape:
         return pixels
@@ -108,10 +113,12 @@ def _channels_first(pixels: Tensor, takes: Input) -> Tensor:
 def _of_shape(samples: Tensor, takes: Input) -> Tensor:
     samples = _channels_first(samples, takes)
     if tuple(samples.shape) == takes.shape:
-        samples = samples[None]  # A single sample.
+        samples = samples[None]  # The input is a single sample.
     if tuple(samples.shape[1:]) != takes.shape:
         wanted = ", ".join(map(str, takes.shape))
-        raise SettingsError(f"the samples are {list(samples.shape)}, the model takes [N, {wanted}]")
+        raise SettingsError(
+            f"the samples have the shape {list(samples.shape)}; the model takes [N, {wanted}]"
+        )
     return samples
 
 
@@ -120,8 +127,8 @@ def _finite(samples: Tensor) -> Tensor:
     if not finite.all():
         number = int(finite.logical_not().nonzero()[0])
         raise SettingsError(
-            f"sample {number} has numbers that are not finite (NaN, infinite, or over what float32 holds); "
-            "the model takes finite ones"
+            f"sample {number} has numbers that are not finite (NaN, infinite or too large for float32); "
+            "the model takes only finite numbers"
         )
     return samples
 

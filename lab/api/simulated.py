@@ -38,13 +38,13 @@ from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.command.errors import RunError
 
-OWN: Final = "own"  # The name in a plan for a method that has no name.
-ANY_SAMPLES: Final = "mlp"  # The name in a plan for a network that is an object.
+OWN: Final = "own"  # The method's name in the plan if `method` is an object without a name.
+ANY_SAMPLES: Final = "mlp"  # The network's name in the plan if `network` is an object.
 
 
 @dataclass(frozen=True)
 class OwnPlan(Plan):
-    """The plan with a method or a network that is an object of this process and not in a catalog."""
+    """A plan whose method or network may be an object of this process, in place of a name from a catalog."""
 
     own: Method | None = None
     recipe: Recipe | None = None
@@ -64,26 +64,25 @@ class SimulatedRound:
     """A round of a simulation."""
 
     number: int
-    accuracy: Mapping[
-        str, Mapping[str, float]
-    ]  # Accuracy on a device's test samples, by view and device, as in a round of a run.
-    bytes_up: int  # Bytes of tensors from all devices.
-    bytes_down: int  # Bytes of tensors to all devices.
+    # Accuracy on each device's test samples, by view and then by device, as in a round of a run.
+    accuracy: Mapping[str, Mapping[str, float]]
+    bytes_up: int  # Bytes of arrays that all devices sent.
+    bytes_down: int  # Bytes of arrays that were sent to all devices.
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """The result of a simulation. The halves have their state after the last round."""
+    """The result of a simulation. The halves of the method have their state after the last round."""
 
     rounds: Sequence[SimulatedRound]
-    final: Mapping[str, Mapping[str, float]]  # Accuracy after the last round, by view and device.
-    view: str  # The view that the method's paper reports.
+    final: Mapping[str, Mapping[str, float]]  # Accuracy after the last round, by view and then by device.
+    view: str  # The view that the method's paper reports, for example "global".
     server: ServerHalf
     clients: Mapping[str, ClientHalf] = field(repr=False)
 
     @property
     def accuracy(self) -> float:
-        """Return the unweighted mean over the devices after the last round."""
+        """Return the mean accuracy over the devices after the last round, with the same weight for each device."""
         return fmean(self.final[self.view].values())
 
 
@@ -99,11 +98,12 @@ def simulate(
 ) -> Simulated:
     """Run a method in this process on the data of some devices.
 
-    `method` is an object, a name, or the path of a file. `settings` are the settings of the table [method]
-    without its name. `network` is a name or a result of `network(...)`.
+    `method` is an object, a name, or the path of a file. `settings` has the keys of the table [method] except
+    `name`. `network` is a name or a result of `network(...)`.
 
-    With `reboots`, each half is made again from its `state()` before every round. The results must be the
-    same as without `reboots`. The message of a RunError says why an update or a state is refused.
+    With `reboots`, every half is built again from its `state()` before each round. The results must be the
+    same as without `reboots`. If an update or a state is refused, a RunError is raised, and its message is
+    the reason.
     """
     with public_errors():
         require_kinds(method, data, settings or {}, network)
@@ -134,14 +134,17 @@ def plan_of(
     network: str | Recipe, seed: int,
 ) -> OwnPlan:  # fmt: skip
     if not data:
-        raise SettingsError("simulate takes the data of one device or more: {'device-1': Data(...), ...}")
+        raise SettingsError(
+            "data is empty; give the data of one or more devices:  {'device-1': Data(...), ...}"
+        )
     first, of = next(iter(data.items()))
     if odd := [
         name for name, one in data.items() if shape_of(one) != shape_of(of) or one.classes != of.classes
     ]:
         raise SettingsError(
             f"{odd[0]} has samples {shape_of(data[odd[0]])} of {data[odd[0]].classes} classes, {first} has "
-            f"{shape_of(of)} of {of.classes}; all devices need the same"
+            f"{shape_of(of)} of {of.classes}; all devices need samples of the same shape and the same number of "
+            "classes"
         )
     name, own = method_of(method)
     recipe = network if isinstance(network, Recipe) else None
@@ -153,12 +156,12 @@ def plan_of(
         )
         plan.demand_fit()
         return plan
-    except ValueError as error:  # For example, a network takes no samples of that shape.
+    except ValueError as error:  # For example, the network cannot take samples of that shape.
         raise SettingsError(str(error)) from None
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:
-    """Return the method, with its name in the plan."""
+    """Return the method and the name that it gets in the plan."""
     if isinstance(method, Method):
         return OWN, method
     if isinstance(method, Path) or method.endswith(".py"):
@@ -184,7 +187,7 @@ def input_shape(shape: tuple[int, ...]) -> InputShape:
 
 
 def device_data(name: str, data: Data) -> Shard:
-    """Check the data of a device and scale them, as in a run with `data.file`."""
+    """Check the data of a device and scale them, in the same way as a run with `data.file` does."""
     if not isinstance(data, Data):
         raise SettingsError(
             f"the data of {name} are {type(data).__name__}, they must be Data(train, test, classes)"
@@ -249,7 +252,7 @@ class Federation:
         payload = LazyPayload(answer)
         if problem := ask.problem_with(payload, member.examples):
             raise RunError(
-                f"the answer of {member.device} to {ask.phase} in round {number} is refused: {problem.message}"
+                f"the update of {member.device} to {ask.phase} in round {number} is refused: {problem.message}"
             )
         self._bytes_up += size(answer)
         return Reply(member.device, member.examples, payload)
@@ -274,10 +277,10 @@ class Federation:
     def _check_state(self, number: int) -> None:
         for name, value in self._server.state().items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
-                raise RunError(f"{name} of the server half's state is not finite after round {number}")
+                raise RunError(f"{name} in the state of the server half is not finite after round {number}")
 
     def _reboot(self) -> None:
-        """Make each half again from the bytes that a disk would keep, and from nothing else."""
+        """Build each half again from its encoded state, as after a restart from files."""
         kept = to_torch(crossed(to_numpy(self._server.state())))
         self._server = self._plan.server_half()
         self._server.restore(kept)
@@ -298,7 +301,7 @@ class Federation:
 
 
 def crossed(arrays: Arrays) -> Arrays:
-    """Encode and decode the arrays, and return the arrays that the receiver gets."""
+    """Encode the arrays, decode the bytes, and return the arrays as a receiver gets them."""
     body = b"".join(bytes(piece) for piece in encode(arrays))
     return dict(Body(lambda start, stop: body[start:stop], len(body)))
 

@@ -1,6 +1,6 @@
-"""Run the contract of a plug-in as a list of checks, one after the other.
+"""Run the checks of a plug-in one after the other.
 
-Each outcome has the seconds of the check and its problem.
+Each outcome has the seconds that the check took, and its problem if the check failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Check: TypeAlias = Callable[[], object]
 class CheckOutcome:
     name: str
     seconds: float
-    problem: str = ""  # Empty if the check has passed.
+    problem: str = ""  # The problem in words; empty if the check has passed.
 
     @property
     def holds(self) -> bool:
@@ -44,7 +44,7 @@ class CheckOutcome:
 
 @dataclass
 class Bench:
-    """The bench for one subject: its run without failures, and new folders for the other runs."""
+    """The runs that the checks of one subject use: one run without failures, and a new folder for each other run."""
 
     subject: Subject
     folder: Path
@@ -157,7 +157,7 @@ def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[CheckOutcome]:
 
     `path` is the author's own file. If one of its lines raises an exception, the outcome names that line.
     """
-    # The networks are so small that several threads are slower than one.
+    # The networks are so small that several threads would be slower than one.
     torch.set_num_threads(1)
     for name, check in checks.items():
         started_at = time.perf_counter()

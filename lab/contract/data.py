@@ -1,4 +1,4 @@
-"""Check a user's data: the same for each request, of the right shape, and good enough to learn from."""
+"""Check a user's data: equal for equal requests, of the right shape, and good enough to learn from."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PARTS = 3
 def shards_of(settings: DataSettings, allowed: PlugIns) -> dict[str, Shard]:
     """Return the data of the devices of a small federation.
 
-    DataError is raised if the data are wrong, with a message for the author.
+    If the data are wrong, a DataError is raised. Its message tells the author what to change.
     """
     shares = (replace(settings, part=i, parts=PARTS) for i in range(PARTS))
     return {f"device-{i}": load_shard(share, allowed) for i, share in enumerate(shares)}
 
 
 def are_the_same_again(settings: DataSettings, allowed: PlugIns) -> None:
-    """Require that the same request gives the same samples.
+    """Require that two loads of the same data give the same samples.
 
-    A device that was started again must train on the data that it had before.
+    A device that restarts must train on the same data as before.
     """
     one, again = (load_shard(replace(settings, parts=PARTS), allowed) for _ in range(2))
     for split in ("train", "validation", "test"):

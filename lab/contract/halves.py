@@ -1,7 +1,7 @@
 """Check a method's halves directly, without a network.
 
-The halves must send exactly the bytes that `cost` returns, and must not keep replies. A half that continues
-from a saved state must give the same bits.
+The halves must send exactly as many bytes as `cost` computes, and must not keep replies. A half that
+continues from a saved state must give the same bits as one that was not stopped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
 
 
 class Expired(Mapping[str, Tensor]):
-    """A device's update, which cannot be read after the end of its round.
+    """A device's update that raises an error when it is read after the end of its round.
 
-    A coordinator keeps the update on the disk, and deletes it at the end of the round.
+    A real coordinator keeps an update on the disk and deletes it at the end of the round.
     """
 
     def __init__(self, payload: Payload) -> None:
@@ -41,7 +41,8 @@ class Expired(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if self.over:
             raise ContractError(
-                f"{name} of a Reply is read after its round; take what you need of it in round(), and keep no Reply"
+                f"{name} of a Reply is read after its round; copy the values that you need in round(), and keep no "
+                "Reply"
             )
         return self.payload[name].clone()
 
@@ -69,7 +70,7 @@ def bytes_by_kind(payload: Payload) -> Counter[str]:
 
 
 def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
-    """Return the rank of each matrix that was sent in factors.
+    """Return the rank of each matrix that was sent as factors (a product of two smaller matrices).
 
     The factors of a matrix are sent as one row of rank x (rows + columns + 1) numbers.
     """
@@ -83,7 +84,7 @@ def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
 
 
 class Halves:
-    """All halves of a plan. They can run rounds with each other."""
+    """The server half and all client halves of a plan, which run rounds without a coordinator."""
 
     def __init__(self, plan: Plan, classes: Sequence[tuple[int, ...]] = EVERY_CLASS) -> None:
         self.plan, self.held = plan, classes
@@ -170,8 +171,8 @@ def cost_is_what_crosses(
 def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
     """Require that the method declares exactly the arrays that it uses.
 
-    A round refuses arrays that are not declared. After the rounds, this function looks for a declared array
-    that no round has sent or requested.
+    A round refuses arrays that are not declared. After the rounds, this check also finds arrays that are
+    declared but were never sent or requested.
     """
     halves, seen = Halves(plan), set[str]()
     for number in range(1, rounds + 1):
@@ -186,7 +187,7 @@ def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
 
 
 def replies_are_not_kept(subject: Subject) -> None:
-    """Require that no Reply is read after its round, because a coordinator has then deleted the Reply."""
+    """Require that no Reply is read after its round, because a coordinator deletes the data of a Reply then."""
     halves = Halves(subject.plan())
     for number in (1, 2):
         for _ in halves.round(number):
@@ -196,7 +197,7 @@ def replies_are_not_kept(subject: Subject) -> None:
 
 
 def state_goes_round(subject: Subject) -> None:
-    """Require that a new half has the state that it was given, and that its next round has the same bits."""
+    """Require that restore() sets the state that it is given, and that the next round then has the same bits."""
     halves, again = two_rounds(subject)
     for who, half in halves.all().items():
         require_state(who, half.state(), again.all()[who].state())
@@ -208,9 +209,9 @@ def state_goes_round(subject: Subject) -> None:
 
 
 def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
-    """Return halves after two rounds, and new halves that have restored the same state.
+    """Return halves after two rounds, and new halves that have restored the state of the first ones.
 
-    After one round, much of the state may still have its initial value.
+    One round is not enough, because much of the state may still have its initial value.
     """
     plan = subject.plan()
     halves, again = Halves(plan), Halves(plan)
@@ -227,18 +228,18 @@ def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) ->
     if wrong:
         words = left_out(subject) or "; something that it learns is not in state()"
         raise ContractError(
-            f"{who} goes on otherwise after restore(state()): other {', '.join(wrong[:3])}{words}"
+            f"{who} gives other results after restore(state()), in {', '.join(wrong[:3])}{words}"
         )
 
 
 def left_out(subject: Subject) -> str:
-    """Return the end of an error message, which names what state() leaves out; "" if no loss is found.
+    """Return the end of an error message that names attributes that state() leaves out; "" if none is found.
 
     The message is about a half that gives other results after restore(state()).
     """
     halves, again = two_rounds(subject)
     halves.begin(3)
-    again.begin(3)  # This sets the values of the round, which need not be saved.
+    again.begin(3)  # Both halves now have the values that every round sets, which state() need not save.
     found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
     words = next((f"{names} of {who}" for who, names in found.items() if names), "")
     return f"; state() leaves out {words}" if words else ""

@@ -1,4 +1,4 @@
-"""Find the attributes that a half has lost after restore(state()), for an error message."""
+"""Find the attributes of a half that are lost after restore(state()), for an error message."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-MOST: Final = 3  # Maximum number of attributes that are named.
+MOST: Final = 3  # Maximum number of attributes that a message names.
 
 
 def lost(one: object, again: object) -> str:
     """Return the names of lost attributes, such as `self.velocity`, or "".
 
-    A cache may differ although nothing is lost. Therefore this is called only if bits differ.
+    A cache may differ although nothing is lost. Therefore callers use this function only if results differ.
     """
     found = [name for name, value in vars(one).items() if not same(value, vars(again).get(name))]
-    telling = [name for name in found if name != "model"] or found  # Any loss also changes the model.
+    # The model is named only if nothing else differs, because any loss also changes the model.
+    telling = [name for name in found if name != "model"] or found
     return ", ".join(f"self.{name}" for name in telling[:MOST])
 
 
 def same(one: object, other: object) -> bool:
     """Return whether two values are the same.
 
-    Values that cannot be compared, such as functions, data sets and open files, count as the same.
+    Values that cannot be compared count as the same: functions, data sets and open files.
     """
     a, b = list(leaves(one)), list(leaves(other))
     return len(a) == len(b) and all(

@@ -1,6 +1,6 @@
 """Check a method in a small federation in virtual time, with messages between the two halves.
 
-In some of these runs, frames are lost or processes end.
+In some of these runs, frames are lost or processes are killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from protofleet.methods.served.kept import Kept, KeptOrigin, pieces_of_kept, rea
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import rules_of
 
-INTO_A_ROUND: Final = 0.5  # Seconds after the start of a round. A device works for one second.
+# Seconds after the start of a round at which a failure happens. A device works for one second.
+INTO_A_ROUND: Final = 0.5
 ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
 SHORT: Final = RunPolicy(
@@ -52,7 +53,7 @@ SPOILT: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-# Checks of an unbroken run.
+# Checks of a run without failures.
 
 
 def learns(subject: Subject, run: Simulation) -> None:
@@ -71,7 +72,7 @@ def learns(subject: Subject, run: Simulation) -> None:
 def measures_its_own_views(subject: Subject, run: Simulation) -> None:
     """Require that devices measure only the views that the method names.
 
-    A coordinator ignores other views, because one device could send any number of them.
+    A coordinator ignores other views, because otherwise one device could send any number of views.
     """
     names = names_of(run.service.run.plan.variant.views)
     for agent in run.agents.values():
@@ -84,9 +85,9 @@ def measures_its_own_views(subject: Subject, run: Simulation) -> None:
 
 
 def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
-    """Require that networks() returns every network of a half, also networks that were received.
+    """Require that networks() returns every network of a half, also the networks that the half has received.
 
-    A device's limits count every network that the device holds.
+    The limits of a device count every network that the device holds.
     """
     for half in halves_of(run):
         told = {p for network in half.networks() for p in network.parameters()}
@@ -98,9 +99,9 @@ def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
 
 
 def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
-    """Require that predict gives the scores of rule().
+    """Require that predict gives the same scores as rule().
 
-    An exported model has the rule and the network, but not the half.
+    An exported model has only the rule and the network, and not the half's predict.
     """
     for half in halves_of(run):
         half.model.eval()
@@ -121,7 +122,7 @@ def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
 def exports_each_way(subject: Subject, run: Simulation, folder: Path) -> None:
     """Require that each exported model gives the same scores as its half.
 
-    A device keeps its model in a file, and `protofleet export` makes the model again from that file alone.
+    A device keeps its model in a file. `protofleet export` builds the model again from that file alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan = run.service.run.plan
@@ -144,7 +145,7 @@ def require_same_scores(half: ClientHalf, kept: Kept, way: str) -> None:
         again = rebuild(*kept.model(way))
     except CardError as error:
         raise ContractError(
-            f"{type(rule).__name__}, its rule {way!r}, cannot be exported: {error}; take one of parts/rules.py"
+            f"{type(rule).__name__}, its rule {way!r}, cannot be exported: {error}; use a rule of parts/rules.py"
         ) from error
     with torch.no_grad():
         wanted = half.scores(again.scaling(samples), rule)
@@ -159,7 +160,7 @@ def halves_of(run: Simulation) -> list[ClientHalf]:
     return [agent.run.job.half for agent in run.agents.values() if agent.run.job]  # type: ignore[attr-defined]
 
 
-# Checks that a failure does not change a bit of the result.
+# Checks that a failure does not change a single bit of the result.
 
 
 def repeats_change_nothing(subject: Subject, run: Simulation, folder: Path) -> None:
@@ -192,7 +193,7 @@ def rebooted_device_changes_nothing(
     device = sorted(broken.agents)[1]
 
     def reboot() -> None:
-        if device not in broken.broker.clients:  # The device is off already.
+        if device not in broken.broker.clients:  # The device is already off.
             return
         broken.kill(device)
         broken.clock.call_at(broken.clock.now + 1.0, lambda: broken.boot_device(device))
@@ -214,8 +215,8 @@ def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) 
 def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
     """Call `harm` in each round after the first one.
 
-    In the first round, most values that a method learns are still initial values. A loss would then change no
-    bit.
+    In the first round, most values that a method learns are still initial values. A loss would not change the
+    result there.
     """
 
     def reached(number: int) -> bool:
@@ -230,7 +231,7 @@ def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
 
 
 class Changed:
-    """A builder of halves that changes the answers of device-1 before they are sent."""
+    """A builder of halves that changes the updates of device-1 before they are sent."""
 
     def __init__(self, change: Callable[[Payload], Payload]) -> None:
         self.change = change
@@ -266,7 +267,7 @@ def bad_device_stops_nobody(subject: Subject, folder: Path, fault: str) -> None:
 
 
 def wild_numbers_are_refused(subject: Subject, folder: Path) -> None:
-    """Require that labels of classes that do not exist and counts below zero are refused."""
+    """Require that labels of unknown classes and counts below zero are refused."""
     wild: set[str] = set()
 
     def change(answer: Payload) -> Payload:
@@ -289,7 +290,7 @@ def wild_numbers_are_refused(subject: Subject, folder: Path) -> None:
 
 
 class Refusals:
-    """An observer that collects the devices whose answer was refused, and the reasons."""
+    """An observer that collects the devices whose updates were refused, and the reasons."""
 
     def __init__(self) -> None:
         self.found: set[Any] = set()
@@ -306,7 +307,7 @@ class Refusals:
         pass
 
 
-# Checks of uneven fleets.
+# Checks of fleets whose devices differ much in their data.
 
 
 def require_numbers(run: Simulation) -> None:
@@ -361,8 +362,8 @@ def devices_that_sit_out_go_on(subject: Subject, folder: Path) -> None:
 def network_with_batch_norm(subject: Subject, folder: Path) -> None:
     """Require that no running statistic of BatchNorm is refused or negative.
 
-    A step that extrapolates can make running variances negative, and a negative variance is refused. Such a
-    step is for parameters only.
+    A server step that goes past the mean can make running variances negative, and a coordinator refuses
+    negative variances. Therefore such a step may be applied only to parameters, and not to statistics.
     """
     watcher, policy = Refusals(), policy_with(rounds=2)
     changed = replace(subject, network=Network("cnn_bn", feature_size=8))

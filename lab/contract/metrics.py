@@ -1,4 +1,4 @@
-"""Check a user's metric: it returns a number for any samples, equal for equal samples, and has no side effects."""
+"""Check a user's metric: it returns a number for any samples, is equal for equal samples, and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofleet.methods.contract.own_metrics import Metric
 
 
 def drawn(samples: int, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
-    """Draw scores as a network gives them, and labels of the first `classes` classes only."""
+    """Draw random scores as a network gives them, and random labels of the first `classes` classes."""
     dice = torch.Generator().manual_seed(samples)
     return torch.randn(samples, CLASSES, generator=dice), torch.arange(samples) % classes
 

@@ -1,4 +1,4 @@
-"""Check a network for everything that methods require of a network."""
+"""Check that a network has all the properties that methods rely on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from protofleet.methods.nets import catalog
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Recipe, recipe_of
 
-MOST: int = 256  # Maximum pixels of a side, or steps of a series, that are tried.
+MOST: int = 256  # The largest sample that a check tries: pixels of a side, or steps of a series.
 
 
 def sample_for(recipe: Recipe) -> tuple[int, ...]:
     """Return the shape of the smallest sample that a network accepts.
 
-    The shape is at least as large as the samples of tests. If the network accepts several numbers of axes,
-    the largest number is used.
+    The shape is at least as large as the samples in the other checks. If the network accepts samples with
+    different numbers of axes, the largest number is used.
     """
     side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
     require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")
@@ -39,7 +39,7 @@ def pictures(network: Network, number: int) -> torch.Tensor:
 
 
 def is_made_alike(network: Network) -> None:
-    """Require that the same seed gives the same weights, for every party."""
+    """Require that the same seed gives the same weights on every device and on the coordinator."""
     one, again, other = built(network), built(network), built(network, seed=2)
     same = all(torch.equal(v, again.state_dict()[k]) for k, v in one.state_dict().items())
     require(same, "two networks of one seed have other weights; draw nothing but torch's own initialisers")
@@ -68,7 +68,7 @@ def has_its_sizes(network: Network) -> None:
 def heeds_feature_size(network: Network) -> None:
     """Require that a network has the feature size that is set.
 
-    With network.feature_size, devices with different networks get the same size of embedding.
+    With network.feature_size, devices with different networks get embeddings of the same size.
     """
     model = built(network, feature_size=12)
     require(model.feature_size == 12, f"feature_size = 12 gives a network of {model.feature_size} features")
@@ -95,15 +95,18 @@ def learns_from_a_batch(network: Network) -> None:
 
 
 def has_a_form_without_memory(network: Network) -> None:
-    """Require that a network can be made on the meta device, which uses no memory.
+    """Require that a network can be made on torch's meta device, which allocates no memory.
 
-    A device computes the memory of a plan in this way before it accepts the plan.
+    A device makes the network of a plan in this way to compute how much memory it needs, before it accepts
+    the plan.
     """
     try:
         with torch.device("meta"):
             sizes = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
     except (RuntimeError, NotImplementedError) as error:
-        raise ContractError(f"it cannot be made without memory (torch's meta device): {error}") from error
+        raise ContractError(
+            f"the network cannot be made on torch's meta device, which allocates no memory: {error}"
+        ) from error
     real = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
     require(sizes == real, "made without memory, its weights have other shapes")
 

@@ -1,4 +1,4 @@
-"""Make the small federations that checks run: a tiny plan and tiny skewed data in virtual time."""
+"""Make the small federations that the checks run: a tiny plan and tiny, unequally distributed data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES: Final = ("cat", "dog", "owl")
 
 @dataclass(frozen=True)
 class RunPolicy(Policy):
-    """A policy, with the number of rounds of a run."""
+    """A policy that also has the number of rounds of the run."""
 
     rounds: int = 2
 
@@ -42,17 +42,18 @@ POLICY: Final = RunPolicy(
     settle_seconds=0.5,
     straggler_factor=0.0,
 )
-# Settings that every local training has.
+# Settings of the local training, which every method has.
 QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}
-# Settings that only some methods have. FCCL+ learns nothing if its temperature is as high as the number of
-# classes.
+# Settings that only some methods have. The method FCCL+ learns nothing if its temperature is as high as the
+# number of classes.
 SMALL: Final = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
-# At the usual rate, FedPall's server moves its classifier so far that single rounds lose a class.
+# At the usual learning rate, FedPall's server changes its classifier so much that a single round can lose a
+# class.
 SLOWER: Final[Mapping[str, Mapping[str, float]]] = {"fedpall": {"lr": 0.01}}
 
 
 class ContractError(Exception):
-    """The error that a requirement is not met, with a message for the author."""
+    """The error for a requirement of the contract that is not met, with a message for the author."""
 
 
 def require(holds: bool, words: str) -> None:
@@ -62,13 +63,15 @@ def require(holds: bool, words: str) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A method with a network, for a check of one of the two. Every device allows the hashes of the plug-ins."""
+    """A method with a network. A check tests one of these two. Every device allows the hashes of the plug-ins."""
 
     method: str
-    plugin: str = ""  # The SHA-256 of the method's plug-in.
+    plugin: str = ""  # The SHA-256 of the method's plug-in; "" for a built-in method.
     network: Network = field(default_factory=lambda: Network("mlp"))
     allowed: PlugIns = field(default_factory=PlugIns)
-    shards: Mapping[str, Any] | None = None  # None for easy pictures of the usual size.
+    shards: Mapping[str, Any] | None = (
+        None  # The data of each device; None for easy pictures of the usual size.
+    )
     hyper: Mapping[str, object] = field(default_factory=dict)
 
     def plan(self, rounds: int = POLICY.rounds) -> Plan:
@@ -114,7 +117,7 @@ def plan(
     known = {f.name: f for f in fields(Plan(method, classes, rounds, plugins=plugins).load().Hyper)}
     wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
     settings = {name: value for name, value in wished.items() if name in known}
-    # Few epochs are enough here. If the default has fewer, it is kept.
+    # Few epochs are enough here. If the default is even smaller, the default is used.
     if "server_epochs" in settings and "server_epochs" not in hyper:
         usual: Any = known["server_epochs"].default
         settings["server_epochs"] = min(20, usual)

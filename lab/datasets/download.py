@@ -1,7 +1,7 @@
 """Download one file over HTTP, completely or not at all.
 
-After a broken connection, the received bytes are kept, and the next try continues after them. A file is
-called <name>.part until its checksum is right. Therefore no reader uses a partial file.
+If the connection breaks, the received bytes are kept, and the next try continues after them. The file is
+called <name>.part until its checksum is right. Therefore no reader uses an incomplete file.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from protofleet.protocol.storage.disk import is_full
 from protofleet.runtime.command.errors import RunError, StoppedError
 
 PIECE: Final = 1 << 16
-# Seconds without data from a server after which the connection counts as broken.
+# A connection counts as broken if the server has sent nothing for this number of seconds.
 SILENT_SECONDS: Final = 30.0
 SHOWN_SECONDS: Final = 5.0
 PASSING: Final = frozenset(
     {408, 425, 429, 500, 502, 503, 504}
 )  # HTTP status codes after which a later request may succeed.
-TRIES: Final = 4  # Maximum tries in a row at one address without new bytes.
-MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file; the known files have less than a tenth of this.
+# Tries at one address before the download gives up. A try that receives new bytes starts the count again.
+TRIES: Final = 4
+MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file. The known files are less than a tenth as large.
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
-AGENT: Final = "protofleet (+urllib)"  # Some servers refuse clients without a name.
+# The name that is sent to servers, because some servers refuse clients without a name.
+AGENT: Final = "protofleet (+urllib)"
 BROKEN: Final = (OSError, http.client.HTTPException)
 
 Say = Callable[[str], None]
 
 
 class RequestRefusedError(Exception):
-    """The error that the server has refused the request. Another request is useless."""
+    """The error for a request that the server has refused. The same request again would be useless."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Downloader:
     clock: Callable[[], float] = time.monotonic
 
     def fetch(self, file: RemoteFile, folder: Path) -> Path:
-        """Return the path of the file with the right checksum.
+        """Return the path of the file, whose checksum is right.
 
-        RunError says what to do if the download fails.
+        If the download fails, a RunError is raised, and its message says what to do.
         """
         target = folder / file.name
         if target.is_file() and md5_of(target) == file.md5:
@@ -67,7 +69,8 @@ class Downloader:
                 self._fetch_from(address, part)
                 require_checksum(part, file, address)
             except (RequestRefusedError, *BROKEN) as error:
-                if isinstance(error, OSError) and error.filename:  # The error is about this machine's disk.
+                # The disk of this machine has failed, and not the network.
+                if isinstance(error, OSError) and error.filename:
                     raise disk_error(error, part) from None
                 problems.append(f"{address}: {words_of(error)}")
             except KeyboardInterrupt:
@@ -79,9 +82,9 @@ class Downloader:
         raise RunError(f"{file.name} cannot be fetched ({'; '.join(problems)}); {kept(part, target)}")
 
     def _fetch_from(self, address: str, part: Path) -> None:
-        """Receive until the file is complete.
+        """Receive bytes until the file is complete.
 
-        After a broken connection, a new one continues where the last one ended.
+        After a broken connection, a new connection continues after the bytes that are there.
         """
         failed, at_first = 0, size_of(part)
         while True:
@@ -105,7 +108,7 @@ class Downloader:
             self.pause(2.0 ** (failed - 1))
 
     def _receive(self, address: str, part: Path) -> bool:
-        """Receive bytes, and return whether the file is complete now."""
+        """Receive bytes, and return whether the file is complete after that."""
         have = size_of(part)
         headers = {"User-Agent": AGENT, **({"Range": f"bytes={have}-"} if have else {})}
         request = urllib.request.Request(address, headers=headers)
@@ -113,19 +116,19 @@ class Downloader:
             answer = urllib.request.urlopen(request, timeout=SILENT_SECONDS)
         except urllib.error.HTTPError as error:
             if have and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return True  # There are no more bytes. The checksum decides whether it is the right file.
+                return True  # The server has no more bytes. The checksum will show whether the file is right.
             raise
         with answer:
             begins, total = place_of(answer, have)
             if begins != have:
-                have = 0  # The server does not support ranges and sends the whole file.
+                have = 0  # The server cannot send a part of a file, so it sends the whole file.
             self.say(f"{address}: {amount(total)}{f', from {human_bytes(have)} on' if have else ''}")
             with own_file(part) as file:
                 file.truncate(have)
                 for piece in self._shown(iter(lambda: answer.read(PIECE), b""), have, total):
                     have += len(piece)
                     if have > MOST_BYTES:
-                        raise RequestRefusedError(f"it sends more than {human_bytes(MOST_BYTES)}")
+                        raise RequestRefusedError(f"the server sends more than {human_bytes(MOST_BYTES)}")
                     file.write(piece)
         return total is None or have >= total
 
@@ -142,19 +145,21 @@ class Downloader:
 
 @contextlib.contextmanager
 def own_file(part: Path) -> Iterator[BinaryIO]:
-    """Open a file to append to, while no other command does the same."""
+    """Open a file to append to, and lock it against other commands that fetch the same file."""
     with part.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"another command is fetching {part} now; let it finish, or end it") from None
+            raise RunError(
+                f"another command is fetching {part} now; wait until that command has finished, or stop it"
+            ) from None
         yield file
 
 
 def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | None]:
-    """Return the place in the file at which the body begins, and the length of the file.
+    """Return the position in the file at which the body begins, and the length of the file.
 
-    The length is None if the server does not say it.
+    The length is None if the server does not send it.
     """
     found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
     if answer.status == http.HTTPStatus.PARTIAL_CONTENT and found:
@@ -166,20 +171,20 @@ def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | N
 def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
     """Delete the file and raise an error if its checksum is wrong.
 
-    The checksum does not show which part of the file is right, so a new try must begin at the start.
+    The checksum does not show which part of the file is wrong, so a new try must begin at the start.
     """
     if (found := md5_of(part)) == file.md5:
         return
     size = human_bytes(size_of(part))
     part.unlink()
     raise RequestRefusedError(
-        f"what came ({size}) has the MD5 {found}, not {file.md5}: it is another file, or was changed on the way; it "
-        "is deleted"
+        f"the received file ({size}) has the MD5 {found}, not {file.md5}: the server has another file, or the bytes "
+        "were changed on the way; the file is deleted"
     )
 
 
 def md5_of(path: Path) -> str:
-    """Return the MD5 of a file, as in the lists of the publishers.
+    """Return the MD5 of a file. The publishers list the same kind of checksum.
 
     MD5 finds a damaged file. It does not protect against an attacker.
     """
@@ -208,9 +213,9 @@ def kept(part: Path, target: Path) -> str:
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Return whether the host name has no address.
+    """Return whether the error says that the host name has no address.
 
-    In most cases there is no network, and another try some seconds later would fail too.
+    The usual reason is that there is no network, and another try some seconds later would fail too.
     """
     return isinstance(error, urllib.error.URLError) and isinstance(error.reason, socket.gaierror)
 
@@ -223,5 +228,5 @@ def words_of(error: BaseException) -> str:
 
 def disk_error(error: OSError, part: Path) -> Exception:
     if is_full(error):
-        return error  # This error has its own message.
+        return error  # The error of a full disk has its own message.
     return RunError(f"{part} cannot be written: {error.strerror}; --root names another folder")

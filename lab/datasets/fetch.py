@@ -1,4 +1,4 @@
-"""Fetch a data set from its publishers into the folder in which its reader looks for it."""
+"""Fetch a data set from its publishers into the folder from which its reader loads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofleet.runtime.command.errors import RunError
 
 
 def fetch(published: Published, folder: Path, downloader: Downloader) -> None:
-    """Fetch a data set. Files with the right checksum are not fetched again."""
+    """Fetch a data set. A file that is there with the right checksum is not fetched again."""
     if published.folder and is_unpacked(published, folder):
         downloader.say(f"{published.folder}/: {len(published.members)} files are there already")
         return
@@ -25,7 +25,8 @@ def fetch(published: Published, folder: Path, downloader: Downloader) -> None:
         path = downloader.fetch(file, folder)
         if published.folder:
             unpack(path, published, folder)
-            path.unlink()  # All files of the archive are there, with the right checksums.
+            # All files of the archive are unpacked with the right checksums, so the archive is not needed.
+            path.unlink()
             downloader.say(f"{published.folder}/: {len(published.members)} files, unpacked")
 
 
@@ -35,7 +36,7 @@ def is_unpacked(published: Published, folder: Path) -> bool:
 
 
 def unpack(archive: Path, published: Published, folder: Path) -> None:
-    """Unpack only the listed files of an archive, all or none.
+    """Unpack the listed files of an archive, and no others. If one file fails, none is kept.
 
     The files are unpacked into a new folder, which then replaces the old folder.
     """
@@ -48,11 +49,11 @@ def unpack(archive: Path, published: Published, folder: Path) -> None:
             if isinstance(error, OSError) and error.filename:
                 raise disk_error(error, new) from None
             raise RunError(
-                f"{archive} cannot be unpacked ({error}); delete it and run the command again"
+                f"{archive} cannot be unpacked ({error}); delete the archive and run the command again"
             ) from None
         if not is_unpacked(published, Path(made)):
             raise RunError(
-                f"{archive} has not the files of {published.folder} with the checksums that are known; delete it and "
+                f"{archive} lacks files of {published.folder}, or their checksums are wrong; delete the archive and "
                 "run the command again"
             )
         new.chmod(0o755)

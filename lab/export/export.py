@@ -31,11 +31,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Order:
-    """The options of the command line."""
+    """The choices of the user about an export."""
 
     run: Path
     wanted: Wanted = field(default_factory=Wanted)
-    formats: tuple[str, ...] = ()  # Empty for all formats that can be written on this machine.
+    formats: tuple[
+        str, ...
+    ] = ()  # Names of file formats; empty for all formats that can be written on this machine.
     out: Path | None = None
     template: bool = False
     check: bool = False
@@ -44,11 +46,12 @@ class Order:
     def __post_init__(self) -> None:
         if self.template and self.formats and ONNX not in self.formats:
             raise SettingsError(
-                "--template is a form of ONNX; add onnx to --format, or leave one of them out"
+                "--template needs the format ONNX; add onnx to --format, or leave out one of the two options"
             )
         if self.out is not None and self.out.suffix in SUFFIXES and not self.out.is_dir():
             raise SettingsError(
-                f"--out is {self.out}, a file's name; it is a folder that {FILES[ONNX]} and others go into"
+                f"--out is {self.out}, which is the name of a file; name a folder, into which {FILES[ONNX]} and "
+                "others are written"
             )
 
     def place(self) -> Path:
@@ -60,7 +63,8 @@ class Order:
 class Exported:
     folder: Path
     card: Card
-    checked: Mapping[str, float]  # Largest difference between scores, relative to the largest score, by file.
+    # For each file, the largest difference between two scores, divided by the largest score.
+    checked: Mapping[str, float]
 
     def as_object(self) -> dict[str, Any]:
         files = [*self.card.files, CARD]
@@ -73,9 +77,10 @@ class Exported:
 
 def export_model(order: Order, say: Say) -> Exported:
     place = order.place()
-    if order.run.is_dir():  # Without a run, find_model raises the error.
+    if order.run.is_dir():  # If the run does not exist, find_model raises a better error below.
         require_place(place)
-    model = find_model(order.run, order.wanted)  # First, so that no formats are printed without a model.
+    # The model is found before the formats are printed, so that an error about the model is the only line.
+    model = find_model(order.run, order.wanted)
     formats = _formats(order, say)
     if order.check:
         require_check(formats)
@@ -89,7 +94,7 @@ def export_model(order: Order, say: Say) -> Exported:
 
 
 def _formats(order: Order, say: Say) -> tuple[str, ...]:
-    """Return each format once, safetensors first."""
+    """Return each chosen format once, with safetensors first."""
     if order.template or ONNX in order.formats:
         require_onnx()
     if order.formats:

@@ -1,9 +1,12 @@
 """Make a folder that appears completely or not at all.
 
-The folder is written next to its final place, synced and renamed. After a failure, no folder is left. Several
-exports may write a folder for one place at the same time, and the last one stays. A lock on the parent folder
-lets only one export at a time begin, or rename its folder. Each export holds a lock on its own folder.
-Therefore the others do not delete this folder as the remains of a killed export.
+The folder is written next to its final place, synced to the disk and renamed. After a failure, no folder is
+left. Several exports may write a folder for one place at the same time, and the export that ends last
+replaces the others.
+
+Each export holds a lock on its own new folder. Other exports can see from this lock that the folder is not
+left over from a killed export, and do not delete it. A lock on the parent folder makes sure that only one
+export at a time creates or renames a folder there.
 """
 
 from __future__ import annotations
@@ -23,19 +26,21 @@ from protofleet.protocol.storage.folder_lock import held, is_held
 from protofleet.runtime.command.errors import RunError
 
 NEW, OLD = ".new", ".old"
-MODE: Final = 0o777  # The mode before the umask, as for any folder.
+MODE: Final = 0o777  # The folder's mode, from which the umask is subtracted, as for any new folder.
 
 
 def require_place(place: Path) -> None:
     """Raise an error if the folder cannot be used, before slow work begins.
 
-    Nothing is made here, because the export may still be refused.
+    No folder is made here, because the export may still be refused.
     """
     if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise SettingsError(f"{place} is there and is no folder; name another one with --out")
-    # An earlier export has a card and may be replaced.
+        raise SettingsError(f"{place} exists and is not a folder; name a folder with --out")
+    # A folder with a card is an earlier export, which may be replaced.
     if place.is_dir() and any(place.iterdir()) and not (place / CARD).is_file():
-        raise SettingsError(f"{place} is there, and holds no earlier export; name another folder with --out")
+        raise SettingsError(
+            f"{place} exists and does not contain an earlier export; name another folder with --out"
+        )
     there = next(folder for folder in place.absolute().parents if os.path.lexists(folder))
     if not there.is_dir():
         raise RunError(f"{place.parent} cannot be made: {there} is no folder; name another folder with --out")
@@ -45,9 +50,11 @@ def require_place(place: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """Yield a new folder to fill. It replaces an earlier export if nothing fails."""
-    made = [folder for folder in place.parents if not folder.exists()]  # The innermost folder is first.
-    lock = contextlib.ExitStack()  # The lock ends when the folder has been renamed or removed.
+    """Yield a new folder to fill. If nothing fails, the new folder replaces an earlier export."""
+    # Parent folders that do not exist yet, the innermost first.
+    made = [folder for folder in place.parents if not folder.exists()]
+    # The lock on the new folder. It is released when the folder has been renamed or removed.
+    lock = contextlib.ExitStack()
     fresh = _fresh_beside(place, lock)
     try:
         with lock:
@@ -61,7 +68,8 @@ def new_folder(place: Path) -> Iterator[Path]:
                 sync(place.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
-        with contextlib.suppress(OSError):  # Another export may have put its folder there.
+        # If another export has put its folder there, the parents are not empty and stay.
+        with contextlib.suppress(OSError):
             for folder in made:
                 folder.rmdir()
         raise
@@ -96,9 +104,9 @@ def _put(fresh: Path, place: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the folders that a killed export has left.
+    """Remove the folders that killed exports have left.
 
-    If an export was killed between its two renames, the earlier export gets its place back.
+    If an export was killed between its two renames, the earlier export is moved back to its place.
     """
     for old in place.parent.glob(f".{place.name}.*{OLD}"):
         if not place.exists():

@@ -1,4 +1,4 @@
-"""Encode a served model in the formats of other programs. Each file takes any number of samples at once."""
+"""Encode a served model in the formats of other programs. Each file accepts any number of samples at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ FILES: Final[Mapping[str, str]] = {
     SAFETENSORS: "model.safetensors", ONNX: "model.onnx", TORCHSCRIPT: "model.torchscript.pt", PT2: "model.pt2",
 }  # fmt: skip
 INPUT, OUTPUT = "samples", "scores"
-TRACED_WITH: Final = 2  # Number of samples. With one sample, the exporter would fix the number at 1.
+# Number of samples in the traced input. With one sample, the exporter would fix the number of samples at 1.
+TRACED_WITH: Final = 2
 QUIET: Final = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._dynamo")
 
 
@@ -35,7 +36,7 @@ def has_onnx() -> bool:
 def require_onnx() -> None:
     if not has_onnx():
         raise SettingsError(
-            f"exporting ONNX takes the packages onnx and onnxscript: {install_hint('export')}"
+            f"an export as ONNX needs the packages onnx and onnxscript: {install_hint('export')}"
         )
 
 
@@ -68,7 +69,7 @@ def _safetensors(model: Served, card: Card) -> bytes:
 
 
 def _torchscript(model: Served, card: Card) -> bytes:
-    trace: Any = torch.jit.trace  # The function has no types.
+    trace: Any = torch.jit.trace  # The type Any is needed, because torch has no types for this function.
     with _quiet(), torch.no_grad():
         traced = trace(model, (card.input.drawn(TRACED_WITH),), check_trace=False)
         return _saved(lambda file: torch.jit.save(traced, file))
@@ -89,7 +90,7 @@ def _saved(save: Callable[[io.BytesIO], object]) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence exporters, which warn about internals that a user cannot change."""
+    """Silence the warnings of exporters about internals that a user cannot change."""
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in QUIET}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -18,8 +18,9 @@ SETTINGS: Final = "coordinator.toml"
 def plugins_of_run(folder: Path, named: PlugIns) -> PlugIns:
     """Return the plug-ins that the coordinator of a run allowed, and the plug-ins in `named`.
 
-    The files are the copies in the run's folder, because this folder may have been moved. A coordinator that
-    runs as a service has its settings and plug-ins in another folder, so the user has to name the plug-ins.
+    The paths are those of the copies in the run's folder, because the folder may have been moved. If the
+    coordinator ran as a service, its settings and plug-ins are in another folder. In that case the user must name
+    the plug-ins.
     """
     path = folder / SETTINGS
     said = read_toml(path).get("plugins") if path.exists() else None

@@ -12,7 +12,7 @@ from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.suggest import there_are
 
 CURRENT: Final = "current"
-SHOWN: Final = 5  # Folders that are suggested.
+SHOWN: Final = 5  # Maximum number of folders that a message suggests.
 RUN: Final = "name a folder such as runs/demo"
 
 
@@ -26,7 +26,7 @@ def is_device(folder: Path) -> bool:
 
 
 def no_run(folder: Path) -> str:
-    """Return the reason why there is nothing to export."""
+    """Return a message about a folder that contains nothing to export."""
     if wrong := _no_folder(folder, "a run's folder"):
         return wrong
     if (folder / CARD).is_file():
@@ -42,7 +42,7 @@ def no_run(folder: Path) -> str:
 
 
 def no_model(folder: Path) -> str:
-    """Return the reason why there is nothing to predict with."""
+    """Return a message about a folder that contains no model for predictions."""
     if wrong := _no_folder(folder, "the folder of a model, such as an export's or a device's"):
         return wrong
     if is_run(folder) or is_device(folder):
@@ -54,7 +54,7 @@ def no_model(folder: Path) -> str:
 
 
 def no_versions(folder: Path) -> str:
-    """Return the reason why there are no versions to list, pin or roll back."""
+    """Return a message about a folder that contains no versions of a model to list, pin or roll back."""
     if wrong := _no_folder(folder, "the folder of a device that serves its models"):
         return wrong
     if (folder / CARD).is_file():
@@ -98,5 +98,5 @@ def _inside(folder: Path, fits: Callable[[Path], bool]) -> str:
 def _folders(folder: Path) -> Iterator[Path]:
     try:
         yield from (one for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
-    except OSError:  # The folder does not exist, or this user may not read it.
+    except OSError:  # The folder does not exist, or the current user may not read it.
         return

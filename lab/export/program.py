@@ -23,9 +23,9 @@ PICTURE: Final = """\
     x = np.asarray(opened(path).convert("{mode}").resize(({width}, {height})), np.float32)
     x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
 """
-# The rules are those of `read_picture`: regular files, fixed formats, and limits that are compared before
-# anything is decoded. TIFF is left out, because the check of its tables is longer than the rest of the
-# program.
+# The checks in this program are those of `read_picture`: only regular files, only some formats, and limits on the
+# size before anything is decoded. TIFF is not accepted, because a check of its tables would be longer than the
+# rest of the program.
 OPENED: Final = """\
 
 
@@ -78,7 +78,7 @@ BY_TORCHSCRIPT: Final = """\
 ANSWER: Final = """\
     return json.load(open(here / "card.json"))["classes"][int(scores.argmax())]
 """
-# A mistake of the user gives one line and exit code 2, as in `protofleet predict`.
+# For a mistake of the user, the program prints one line and exits with code 2, as `protofleet predict` does.
 MAIN: Final = """\
 
 

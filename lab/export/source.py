@@ -1,4 +1,4 @@
-"""Find the chosen model of a run in the files of its folder."""
+"""Find the chosen model of a run in the files of the run's folder."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ OLDER: Final = "an earlier version of protofleet wrote it"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The choice of a model of a run. With `device`, this is the own model of that device."""
+    """The choice of one model of a run. If `device` is set, it is the own model of that device."""
 
     chosen: Chosen = "last"
     device: str | None = None
     way: str = PREDICT
-    # Plug-ins that the caller names, in addition to those that a run keeps.
+    # Plug-ins that the caller names. They are used in addition to the plug-ins that a run keeps.
     plugins: PlugIns = field(default_factory=PlugIns)
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A model of a run. Its card lacks only the entries about files."""
+    """A model of a run with its card. The card still lacks the list of exported files."""
 
     card: Card
     served: Served
-    assumed: str = ""  # The assumed scale of its input, in words, if the scale is not known here.
+    assumed: str = ""  # A sentence about the scale of the input that is assumed; "" if the scale is known.
 
 
 def find_model(folder: Path, wanted: Wanted) -> ExportedModel:
     """Find a model in the folder of a run, of a coordinator or of a device.
 
-    RunError is raised if there is none.
+    If there is no such model, a RunError is raised.
     """
     try:
         if is_device(folder) and not is_run(folder):
@@ -79,16 +79,17 @@ def _saved_run(folder: Path) -> SavedRun:
     return found
 
 
-# The common model of all devices.
+# The model that all devices share.
 
 
 def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> ExportedModel:
     if plan.variant.reports == "personal":
         raise SettingsError(
-            f"the models of {plan.method} are its devices' own; say whose with --device: {_devices_in(folder)}"
+            f"the method {plan.method} trains one model for each device; choose a device with --device: "
+            f"{_devices_in(folder)}"
         )
     if run.round <= 1:
-        raise RunError(f"{folder} holds no model yet: no round is over")
+        raise RunError(f"{folder} holds no model yet, because the first round has not ended")
     number, state = _state(folder, run, plan.rounds, wanted.chosen)
     half = _half(plan, state)
     taken, assumed = _input(folder, plan)
@@ -97,9 +98,9 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Exported
 
 
 def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
-    """Return the form of the input, and a text about an assumed scale.
+    """Return the form of the input, and a sentence about the scale if the scale is assumed.
 
-    The scale of the samples belongs to the data. Therefore only devices know the scale.
+    Each device scales its own samples. Therefore the scale is known only from the models that devices keep.
     """
     found = dict[str, Input]()
     for path in sorted((folder / "devices").glob("*")):
@@ -120,23 +121,25 @@ def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
 
 
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
-    """Return the round that begins with a saved state, and this state."""
+    """Return the number of the round that begins with the chosen state, and this state."""
     if chosen == "last":
         over = [
             line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"
         ]
-        return min(run.round, *over, rounds + 1), run.newest()  # The evaluation changes no weights.
+        # An evaluation changes no weights, so the state before it is also the state after it.
+        return min(run.round, *over, rounds + 1), run.newest()
     if (best := run.best()) is not None:
         return best
     lines = read_rounds(folder / "rounds.jsonl")
     why = OLDER if any(line.get("validation") for line in lines) else "no device has validation samples"
-    raise RunError(f"{folder} kept no best model ({why}); say --last")
+    raise RunError(f"{folder} has no best model ({why}); use --last")
 
 
 def _half(plan: Plan, state: Body) -> Any:
-    """Return a client half that has received the state.
+    """Return a client half that has received the state from the server half.
 
-    The state contains first weights, unless a backbone is frozen. Public images are only for training.
+    The saved state already has all weights, so the plan's initial weights are needed only for a frozen
+    backbone. Public images are needed only for training.
     """
     plan = replace(plan, init=plan.init if plan.freeze else None, public=None)
     server, half = plan.server_half(), plan.client_half(NoSamples(), "")
@@ -166,11 +169,11 @@ def _card(
 
 
 def _numbers(classes: int) -> tuple[str, ...]:
-    """Return numbers as class names, if the names are not known here."""
+    """Return the numbers of the classes as their names. Callers use them if the names are not known."""
     return tuple(str(label) for label in range(classes))
 
 
-# A device's own model.
+# The own model of one device.
 
 
 def _folder_of_device(folder: Path, device: str) -> Path:
@@ -196,11 +199,11 @@ def _device_s_own(folder: Path, own: Path, wanted: Wanted, run: str) -> Exported
     last, path = kept_file(own, LAST), kept_file(own, BEST if wanted.chosen == "best" else LAST)
     if not last.exists():
         raise RunError(
-            f"{own.name} has kept no model of its own in {folder}: it has trained none yet, keep_models is false, or "
+            f"{own.name} has kept no model of its own in {folder}: it has not trained yet, keep_models is false, or "
             f"{OLDER}"
         )
     if not path.exists():
-        raise RunError(f"{own.name} kept no best model (it has no validation samples); say --last")
+        raise RunError(f"{own.name} kept no best model, because it has no validation samples; use --last")
     kept = read_kept(path)
     if wanted.device not in (None, kept.card.device):
         raise RunError(f"{folder} is the folder of {kept.card.device}, not of {wanted.device}")

@@ -1,7 +1,7 @@
-"""Make an ONNX file that a board fills with other numbers.
+"""Make an ONNX file whose numbers a board replaces by those of a new model.
 
-The file is exported once, on this machine, with random numbers. All numbers are different, because the
-exporter would join equal tensors into one.
+The file is exported once, on this machine, with random numbers. All of them are different, because the
+exporter would store equal tensors only once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from protofleet.methods.served.card import Card, CardError
 from protofleet.methods.served.served import Served
 from protofleet.methods.served.template import PLACES, ROWS, fill, places_in, with_room
 
-COUNTERS = "num_batches_tracked"  # Counters of batch norms, which no graph reads.
+# The end of the names of counters in batch norms. Predictions do not use these counters.
+COUNTERS = "num_batches_tracked"
 
 
 def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
-    """Return the file, filled with this model, and the card with its offsets."""
+    """Return the file with the numbers of this model, and the card with the positions of the tensors in the file."""
     probe = drawn(roomy(model))
     content = onnx_bytes(probe, card, optimize=False)
     offsets = places_in(content, probe.state_dict())
@@ -28,7 +29,8 @@ def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
         name for name in probe.state_dict() if name not in offsets and not name.endswith(COUNTERS)
     ]:
         raise CardError(
-            f"no template can be made of this model: the ONNX exporter has rewritten {missing[0]}; export it "
+            f"no template can be made of this model, because the ONNX exporter has changed {missing[0]}; export "
+            "the model "
             "without --template"
         )
     card = replace(card, offsets=offsets)
@@ -36,10 +38,10 @@ def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
 
 
 def roomy(model: Served) -> Served:
-    """Return a copy of the model with room for more rows.
+    """Return a copy of the model with space for more rows (prototypes).
 
-    If each class has at most one row, there is room for the rows of all classes. Otherwise there is room for
-    twice as many rows as now.
+    If each class has at most one row, the copy has space for one row of every class. Otherwise it has space
+    for twice as many rows as now.
     """
     copy = deepcopy(model)
     tensors = copy.state_dict()

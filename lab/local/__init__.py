@@ -1,4 +1,4 @@
-"""Runs on this machine: an experiment, its processes, their progress, many runs in turn, grids.
+"""Experiments on this machine: their processes and progress, many runs in turn, and grids of settings.
 
 May import: coordinator.*, edge_client.*, federation.brokers, federation.enrol, lab.local.display, lab.report,
 lab.trackers, methods.*, protocol.*, runtime.*.

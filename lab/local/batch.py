@@ -1,4 +1,4 @@
-"""Run many experiments in turn: every file with every seed. Runs that have finished are skipped."""
+"""Run many experiments in turn: every file with every seed. Runs that have already finished are skipped."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ class Batch:
     fresh: bool = False
     launcher: Launcher | None = None
     track: Sequence[Destination] = ()
-    failed: dict[str, str] = field(default_factory=dict)  # The reasons of failure by run name.
+    failed: dict[str, str] = field(
+        default_factory=dict
+    )  # The reason of each failed run, by the name of the run.
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
         code = self.run_all(plan_runs(files, seeds, assignments))
-        print("protofleet compare puts them side by side")
+        print("protofleet compare shows these runs in one table")
         return code
 
     def run_all(self, experiments: Sequence[Experiment]) -> int:
         """Run all experiments in turn, and return 1 if a run has failed.
 
-        The settings of all of them are checked before the first run starts. A run that fails does not stop
-        the others.
+        The settings of all experiments are checked before the first run starts. If a run fails, the next run
+        still starts.
         """
         pending = [one for one in experiments if self.fresh or not is_finished(one, self.runs)]
         for experiment in pending:
@@ -72,15 +74,17 @@ class Batch:
         if not self.fresh and is_finished(experiment, self.runs):
             result = outcome(experiment, self.runs)
             with tracking(self.track, self.runs / experiment.name):
-                pass  # The run has ended. The tracker sends the rounds that it has not sent yet.
-            print(f"it has ended already: {result}")
+                # The run has finished, so nothing is followed. The tracker only sends rounds that it has not sent
+                # yet.
+                pass
+            print(f"this run has already ended: {result}")
             if result != "finished":
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"
             return
         try:
             with ready(experiment, self.runs, self.fresh):
                 run_experiment(experiment, self.runs, self.launcher, self.track)
-        except (StoppedError, InUseError):  # Stopped by the user, or another command does these runs.
+        except (StoppedError, InUseError):
             raise
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)
@@ -94,7 +98,9 @@ def plan_runs(files: Sequence[Path], seeds: Sequence[int], assignments: list[str
         variants = [replace(experiment, name=f"{experiment.name}-s{s}", seed=s) for s in seeds]
         for run in variants or [experiment]:
             if run.name in found:
-                raise SettingsError(f"two of the runs are called {run.name}; give {file} another name")
+                raise SettingsError(
+                    f"two of the runs have the name {run.name}; give the experiment in {file} another name"
+                )
             found[run.name] = run
     return list(found.values())
 

@@ -1,10 +1,12 @@
 """Implement `protofleet centralised`, which trains on the data of all devices in one process.
 
 The result is an upper bound for a federation. The training is **not federated**: no message is sent, and all
-data are in one place. The network begins with the same weights as in the run. It learns from the training
-samples of all devices together. As on a device in FedAvg, each round has the same number of epochs and a new
-optimiser, but nothing is averaged. One model is measured on the test samples of every domain. The folder has
-the format of a run folder, so reports and comparisons can show it with other runs.
+data are in one place. The network begins with the same weights as in the run, and learns from the training
+samples of all devices together.
+
+Each round has the number of epochs that a device has in FedAvg, and a new optimiser, but nothing is averaged.
+The one model is measured on the test samples of every domain. The folder has the format of a run's folder, so
+reports and comparisons can show it beside other runs.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Union:
 def run_centralised(experiment: Experiment, runs: Path) -> Path:
     """Run the centralised training and return the path of its report.
 
-    An earlier run of this name is renamed first. DivergedError is raised if the training diverges.
+    The folder of an earlier run of this name is renamed first. If the training diverges, a DivergedError is
+    raised.
     """
     agreed_names(experiment)
     require_data([experiment])
@@ -73,7 +76,10 @@ def run_centralised(experiment: Experiment, runs: Path) -> Path:
 @alone
 def run_prepared(experiment: Experiment, runs: Path) -> Path:
     if experiment.networks:
-        print(f"one network, {experiment.network.name}: devices.networks are of devices, and here is none")
+        print(
+            f"the network is {experiment.network.name}; devices.networks is not used, because this training has no "
+            "devices"
+        )
     folder, disk = runs / experiment.name, Disk(durable=False)
     shards, hyper = shards_of(experiment), local_settings(experiment)
     experiment.own_plugins.keep(folder)
@@ -97,7 +103,7 @@ def run_prepared(experiment: Experiment, runs: Path) -> Path:
 
 
 def finished_before(experiment: Experiment, runs: Path) -> bool:
-    """Return whether this run exists with the same settings and has finished."""
+    """Return whether a run with this name and the same settings has finished."""
     folder = runs / experiment.name
     try:
         written = read_toml(folder / "experiment.toml")
@@ -111,9 +117,9 @@ def settings_table(experiment: Experiment) -> dict[str, Any]:
 
 
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:
-    """Return the experiment under the name of its centralised run.
+    """Return the experiment with the name of its centralised run.
 
-    With a seed, the name ends with the seed, as the names of other runs do.
+    If a seed is given, the name ends with the seed, as the names of other runs do.
     """
     name = f"{experiment.name}-{NAME}"
     return (
@@ -132,7 +138,7 @@ def shards_of(experiment: Experiment) -> Mapping[str, Shard]:
 
 
 def local_settings(experiment: Experiment) -> LocalHyper:
-    """Return the settings of local training. The other settings of a method have no meaning here."""
+    """Return the settings of local training. The method's other settings are not used by this training."""
     settings = experiment.plan.settings()
     return LocalHyper(**{field.name: getattr(settings, field.name) for field in fields(LocalHyper)})
 
@@ -142,7 +148,7 @@ def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHype
 
     The network is measured before each round and after the last one, in the same way as a global model.
     """
-    # Use one thread, as the devices of a run do. The bits are then the same on machines with more cores.
+    # With one thread, as on the devices of a run, the results have the same bits on any number of cores.
     torch.set_num_threads(1)
     compute_deterministically(strict=False)
     x = torch.cat([shard.train.x for shard in shards.values()])

@@ -1,4 +1,4 @@
-"""Check before a start, by the settings, that all participants have the same class names."""
+"""Check before a run starts that the settings give all participants the same class names."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Participant:
     name: str
     names: Names = ()  # Empty if the names are not known on this machine.
     data: DataSettings | None = None
-    classes: int = 0  # The number of classes in the settings; 0 if it is not set.
-    plugins: PlugIns = NO_PLUGINS  # The plug-ins that the participant may run to get its data.
-    remote_location: str = ""  # The place of the data; "" if they are on this machine.
+    classes: int = 0  # The number of classes in the settings; 0 if the settings do not say it.
+    plugins: PlugIns = NO_PLUGINS  # The plug-ins that the participant may run to load its data.
+    remote_location: str = ""  # The machine that has the data; "" if the data are on this machine.
 
 
 def agreed_names(experiment: Experiment) -> Names:
-    """Return the class names of all devices of an experiment.
+    """Return the class names that all devices of an experiment share.
 
-    SettingsError is raised if two devices have different names.
+    If two devices have different names, a SettingsError is raised.
     """
     participants = list(participants_of(experiment))
     require_same_classes(participants)
@@ -44,30 +44,30 @@ def agreed_names(experiment: Experiment) -> Names:
 
 
 def require_same_classes(participants: Sequence[Participant]) -> None:
-    """Raise SettingsError for the first difference between class names.
+    """Raise SettingsError for the first difference between the class names of two participants.
 
-    A participant whose class names are not known is skipped.
+    A participant whose class names are not known is not checked.
     """
     named = [participant for participant in participants if participant.names]
     for participant in named[1:]:
         if message := difference(named[0].name, named[0].names, participant.name, participant.names):
             raise SettingsError(
-                f"class names differ: {message}. Set data.classes on each device to the names to keep, in one order"
+                f"class names differ: {message}. Set data.classes to the same list of names on each device"
             )
     for number in {participant.classes for participant in participants if participant.classes}:
         if named and len(named[0].names) != number:
             first = named[0]
             raise SettingsError(
                 f"classes is {number}, but {first.name} has {len(first.names)}: {listed(first.names)}; "
-                f"{hint_at_domains(first.data, number) or 'data.classes says which to keep'}"
+                f"{hint_at_domains(first.data, number) or 'name the classes to keep in data.classes'}"
             )
 
 
 def hint_at_domains(data: DataSettings | None, classes: int) -> str:
-    """Return a hint for the user if the folders hold domains or devices, and not classes.
+    """Return a hint for the user if the folders in data.root are domains or devices, and not classes.
 
-    A folder in the root is a domain if it holds the given number of classes. Return "" if no folder is a
-    domain.
+    A folder in the root counts as a domain if it holds the given number of classes. If no folder is a domain,
+    return "".
     """
     if data is None or data.source != "folder" or data.domain or not data.root:
         return ""
@@ -95,10 +95,10 @@ def participants_with(
 ) -> Iterator[Participant]:  # fmt: skip
     """Yield a participant for each device of this machine.
 
-    The class names of a device stay empty if its data cannot be read. The device reports that error when it
+    If the data of a device cannot be read, its class names stay empty. The device reports that error when it
     loads the data.
     """
-    # Several devices may share a folder. Each folder is read once.
+    # Several devices may share a folder, so each folder is read only once.
     known: dict[tuple[str, str, str, Names], Names] = {}
     for name, data in shards.items():
         key = (data.source, data.root, data.domain, data.classes)

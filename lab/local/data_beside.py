@@ -1,8 +1,8 @@
-"""Find the data of an experiment that names no data: the folder `data` next to the experiment's file.
+"""Find the data of an experiment whose settings do not name any: the folder `data` next to the experiment's file.
 
 The folder has one of two forms. Each device has its own folder, `data/<device>/<class>/<picture>`, or all
-devices share the pictures, `data/<class>/<picture>`. Both forms may have `train/` and `test/` folders, as
-other image folders do. A folder `data` with any other content is not used.
+devices share the pictures, `data/<class>/<picture>`. In both forms, the pictures may be in `train/` and
+`test/` folders, as in other image folders. A folder `data` with any other content is not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DataBeside:
         return f"data: {len(self.devices)} devices, after their folders in {self.root}: {names}"
 
     def applied(self, table: Table) -> Table:
-        """Return the file's settings. For a setting that the file leaves out, use the one that the folder implies."""
+        """Return the file's settings, with the settings that the folder implies where the file has none."""
         devices = table.get("devices", {})
         found: Table = {"data": {"source": "folder", "root": str(self.root)}}
         if not (table.get("data") or {}).get("classes"):
@@ -46,13 +46,13 @@ class DataBeside:
 
 
 def data_beside(table: Table, path: Path, assignments: Sequence[str]) -> DataBeside | None:
-    """Return the data in the folder next to the file, whose settings are in the table.
+    """Return the data in the folder `data` next to the file whose settings are in `table`.
 
     Return None if the table or an assignment names the data, or if there is no such folder.
     """
     try:
         root, said = path.parent.absolute() / FOLDER, override(table, assignments)
-    # An assignment is wrong. The decoder of the table reports this error with the file's name.
+    # An assignment is wrong. The decoder of the table will report this error with the name of the file.
     except SettingsError:
         return None
     data, devices = said.get("data", {}), said.get("devices", {})
@@ -68,32 +68,35 @@ def data_beside(table: Table, path: Path, assignments: Sequence[str]) -> DataBes
 
 
 def check_devices(found: Sequence[Path], devices: Mapping[str, Any], path: Path) -> None:
-    """Raise SettingsError if the folders cannot be the devices of this file."""
+    """Raise SettingsError if the folders do not fit the devices in the settings."""
     names = ", ".join(folder.name for folder in found[:8])
     if devices.get("count"):
         raise SettingsError(
             f"{path}: devices.count is {devices['count']}, but {found[0].parent} has a folder for each device "
-            f"({names}); leave count out, or say with data.source where the data are"
+            f"({names}); remove devices.count, or name the data with data.source"
         )
     clients = devices.get("clients")
     if isinstance(clients, Mapping):
         if unknown := [name for name in clients if name not in {folder.name for folder in found}]:
             raise SettingsError(
-                f"{path}: devices.clients has {unknown[0]!r}, but {found[0].parent} has {names}; make its folder, or "
-                "say with data.source where the data are"
+                f"{path}: devices.clients has {unknown[0]!r}, but {found[0].parent} has {names}; make a folder of "
+                "this name, or "
+                "name the data with data.source"
             )
         return
     for folder in found:
         try:
             valid_device(folder.name.replace("_", "-"))
         except ValueError as error:
-            raise SettingsError(f"{folder}: a device is called after its folder; {error}") from None
+            raise SettingsError(
+                f"{folder}: the name of the folder is the name of a device, but {error}"
+            ) from None
 
 
 def is_domain(folder: Path) -> bool:
-    """Return whether the folder holds classes with pictures.
+    """Return whether the folder holds folders of classes with pictures.
 
-    The classes may also be in `train/` and `test/` folders.
+    The class folders may also be in `train/` and `test/`.
     """
     return any(has_pictures(kind) for kind in class_folders(folder))
 

@@ -1,4 +1,4 @@
-"""Check before a start that the data exist and are enough for each device.
+"""Check before a run starts that the data exist and are enough for each device.
 
 Without this check, each of a hundred devices would report the same error.
 """
@@ -20,7 +20,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def require_data(experiments: Iterable[Experiment]) -> None:
-    """Raise DataError with all missing folders, or SettingsError if a device would have too few images."""
+    """Raise DataError that lists all missing folders, or SettingsError if a device would have too few images."""
     missing: dict[Path, str] = {}
     wanted = list(experiments)
     for experiment in wanted:
@@ -30,8 +30,8 @@ def require_data(experiments: Iterable[Experiment]) -> None:
     if missing:
         listed = ", ".join(f"{folder} ({source})" for folder, source in missing.items())
         raise DataError(
-            f"no data are there: {listed}. docs/data.md says what each folder must hold and where it comes from; "
-            "data.root, or root of a row of [domains], names another one"
+            f"these folders of data are missing: {listed}. docs/data.md describes their content and how to get it; "
+            "to use other folders, set data.root, or root in a row of [domains]"
         )
     require_enough(wanted)
 
@@ -39,7 +39,8 @@ def require_data(experiments: Iterable[Experiment]) -> None:
 def require_enough(experiments: Iterable[Experiment]) -> None:
     """Raise SettingsError if a device would have too few images.
 
-    Only labels are read, and each division of the same images is checked once.
+    Only labels are read. If several experiments divide the same images in the same way, the division is
+    checked once.
     """
     shards, enough = Shards(), set[DataSettings]()
     for experiment in experiments:
@@ -52,7 +53,7 @@ def require_enough(experiments: Iterable[Experiment]) -> None:
 
 
 def validation_images(experiment: Experiment) -> int | None:
-    """Return the number of validation images of all devices.
+    """Return the number of validation images of all devices together.
 
     Return None if the data are no longer on this machine, or if a function of the user makes the data.
     """
@@ -69,7 +70,7 @@ def validation_images(experiment: Experiment) -> int | None:
 
 
 def too_many(experiment: Experiment, settings: DataSettings, problem: str, shards: Shards) -> str:
-    """Return the message that there are too few samples, with the largest number of devices that works."""
+    """Return a message that the samples are too few, with the largest number of devices for which they are enough."""
     fleet, domain = experiment.devices, settings.domain or settings.source
     key = (
         f"devices.clients.{domain}"
@@ -83,7 +84,7 @@ def too_many(experiment: Experiment, settings: DataSettings, problem: str, shard
 
 
 def require_public_images(experiment: Experiment) -> None:
-    """Raise SettingsError if the public images do not have the hash that the run has recorded."""
+    """Raise SettingsError if the public images do not have the hash in the recorded settings of the run."""
     chosen, own = experiment.public, experiment.data
     if chosen is None or not chosen.sha256:
         return

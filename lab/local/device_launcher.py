@@ -1,7 +1,7 @@
-"""Load the data that devices share, and fork the devices.
+"""Load the data that devices share, and fork the device processes.
 
 `python -m protofleet.lab.local.device_launcher DATA ...` starts this program. DATA is the table `data` of a
-device as JSON. Ten devices with the same test set then share one copy of it in memory.
+device as JSON. Ten devices with the same test set then share one copy of the test set in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def starter_of_devices(
 
 def main(arguments: Sequence[str]) -> None:
     for text in arguments:
-        # Each device loads the data again, and reports the error in its own log.
+        # An error is ignored here, because each device loads the data again and logs the error.
         with contextlib.suppress(Exception):
             LOADED_BEFORE_FORK.load_common(decode(DataSettings, json.loads(text)))
     share_memory()

@@ -1,4 +1,4 @@
-"""Manage the device processes of a run: their devices, failures and restarts."""
+"""Manage the device processes of a run, and restart processes that were killed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 from protofleet.lab.local.processes import Processes
 from protofleet.runtime.children import Starter
 
-# A process of several devices is restarted at most this number of times after a signal has killed it, for
-# example because memory ran out.
+# Maximum restarts of a process of several devices after a signal has killed it, for example because memory ran
+# out.
 MAX_RESTARTS: Final = 3
 
 
 @dataclass
 class DeviceProcess:
-    """A process and its devices.
+    """A process with one or several devices.
 
-    A process of one device has the device's name and log. Other processes are called devices-1, devices-2 and
-    so on.
+    A process of one device has the name of the device. Other processes are called devices-1, devices-2 and so
+    on. The log has the name of the process.
     """
 
     name: str
@@ -38,7 +38,9 @@ class DeviceProcess:
         if len(files) == 1:
             processes.start(self.name, "device", *files, starter=starter)
             return
-        self._ended_file.unlink(missing_ok=True)  # Delete the file of an earlier start.
+        self._ended_file.unlink(
+            missing_ok=True
+        )  # Delete the file of reasons that an earlier start may have left.
         processes.start(self.name, "device", *files, "--ended", str(self._ended_file), starter=starter)
 
     def restart_if_killed(self, processes: Processes, starter: Starter) -> None:
@@ -48,10 +50,10 @@ class DeviceProcess:
             self.start(processes, starter)
 
     def failed(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Return the reasons of failure by device, for the failed devices of this process.
+        """Return the reason for each failed device of this process.
 
         `reasons` has the reasons by process name. If a process of several devices exits by itself, it has
-        written the reasons of its devices to a file.
+        written the reasons of its devices to a file, which is read here.
         """
         whole = dict.fromkeys(self.devices, reasons[self.name]) if self.name in reasons else {}
         return whole | self._ended()
@@ -92,24 +94,24 @@ class DeviceProcesses:
             process.restart_if_killed(self.processes, self.starter)
 
     def failed(self) -> dict[str, str]:
-        """Return the reasons of failure by device, while the run goes on."""
+        """Return the reason for each failed device. Call this only while the run goes on."""
         reasons, found = self.processes.failed() | self._done_too_early(), dict[str, str]()
         for process in self.each:
             found |= process.failed(reasons)
         return found
 
     def newly_failed(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """Return the failed devices that no earlier call has returned."""
+        """Return the failed devices that earlier calls have not returned."""
         new = {name: reason for name, reason in failed.items() if name not in self._told}
         self._told.update(new)
         return new
 
     def _done_too_early(self) -> dict[str, str]:
-        """Return the reasons by process, for processes that ended with exit code 0 before the run was over.
+        """Return the reasons for processes that ended with exit code 0 before the run was over.
 
-        For example, a half may call `os._exit(0)`. Once the run is over, exit code 0 is no failure, but the
-        coordinator's line about the end may not be read yet. Therefore a process counts only if two checks in
-        a row find exit code 0.
+        For example, a half may call `os._exit(0)`. Once the run is over, exit code 0 is no failure. But the
+        coordinator's line about the end of the run may not be read yet. Therefore a process counts only if
+        two checks in a row find exit code 0.
         """
         done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
         twice = done & self._done
@@ -118,7 +120,7 @@ class DeviceProcesses:
         return {name: self.processes.reason(name) for name in twice}
 
     def __str__(self) -> str:
-        """Return the number of devices and of processes, for the terminal."""
+        """Describe the number of devices and of processes, for the terminal."""
         devices = sum(len(process.devices) for process in self.each)
         shared = f"{devices} in {len(self.each)} process" + ("es" if len(self.each) > 1 else "")
         return shared if devices > len(self.each) else f"{devices}, a process each"

@@ -1,4 +1,4 @@
-"""Read and check an experiment: a whole federation on one machine that one TOML file describes."""
+"""Read and check an experiment: one TOML file that describes a whole federation on one machine."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from protofleet.runtime.metrics_page import LOOPBACK
 
 MAX_DEVICES = 10_000  # Maximum number of devices on one machine.
 MAX_PROCESSES_A_CORE = 4  # With more devices per core than this, devices share processes.
-# Each process takes some hundred megabytes of GPU memory before it computes anything. One process alone
-# leaves the GPU idle between its steps.
+# Maximum device processes for one GPU. One process leaves the GPU idle between its steps. But each process takes
+# some hundred megabytes of GPU memory before it computes anything.
 MAX_PROCESSES_A_GPU = 4
 
 DEFAULT_DATA = DataSettings()
@@ -54,8 +54,8 @@ DeviceCount = Annotated[int, Within(1, MAX_DEVICES)]
 class SimulatedDevices:
     """The devices of an experiment.
 
-    There are three ways to choose them: `clients`, `count` and `per_domain`. The first one that is set is
-    used.
+    The keys `clients`, `count` and `per_domain` are three ways to choose the devices. The first of these keys
+    that is set is used.
     """
 
     clients: dict[str, DeviceCount] = field(default_factory=dict)
@@ -86,9 +86,9 @@ class SimulatedDevices:
 
 @dataclass(frozen=True)
 class DomainSource:
-    """The source of one domain: a row of the [domains] table.
+    """The source of the data of one domain: a row of the table [domains].
 
-    Keys that are left out have the values of [data].
+    A key that is left out has its value from [data].
     """
 
     source: str
@@ -105,7 +105,7 @@ class DomainSource:
     """
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
-        """Return the data settings of a device that is the only device of this domain."""
+        """Return the data settings of a device that has all samples of this domain."""
         known = domains(self.source)
         if known and domain not in (self.source, *known):
             raise ValueError(f"{self.source} has no domain {domain!r}; it has {', '.join(known)}")
@@ -120,7 +120,7 @@ class DomainSource:
 class BrokerChoice:
     """The choice of a broker.
 
-    `auto` takes the system's Mosquitto if there is one, else the embedded broker.
+    `auto` takes the system's Mosquitto if it is installed, and otherwise the embedded broker.
     """
 
     kind: str = "auto"

@@ -38,7 +38,7 @@ MISTAKES = {
     "run exp.toml --set name=a/b": "'a/b' is no name",
     "run exp.toml --resume": "there is nothing to resume",
     "run exp.toml --fresh --resume": "not allowed with argument --fresh",
-    "run exp.toml --seeds 1 1": "two of the runs are called two-s1",
+    "run exp.toml --seeds 1 1": "two of the runs have the name two-s1",
     "report none": "none holds no finished run",
     "report afile": "afile holds no finished run",
     "report folder": "there is no summary.json in it",

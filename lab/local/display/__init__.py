@@ -1,4 +1,4 @@
-"""Progress of a run: a display that fits the terminal, or one line for each round.
+"""The progress of a run: a live display in a terminal, or one line for each round.
 
 May import: coordinator.observe, coordinator.round, protocol.link.
 """

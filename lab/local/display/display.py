@@ -1,4 +1,4 @@
-"""Define the interface of an object that displays a run."""
+"""Define the interface of a display, an object that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Display(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Return whether the coordinator has reported that the run is over."""
+        """Return whether the coordinator has reported the end of the run."""
         ...
 
     def fold(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -21,7 +21,7 @@ class Display(Protocol):
     def print(self, text: str) -> None: ...
 
     def handle_line(self, line: str) -> None:
-        """Handle a line that the coordinator has printed: an event as JSON, or any other text."""
+        """Handle a line that the coordinator has printed. The line is an event as JSON, or any other text."""
 
     def show_result(self, text: str) -> None:
         """Show the result of the finished run as a table."""

@@ -22,33 +22,36 @@ from protofleet.coordinator.round.pace import opening_words
 from protofleet.lab.local.display.screen_lines import NAME_CELLS, one_line, packed
 from protofleet.protocol.link.meter import human_bytes
 
-LONG_PAUSE: Final = 60.0  # Seconds; a shorter pause gets no line.
-FIXED_LINES: Final = 5  # The title, the bar, the traffic, the time, and the line of the cursor.
+LONG_PAUSE: Final = 60.0  # Seconds. For a shorter pause between rounds, no line is printed.
+# Lines that are always shown: the title, the bar, the traffic, the time and the line of the cursor.
+FIXED_LINES: Final = 5
 
 
 @dataclass
 class RunState:
-    """The state of a run after the coordinator's events so far."""
+    """The state of a run, as the coordinator's events describe it."""
 
     rounds: int
     started_at: float
-    view: str = "global"  # The view whose accuracy is shown.
-    pause_seconds: float = 0.0  # Seconds between two rounds; infinite if they are not known.
-    held_until: float = 0.0  # Unix time before which the next round does not begin; 0 if it may begin.
+    view: str = "global"  # The view whose accuracy is shown, for example "global".
+    # Seconds of pause between two rounds; infinite if the settings do not determine the pause.
+    pause_seconds: float = 0.0
+    held_until: float = 0.0  # Unix time before which the next round must not begin; 0 if it may begin now.
     round: int = 0
     phase: str = "waiting for devices"
     cohort: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
-    measured_by: str = ""  # Text about the devices that measured, if not all present devices did.
+    measured_by: str = ""  # Words about the devices that measured; "" if all present devices measured.
     bytes: dict[str, int] = field(default_factory=dict)
-    earlier_bytes: dict[str, int] = field(default_factory=dict)  # Bytes of rounds before this process began.
-    # Text about the part of a device's answer that has arrived, by device.
+    # Bytes of the rounds that ended before this process started.
+    earlier_bytes: dict[str, int] = field(default_factory=dict)
+    # For each device, words about the part of its update that has arrived.
     transfers: dict[str, str] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
     asked: int = 0  # Number of "asked" events in this process.
-    finished: bool = False  # True when all processes may exit.
+    finished: bool = False  # True after the event that ends the run. All processes may exit then.
 
     def apply(self, event: dict[str, Any]) -> None:
         match event:
@@ -77,7 +80,7 @@ class RunState:
                 self.finished = True
 
     def fold(self, record: Mapping[str, Any]) -> None:
-        """Add a round that an earlier process of this run has written to rounds.jsonl."""
+        """Add a round that ended in an earlier process of this run. `record` is its line in rounds.jsonl."""
         self.apply({"event": "round", **record})
         self.round = record["round"] + 1
         for name in ("payload", "wire"):
@@ -88,9 +91,9 @@ class RunState:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the seconds that are left, or None if they are not known.
+        """Return the seconds until the end of the run, or None if they are not known.
 
-        They are computed from the mean of the last five rounds and the pauses that the policy prescribes.
+        The estimate uses the mean time of the last five rounds and the pauses that the policy prescribes.
         """
         if not self.round_seconds or self.pause_seconds == math.inf:
             return None
@@ -123,7 +126,10 @@ def event_of(line: str) -> dict[str, Any] | None:
 
 
 class ProgressDisplay:
-    """The display of the lines that the coordinator prints. A line that is not an event is printed unchanged."""
+    """The display of a run from the lines that the coordinator prints.
+
+    A line that is not an event is printed as it is.
+    """
 
     def __init__(
         self, rounds: int, console: Console | None = None, view: str = "global", pause_seconds: float = 0.0
@@ -153,7 +159,7 @@ class ProgressDisplay:
             self._state.fold(record)
 
     def print(self, text: str) -> None:
-        # Text instead of str, because the text of devices may look like markup.
+        # With str in place of Text, rich would read square brackets in a device's text as markup.
         self._console.print(Text(text), soft_wrap=True)
 
     def show_result(self, text: str) -> None:
@@ -169,11 +175,11 @@ class ProgressDisplay:
             self.print(text)
 
     def describe(self, event: dict[str, Any]) -> str:
-        """Return the line for an event if there is no terminal; "" for an event that needs no line."""
+        """Return the line that is printed for an event if there is no terminal; "" if the event needs no line."""
         p = self._state
         match event.get("event"):
             case "joined" if not p.asked:
-                return ""  # A hundred devices would give a hundred lines.
+                return ""  # With a hundred devices, this event would print a hundred lines.
             case "joined" | "left":
                 return f"{event['device']} has {event['event']}, {p.present} present"
             case "asked" if p.asked == 1:
@@ -226,7 +232,7 @@ class ProgressDisplay:
         )
 
     def _bar(self, width: int) -> Table:
-        """Return the progress bar in a table, because rich prints no line break after a bar alone."""
+        """Return the progress bar in a table, because rich prints no line break after a bar outside a table."""
         table = Table.grid()
         bar = ProgressBar(self._state.rounds, len(self._state.round_seconds), width=min(60, width))
         table.add_row(bar)
@@ -235,7 +241,7 @@ class ProgressDisplay:
     def _devices(self, width: int, lines: int) -> list[Text]:
         """Return the lines of the devices.
 
-        If there is not enough room for all devices, those that have not answered are shown first.
+        If there is no room for all devices, those that have not sent their update are shown first.
         """
         p = self._state
         if not p.cohort:
@@ -255,9 +261,9 @@ class ProgressDisplay:
         return cell
 
     def _domains(self, width: int, lines: int) -> list[RenderableType]:
-        """Return the accuracy of the domains.
+        """Return lines with the accuracy in each domain.
 
-        The last line counts the domains for which there is no room.
+        If there is no room for all domains, the last line says how many are not shown.
         """
         values = sorted(self._state.accuracy.items())
         shown = values if len(values) <= lines else values[: max(0, lines - 1)]

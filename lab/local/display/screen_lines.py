@@ -1,4 +1,4 @@
-"""Fit text to the lines of a terminal: cut long names, and count the items that have no room."""
+"""Fit text to the lines of a terminal: cut long names, and count the items that do not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 GAP: Final = "  "
-NAME_CELLS: Final = 24  # Maximum width of a name, in cells, on a line with several names.
+NAME_CELLS: Final = 24  # Maximum width of a name on a line with several names, in terminal cells.
 
 
 def one_line(text: str, width: int, style: str = "") -> Text:
@@ -18,7 +18,7 @@ def one_line(text: str, width: int, style: str = "") -> Text:
 
 
 def packed(cells: Sequence[Text], width: int, lines: int) -> list[Text]:
-    """Put the cells side by side on lines. The last line counts the cells that have no room."""
+    """Put the cells next to each other on lines. If not all of them fit, the last line counts the others."""
     filled: list[list[Text]] = [[]]
     for cell in cells:
         cell = cell.copy()

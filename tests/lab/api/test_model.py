@@ -65,7 +65,7 @@ def test_grey_pixels_are_taken_without_an_axis_of_channels_as_they_are_stored():
     for given in (grey, grey[..., None], grey[:, None], list(grey)):
         assert np.array_equal(samples_of(given, takes).numpy()[:, 0], grey)
     assert samples_of(grey[0], takes).shape == (1, 1, 4, 5)
-    with pytest.raises(protofleet.SettingsError, match=r"the samples are \[6, 4, 5\]"):
+    with pytest.raises(protofleet.SettingsError, match=r"the samples have the shape \[6, 4, 5\]"):
         samples_of(grey.astype(np.float32), takes)
 
 
@@ -133,7 +133,7 @@ MISTAKES = {
     "which": (lambda p: protofleet.load_model(p / "given", which="newest"), "which is 'newest', it must be"),
     "shape": (
         lambda p: protofleet.load_model(p / "given").predict(np.zeros((2, 3, 9, 9))),
-        r"the samples are \[2, 3, 9, 9\], the model takes \[N, 3, 8, 8\]",
+        r"the samples have the shape \[2, 3, 9, 9\]; the model takes \[N, 3, 8, 8\]",
     ),
     "nothing": (lambda p: predict(p, None), r"None \(NoneType\) is no sample; give paths of pictures, or an array"),
     "a number": (lambda p: predict(p, 5), r"5 \(int\) is no sample"),
@@ -142,7 +142,7 @@ MISTAKES = {
     "bytes": (lambda p: predict(p, b"abc"), "b'abc' .bytes. is no sample"),
     "a table": (lambda p: predict(p, {"a": 1}), "is no sample"),
     "a path and an array": (lambda p: predict(p, ["a.png", np.zeros((3, 8, 8))]), "'a.png' .str. is no sample"),
-    "lists of other shapes": (lambda p: predict(p, [[1, 2]]), r"the samples are \[1, 2\], the model takes"),
+    "lists of other shapes": (lambda p: predict(p, [[1, 2]]), r"the samples have the shape \[1, 2\]"),
     "ragged lists": (lambda p: predict(p, [[1, 2], [3]]), r"sample 1 is \[1\] and sample 0 is \[2\]"),
     "deeper ragged lists": (lambda p: predict(p, [[[1, 2], [3]]]), "is no sample"),
     "complex": (lambda p: predict(p, torch.zeros(1, 3, 8, 8) * 1j), "is no sample"),
@@ -152,11 +152,11 @@ MISTAKES = {
     "over float32": (lambda p: predict(p, list(with_number(1e300))), "sample 1 has numbers that are not finite"),
     "no labels": (
         lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), None),
-        "labels is NoneType; give a list of a class for each sample",
+        "labels is NoneType; give a list with one class for each sample",
     ),
     "labels": (
         lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), ["oval"]),
-        "'oval' is no class of this model; there are circle, line, square",
+        "'oval' is no class of this model; its classes are circle, line, square",
     ),
     "more labels": (
         lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), [0, 1]),

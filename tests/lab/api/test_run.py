@@ -178,7 +178,7 @@ def test_what_is_no_experiment_is_refused():
         protofleet.run("none.toml")
     with pytest.raises(protofleet.RunError, match="holds no finished run"):
         protofleet.Result("none")
-    with pytest.raises(protofleet.RunError, match="there is nothing to compare"):
+    with pytest.raises(protofleet.RunError, match="there are no runs to compare"):
         protofleet.compare([])
     with pytest.raises(protofleet.RunError, match="holds no finished run"):
         protofleet.compare("none")

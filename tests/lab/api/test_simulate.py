@@ -94,7 +94,7 @@ def odd(side, labels):
 
 
 MISTAKES = {
-    "no data": ({}, {}, "simulate takes the data of one device or more"),
+    "no data": ({}, {}, "data is empty; give the data of one or more devices"),
     "no Data": ({"a": 7}, {}, "the data of a are int, they must be Data"),
     "no method": (DATA, {"method": "fedmagic"}, "no method 'fedmagic'; did you"),
     "no network": (DATA, {"network": "vgg"}, "no network 'vgg'"),

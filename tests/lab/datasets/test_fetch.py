@@ -113,7 +113,7 @@ def test_a_half_file_that_was_whole_is_only_checked(publisher, said, tmp_path):
 def test_a_wrong_checksum_is_said_and_what_came_is_deleted(publisher, said, tmp_path):
     publisher.files["/data.bin"] = CONTENT[:-1] + b"?"
     with pytest.raises(
-        RunError, match=f"not {md5(CONTENT)}: it is another file, or was changed .*; it is deleted"
+        RunError, match=f"not {md5(CONTENT)}: the server has another file, or .*; the file is deleted"
     ):
         said.downloader.fetch(remote(publisher), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -123,7 +123,7 @@ def test_half_of_another_file_is_found_out_by_its_checksum_and_the_next_try_begi
     publisher, said, tmp_path
 ):
     (tmp_path / "data.bin.part").write_bytes(b"x" * 1000)
-    with pytest.raises(RunError, match="it is deleted"):
+    with pytest.raises(RunError, match="the file is deleted"):
         said.downloader.fetch(remote(publisher), tmp_path)
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
 
@@ -152,7 +152,7 @@ def test_a_server_that_is_busy_is_asked_again(publisher, said, tmp_path):
 def test_two_commands_do_not_write_one_file(publisher, said, tmp_path):
     with (
         own_file(tmp_path / "data.bin.part"),
-        pytest.raises(RunError, match="another command is fetching .*data.bin.part now; let it finish"),
+        pytest.raises(RunError, match="another command is fetching .*data.bin.part now; wait until"),
     ):
         said.downloader.fetch(remote(publisher), tmp_path)
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
@@ -249,7 +249,7 @@ def test_an_archive_with_other_files_than_are_known_changes_nothing(publisher, s
     (tmp_path / "set" / "a").write_bytes(b"of before")
     published = published_archive(publisher, members, {"a": b"first"})
     with pytest.raises(
-        RunError, match="has not the files of set with the checksums that are known; delete it"
+        RunError, match="lacks files of set, or their checksums are wrong; delete the archive"
     ):
         fetch(published, tmp_path, said.downloader)
     assert (tmp_path / "set" / "a").read_bytes() == b"of before"
@@ -303,7 +303,7 @@ def test_a_data_set_is_known_by_its_name_as_people_write_it():
         ),
         (
             ["--fetch", "pacs"],
-            "--fetch is 'pacs', which nobody publishes with a checksum; docs/data.md says where",
+            "--fetch is 'pacs', whose publisher gives no checksum; docs/data.md says where",
         ),
         (["--fetch", "mnist", "--picture"], "--fetch takes no settings, --picture or --set"),
         (["--fetch", "mnist", "--fetch", "usps", "--root", "x"], "--root is one folder, and --fetch names 2"),

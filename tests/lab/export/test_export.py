@@ -200,7 +200,7 @@ def test_mistakes_are_one_line_with_the_way_out(runs, tmp_path, capsys):
     assert "did you mean optdigits-1? there are optdigits-1" in said(capsys, all_, "--device", "optdigits-11")
     assert "took no part in" in said(capsys, all_, "--device", "..")
     assert said(capsys, all_, "--way", "x") == "there is no way 'x' to predict; there are predict, anchor"
-    assert "say whose with --device: there are optdigits-1" in said(capsys, own, code=2)
+    assert "choose a device with --device: there are optdigits-1" in said(capsys, own, code=2)
     assert "there are safetensors, onnx" in said(capsys, all_, "--format", "tflite", code=2)
     assert "holds no run" in said(capsys, tmp_path)
     assert "not allowed with argument" in said(capsys, all_, "--best", "--last", code=2)
@@ -211,7 +211,10 @@ def test_a_run_of_which_no_round_is_over_holds_no_model(tmp_path, capsys):
     spool = Spool(tmp_path / "x" / "coordinator", durable=False)
     spool.start_run("x", plan_of("fedavg").encode().decode(), 1)
     spool.close()
-    assert said(capsys, tmp_path / "x") == f"{tmp_path / 'x'} holds no model yet: no round is over"
+    assert (
+        said(capsys, tmp_path / "x")
+        == f"{tmp_path / 'x'} holds no model yet, because the first round has not ended"
+    )
 
 
 def test_a_run_of_an_earlier_version_says_so(runs, tmp_path, capsys):
@@ -241,7 +244,7 @@ def test_no_folder_of_somebody_else_is_taken(runs, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     out = ["--format", "safetensors", "--out"]
-    assert "holds no earlier export" in said(capsys, runs / "all", *out, tmp_path / "mine", code=2)
+    assert "does not contain an earlier export" in said(capsys, runs / "all", *out, tmp_path / "mine", code=2)
     assert "is no folder" in said(capsys, runs / "all", *out, tmp_path / "mine" / "thesis.txt", code=2)
     assert "cannot be made" in said(capsys, runs / "all", *out, tmp_path / "mine" / "thesis.txt" / "m")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
@@ -301,7 +304,7 @@ def test_without_its_packages_onnx_is_refused_in_a_line_and_is_no_default(
     monkeypatch.setattr(formats, "has_onnx", lambda: False)
     monkeypatch.setattr(export, "has_onnx", lambda: False)
     monkeypatch.setattr(extras, "missing", lambda extra: ["onnx", "onnxscript"])
-    words = "exporting ONNX takes the packages onnx and onnxscript: pip install onnx onnxscript"
+    words = "an export as ONNX needs the packages onnx and onnxscript: pip install onnx onnxscript"
     assert said(capsys, runs / "all", "--format", "onnx", code=2) == words
     assert said(capsys, runs / "all", "--template", code=2) == words
     exported(runs / "all", "--out", tmp_path / "m")
@@ -343,7 +346,7 @@ def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, c
         check.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else name
     )
     assert said(capsys, runs / "all", "--format", "onnx", "--check", code=2) == (
-        "checking ONNX takes the package onnxruntime: pip install onnxruntime; or leave --check out"
+        "--check of an ONNX file needs the package onnxruntime: pip install onnxruntime; or leave out --check"
     )
     assert not (runs / "all" / "models").exists()
 

@@ -47,7 +47,7 @@ MISTAKES = [
     ("export runs/one --format safetensors,onnx", "put spaces between names: safetensors onnx"),
     ("export --format onnx runs/one", "name the run before --format, because all words after --format are read"),
     ("export runs/one --format onxn", "--format is 'onxn'; did you mean onnx? there are safetensors"),
-    ("export runs/one --out model.onnx", "--out is model.onnx, a file's name; it is a folder"),
+    ("export runs/one --out model.onnx", "--out is model.onnx, which is the name of a file; name a folder"),
     ("export runs/one --out a.png/x", "{place}/a.png is no folder; name another folder with --out"),
     ("predict nothere.png", "use --model DIR with a folder that `protofleet export` has written"),
     ("predict a.png --model runs/one", "`protofleet export runs/one` makes one, runs/one/models/last, for --model"),

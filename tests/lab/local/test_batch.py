@@ -67,7 +67,7 @@ def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, file
 
 
 def test_two_runs_of_one_name_are_refused(files):
-    with pytest.raises(SettingsError, match="two of the runs are called one"):
+    with pytest.raises(SettingsError, match="two of the runs have the name one"):
         batch.plan_runs([files[0], files[0]], [], [])
 
 

@@ -107,7 +107,10 @@ def test_a_folder_whose_name_no_device_can_have_is_named_with_the_rule(file, cap
     write_class_folders(file.parent / "data" / "living room", KITCHEN)
     assert main(["run", str(file)]) == 2
     err = capsys.readouterr().err
-    assert "data/living room: a device is called after its folder; 'living room' is no name" in err
+    assert (
+        "data/living room: the name of the folder is the name of a device, but 'living room' is no name"
+        in err
+    )
 
 
 def test_devices_with_other_classes_are_told_so_before_anything_starts(beside, capsys):

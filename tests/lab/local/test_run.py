@@ -129,7 +129,7 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
     again = protofleet("run", *options, "--seeds", "0", cwd=place)
     assert again.returncode == 1 and "failed: small-s0: the run has come to nothing: " in again.stdout
     once_more = protofleet("run", *options, "--seeds", "0", cwd=place)
-    assert "it has ended already: diverged: " in once_more.stdout and once_more.returncode == 1
+    assert "this run has already ended: diverged: " in once_more.stdout and once_more.returncode == 1
 
 
 def start(place, held=None):
