@@ -137,8 +137,8 @@ class BrokerChoice:
         if self.kind not in kinds:
             raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(kinds)}")
         if self.tls == "on" and self.kind in ("embedded", "external"):
-            reason = "has none" if self.kind == "embedded" else "has what address.tls says"
-            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {reason}; leave it out')
+            reason = "cannot use TLS" if self.kind == "embedded" else "uses the table address.tls"
+            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {reason}; leave out tls')
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,22 @@ class LocalPolicy(Policy):
     """The policy of a run on one machine.
 
     This policy has no straggler rule. On one machine, chance decides which device is slow, and a repeated run
-    must have the same cohorts. Each round is tried once, because the devices would send the same numbers
-    again.
+    must have the same cohorts. Each round is tried only once, because in a second try the devices would send
+    the same numbers.
     """
 
     gather: Devices = 0
     """Number of devices that the first round waits for, `patience_seconds` at most; 0 means all devices."""
     straggler_factor: StragglerFactor = 0.0
     attempts: Attempts = 1
-    # All devices belong to this machine, and papers weigh a device by its samples.
+    # No cap is needed, because all devices belong to this machine. As in papers, the weight of a device is its
+    # number of samples.
     weight_cap: WeightCap = 0.0
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The settings of an experiment, which is a whole federation on one machine."""
+    """The settings of an experiment, which describe a whole federation on one machine."""
 
     name: str
     """Name of the run, and of its folder under `runs/`."""
@@ -228,13 +229,14 @@ class Experiment:
         if self.public and self.public.source != DRAWN:
             find_source(self.public.source)
         self._require_fitting_networks()
-        # All settings that a run writes are checked before anything starts.
+        # The settings files that the run will write are checked here, before anything starts.
         plan = self.plan
         for name, data in self.shards.items():
             DeviceSettings(name, data=data, compute=self.compute)
         if self.data.is_plugin and self.domains:
             raise ValueError(
-                f"[domains] says where each domain comes from, and so does data.file of {self.data.source}"
+                "[domains] names the source of each domain, so it cannot be used with data.file of "
+                f"{self.data.source}"
             )
         with torch.device("meta"):  # The meta device checks shapes and allocates no memory.
             for network in set(self.networks.values()):
@@ -247,7 +249,8 @@ class Experiment:
             plan.model()
         if plan.variant.validates and not any(data.validation for data in self.shards.values()):
             raise ValueError(
-                f"data.validation is 0 for every device, and {plan.method} learns by validation samples; set it to a "
+                f"data.validation is 0 for every device, but {plan.method} needs validation samples to learn; set "
+                "it to a "
                 "share, for example 0.1"
             )
 
@@ -256,8 +259,9 @@ class Experiment:
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
             raise ValueError(
-                "policy.stop ends a run by its validation accuracy, and data.validation is 0 for every device: test "
-                "samples choose nothing; set data.validation to a share, for example 0.1, or leave policy.stop out"
+                "policy.stop needs validation accuracy, but data.validation is 0 for every device (test samples "
+                "must not "
+                "decide when a run stops); set data.validation to a share, for example 0.1, or leave policy.stop out"
             )
 
     def _require_fitting_networks(self) -> None:
@@ -272,7 +276,7 @@ class Experiment:
     def own_plugins(self) -> OwnPlugIns:
         """Load and return the plug-ins that the user of this machine has named.
 
-        An error is raised if the hash of a plug-in is not the one in `plugins`.
+        If a plug-in has another hash than in `plugins`, an error is raised.
         """
         name, _ = split_method(self.method)
         networks = [self.network, *([self.mutual] if self.mutual else [])]
@@ -289,8 +293,8 @@ class Experiment:
         for path, source in found.sources.items():
             if (pinned := self.plugins.get(Path(path).name, source.sha256)) != source.sha256:
                 raise ValueError(
-                    f"plugins has SHA-256 {pinned} of {Path(path).name}, and {path} has {source.sha256}; the "
-                    "file was changed: put it back, or leave that out"
+                    f"plugins has the SHA-256 {pinned} of {Path(path).name}, but {path} has {source.sha256}; the "
+                    "file was changed: restore the file, or remove its line from plugins"
                 )
         return found
 
@@ -306,14 +310,14 @@ class Experiment:
         if len(found) > 1:
             (one, here), (other, there) = list(found.items())[:2]
             raise ValueError(
-                f"{there} has {other} and {here} {one}; all devices of a run learn from one shape: set data.shape "
-                "or take other domains"
+                f"{there} has {other} and {here} {one}; all devices need samples of the same shape: set data.shape "
+                "or choose other domains"
             )
         return next(iter(found), self.data.input_shape)
 
     @cached_property
     def shards(self) -> Mapping[str, DataSettings]:
-        """Return the data settings by device name."""
+        """Return the data settings of each device, by the device's name."""
         fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
@@ -329,14 +333,15 @@ class Experiment:
                 name = (domain if number == 1 else f"{domain}-{i + 1}").replace("_", "-")
                 if name in found:
                     raise ValueError(
-                        f"domains {found[name].domain!r} and {domain!r} both have a device called {name!r}; rename "
+                        f"domains {found[name].domain!r} and {domain!r} both have a device with the name {name!r}; "
+                        "rename "
                         "one of them, or change how many devices share it"
                     )
                 found[name] = replace(own, part=i, parts=number)
         return found
 
     def device_groups(self, cores: int, *, on_gpu: bool = False) -> list[tuple[str, ...]]:
-        """Return the devices of each process."""
+        """Return the groups of devices that share a process."""
         names, number = list(self.shards), self.devices.processes
         if number == 0 and on_gpu:
             number = min(MAX_PROCESSES_A_GPU, cores)
@@ -348,7 +353,10 @@ class Experiment:
 
     @cached_property
     def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the devices by the domain of their data. No other device may report this domain."""
+        """Return the names of the devices with data of each domain.
+
+        During the run, only these devices may report the domain.
+        """
         found: dict[str, tuple[str, ...]] = {}
         for name, data in self.shards.items():
             domain = data.domain or data.source
@@ -357,16 +365,16 @@ class Experiment:
 
     @property
     def _named_data(self) -> DataSettings:
-        """Return the data settings. Add a domain if a function of the user makes the data.
+        """Return the data settings. If a function of the user makes the data, add a domain.
 
-        The domain of such data must be known before the function is called.
+        Messages and results need the domain before the function is called.
         """
         data = self.data
         return replace(data, domain=data.domain or data.source) if data.is_plugin else data
 
     @cached_property
     def networks(self) -> Mapping[str, Network]:
-        """Return the networks by device name, if the devices have different networks."""
+        """Return the network of each device, by the device's name; empty if all devices have the same network."""
         mixed = self.devices.networks
 
         def of(name: str) -> Network:
@@ -381,26 +389,27 @@ class Experiment:
 
     @cached_property
     def effective_policy(self) -> LocalPolicy:
-        """Return the policy of the run. Its first round waits for all devices if `gather` is not set.
+        """Return the policy of the run. If `gather` is not set, the first round waits for all devices.
 
-        Without this wait, the first cohort would depend on the speed at which the devices start.
+        Without this wait, the first cohort would depend on how fast the devices start.
         """
         all_devices = len(self.shards)
         policy = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
         return replace(policy, gather=policy.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:
-        """Return the data settings by domain, if the domains have several sources."""
+        """Return the data settings of each domain if the table [domains] is set; empty otherwise."""
         if not self.domains:
             return {}
         if self.devices.count and not self.devices.clients:
             raise ValueError(
-                f"devices.count is {self.devices.count}, for devices that share one source, but [domains] has "
-                f"{len(self.domains)}; set devices.clients or devices.per_domain"
+                f"devices.count is {self.devices.count}, which divides one source, but [domains] has "
+                f"{len(self.domains)} sources; set devices.clients or devices.per_domain"
             )
         if unknown := sorted(self.devices.clients.keys() - self.domains.keys()):
             raise ValueError(
-                f"devices.clients has {unknown[0]!r}, which is not in [domains]; there are {', '.join(self.domains)}"
+                f"devices.clients has {unknown[0]!r}, which is not in [domains]; the domains are "
+                f"{', '.join(self.domains)}"
             )
         return data_by_domain(self.domains, self.data)
 
@@ -413,12 +422,12 @@ class Experiment:
 
 
 def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:
-    """Return the data settings by domain. A ValueError names the key that is wrong."""
+    """Return the data settings of each domain. A ValueError names the key whose value is wrong."""
     for key in ("source", "root", "domain"):
         if getattr(common, key) != getattr(DEFAULT_DATA, key):
             raise ValueError(
-                f"data.{key} is {getattr(common, key)!r}, but [domains] says where each domain comes from; "
-                "leave one of them out"
+                f"data.{key} is {getattr(common, key)!r}, but [domains] names the source of each domain; "
+                "leave out one of them"
             )
     found = {}
     for domain, source in sources.items():
@@ -440,7 +449,7 @@ def read_experiment(path: Path, assignments: list[str], option: str = "--set") -
 
 
 def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:
-    """Raise SettingsError for a setting that is given without the table to which it belongs."""
+    """Raise SettingsError for a setting that is given without its table, and suggest the full name."""
     known, method = {f.name for f in fields(Experiment)}, table.get("method")
     name = method.get("name") if isinstance(method, dict) else None
     said = {key: str(path) for key in table}
@@ -451,9 +460,10 @@ def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[s
 
 
 def experiment_table(path: Path) -> dict[str, Any]:
-    """Return the settings of a file and its bases.
+    """Return the settings of a file, merged with those of its bases.
 
-    A relative folder of data is relative to the file that names it, not to the working directory.
+    A relative path of a data folder starts at the folder of the file that contains the path, and not at the
+    working directory.
     """
     return merged(read_layers(path, to_its_folders))
 
@@ -468,7 +478,7 @@ def to_its_folders(table: dict[str, Any], folder: Path) -> None:
 
 
 def read_with_bases(path: Path) -> dict[str, Any]:
-    """Return the file's table, merged over the table of its `base`, which may have a base itself."""
+    """Return the file's table, merged over the table of its `base`. A base may have a base, too."""
     return merged(read_layers(path))
 
 
@@ -484,13 +494,15 @@ def read_layers(
     change: Callable[[dict[str, Any], Path], None] = lambda table, folder: None,
     parents: tuple[Path, ...] = (),
 ) -> list[Layer]:
-    """Read a file and its bases, the lowest base first."""
+    """Read a file and its bases. The result begins with the lowest base and ends with the file."""
     chain = (*parents, path.resolve())
     if chain[-1] in parents:
-        raise SettingsError(f"circular base: {' -> '.join(p.name for p in chain)}")
+        raise SettingsError(
+            f"the files name each other as base in a circle: {' -> '.join(p.name for p in chain)}"
+        )
     table = read_toml(path)
     if "grid" in table and "experiment" in table:
-        raise SettingsError(f"{path} is no experiment but a sweep of one: protofleet sweep {path}")
+        raise SettingsError(f"{path} is a sweep and not an experiment; run it with protofleet sweep {path}")
     change(table, path.parent)
     base = table.pop("base", None)
     own = Layer(str(path), table, path)
@@ -504,15 +516,16 @@ def read_layers(
 
 
 def experiment_of_table(table: dict[str, Any]) -> Experiment:
-    """Make an experiment from a table that a program gives.
+    """Make an experiment from a table that a Python program gives.
 
-    The paths in the table, also the path of `base`, are relative to the working directory.
+    Relative paths in the table, also the path of `base`, start at the working directory.
     """
     here = Path()
     base = table.pop("base", None)
     if base is not None and not (isinstance(base, str) and Path(base).is_file()):
         raise SettingsError(
-            f"base is {base!r}, it must be the path of a TOML file; none is there from {here.absolute()}"
+            f"base is {base!r}, it must be the path of a TOML file; there is no such file, seen from "
+            f"{here.absolute()}"
         )
     to_its_folders(table, here)
     layers = [*(read_layers(Path(base), to_its_folders) if base else ()), Layer("the settings given", table)]
@@ -559,7 +572,7 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
 
 
 def recorded(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings in the form that a run records.
+    """Return the settings in the form in which a run records them.
 
     The path of a plug-in is the path of its copy, relative to the run's folder. The hashes of the plug-ins
     are included.

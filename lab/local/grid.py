@@ -1,6 +1,6 @@
 """Make a grid of settings.
 
-Each combination of values is a point; a point with a seed is a trial, which is a run.
+Each combination of values is a point. A point with a seed is a trial, and each trial is a run.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from protofleet.protocol.settings.reader import SettingsError, override, write_t
 from protofleet.protocol.wire.names import NAME
 
 LONGEST_NAME: Final = (
-    # Maximum letters of a point's name. A seed and the number of an earlier run are added to this name, and
-    # a run's name has at most 64 letters.
+    # Maximum letters of a point's name. Later, a seed and the number of an earlier run may be added, and the name
+    # of a run has at most 64 letters.
     50
 )
-NOT_SEARCHED: Final = {"name": "every trial has a name of its own", "seed": "seeds are what --seeds is for"}
-Values: TypeAlias = tuple[str, ...]  # One value of each axis, as the user wrote them.
+NOT_SEARCHED: Final = {"name": "every trial gets its own name", "seed": "the seeds are set with --seeds"}
+Values: TypeAlias = tuple[str, ...]  # One value for each axis, as the user wrote it.
 
 
 @dataclass(frozen=True)
 class Axis:
-    key: str  # The name of a setting, for example method.lr.
+    key: str  # The full name of a setting, for example method.lr.
     values: Values
 
     @property
@@ -39,7 +39,7 @@ class Axis:
 
     @property
     def numbers(self) -> list[float]:
-        """Return the values of the axis as numbers, or an empty list if a value is not a finite number."""
+        """Return the values of the axis as numbers. If one of them is not a finite number, return an empty list."""
         try:
             found = [float(value) for value in self.values]
         except ValueError:
@@ -47,7 +47,7 @@ class Axis:
         return found if all(map(math.isfinite, found)) else []
 
     def is_end(self, value: str) -> bool:
-        """Return whether the value is the lowest or the highest one of this axis."""
+        """Return whether the value is the lowest or the highest value of this axis."""
         numbers = self.numbers
         return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
 
@@ -55,17 +55,17 @@ class Axis:
 @dataclass(frozen=True)
 class GridPoint:
     values: Values
-    trials: tuple[Experiment, ...]  # One for each seed.
+    trials: tuple[Experiment, ...]  # One run for each seed.
 
     @property
     def name(self) -> str:
-        """Return the name without the seed."""
+        """Return the name of the point, which is the name of its trials without the seed."""
         return self.trials[0].name.rpartition("-s")[0]
 
 
 @dataclass(frozen=True)
 class Grid:
-    name: str  # The name of the experiment that is varied.
+    name: str  # The name of the experiment whose settings are varied.
     axes: tuple[Axis, ...]
     points: tuple[GridPoint, ...]
 
@@ -89,29 +89,29 @@ def read_axis(text: str) -> Axis:
 
 def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
     if key in NOT_SEARCHED:
-        raise SettingsError(f"{where}: {key} is no axis, as {NOT_SEARCHED[key]}")
+        raise SettingsError(f"{where}: {key} cannot be an axis, because {NOT_SEARCHED[key]}")
     if not values:
         raise SettingsError(f"{where}: {key} has no value")
     for before, value in itertools.combinations(values, 2):
         if meant_by(before) == meant_by(value):
-            twice = f"{value} twice" if before == value else f"{before} and {value}, which are one value"
+            twice = f"{value} twice" if before == value else f"{before} and {value}, which are the same value"
             raise SettingsError(f"{where}: {key} has {twice}")
     return Axis(key, tuple(map(in_one_form, values)))
 
 
 def meant_by(text: str) -> object:
-    """Return the value that TOML reads in the text. A word without quotes is a string."""
+    """Return the value that TOML reads from the text. A word without quotes counts as a string."""
     return override({}, [f"value={text}"])["value"]
 
 
 def in_one_form(text: str) -> str:
-    """Write equal numbers in the same way, so that the trial of a number is found again."""
+    """Write equal numbers in the same way, so that a later sweep finds the trial of a number."""
     value = meant_by(text)
     return repr(value) if isinstance(value, float) else text
 
 
 def split_values(text: str) -> Iterator[str]:
-    """Split the text at commas, but not within lists, tables or quotes."""
+    """Split the text at the commas that are not inside a list, a table or quotes."""
     depth, quote, start = 0, "", 0
     for i, letter in enumerate(text):
         if quote:
@@ -129,19 +129,21 @@ def split_values(text: str) -> Iterator[str]:
 
 
 def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignments: Sequence[str]) -> Grid:
-    """Plan all trials of a grid. The settings of every trial are checked before the first one starts.
+    """Plan all trials of a grid. The settings of every trial are checked before the first trial starts.
 
-    The devices of a trial share one process if the file does not set the number of processes. The bits are
-    the same. One process uses less memory than several, and only one interpreter has to start.
+    If the file does not set the number of processes, the devices of a trial share one process. The results
+    have the same bits. One process needs less memory than several, and only one interpreter must start.
     """
     if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
-        raise SettingsError(f"--grid has {twice[0]} twice; name its values in one")
+        raise SettingsError(f"--grid names {twice[0]} twice; write all its values in one --grid")
     if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
-        raise SettingsError(f"--seeds has {same[0]} twice: a seed repeats a trial bit for bit")
+        raise SettingsError(
+            f"--seeds has {same[0]} twice; with the same seed, a trial only repeats the same bits"
+        )
     for key in (text.partition("=")[0].strip() for text in assignments):
         if key == "seed" or key in [axis.key for axis in axes]:
-            other = "seeds are what --seeds is for" if key == "seed" else "it is an axis of the grid"
-            raise SettingsError(f"--set {key} would change nothing, as {other}; leave it out")
+            other = "the seeds are set with --seeds" if key == "seed" else "it is an axis of the grid"
+            raise SettingsError(f"--set {key} would change nothing, because {other}; leave it out")
     base = read_experiment(file, list(assignments))
     hosted = ["devices.processes=1"] if base.devices.processes == 0 else []
     points = []
@@ -157,16 +159,17 @@ def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignment
 def require_validation(trial: Experiment, file: Path) -> None:
     if not any(data.validation for data in trial.shards.values()):
         raise SettingsError(
-            f"{file} has data.validation = 0, and validation samples choose the best: --set data.validation=0.1 "
-            "holds a tenth of the training samples back for it"
+            f"{file} has data.validation = 0, but the best trial is chosen by validation samples; --set "
+            "data.validation=0.1 "
+            "uses a tenth of the training samples for validation"
         )
 
 
 def beside_others(grid: Grid, runs: Path) -> Grid:
-    """Rename each point whose name belongs to a run with other settings.
+    """Rename each point whose name belongs to an earlier run with other settings.
 
-    Two sweeps can use the same names, for example if they differ only in --set. With a new name, the second
-    sweep does not rename the finished runs of the first one.
+    Two sweeps can have trials of the same name, for example if the sweeps differ only in --set. Without a new
+    name, the second sweep would rename the folders of the finished runs of the first sweep.
     """
 
     def is_taken(trial: Experiment) -> bool:
@@ -185,9 +188,9 @@ def beside_others(grid: Grid, runs: Path) -> Grid:
 
 
 def point_name(base: str, axes: Sequence[Axis], values: Values) -> str:
-    """Make a name from the point's values, and not from its place in the grid.
+    """Make a name from the point's values, and not from its position in the grid.
 
-    Therefore a grid that is extended uses the trials that exist already.
+    Therefore, if values are added to a grid, the trials that exist already are used.
     """
     plain = [value.strip("\"'") for value in values]
     name = "-".join([base, *(f"{axis.label}-{value}" for axis, value in zip(axes, plain, strict=True))])

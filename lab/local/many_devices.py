@@ -1,4 +1,4 @@
-"""Implement `protofleet fleet`: many devices on one machine, in processes that restart after a failure."""
+"""Implement `protofleet fleet`: many devices on one machine, in processes that are restarted after a failure."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.launcher import CAN_FORK, Launcher
 from protofleet.runtime.restart_backoff import RestartBackoff
 
-SETTINGS: Final = ("settings.toml", "device.toml")  # `protofleet run` writes files of the second name.
+# Names of a device's settings file. `protofleet run` writes device.toml.
+SETTINGS: Final = ("settings.toml", "device.toml")
 STOP_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
-OUTPUT, ERRORS = 1, 2  # The standard output and the standard error of the fleet process.
+# The numbers of standard output and standard error, which the device processes share with this process.
+OUTPUT, ERRORS = 1, 2
 
 
 @dataclass
 class SupervisedProcess:
-    """The process of one device or of several devices, and the time of its restart."""
+    """The process of one or several devices. After a failure, it is restarted."""
 
-    settings: tuple[Path, ...]  # One file for each device.
+    settings: tuple[Path, ...]  # The settings file of each device in the process.
     starter: Starter
-    changes: tuple[str, ...] = ()  # Changes to the settings of all devices, in the form of --set.
+    changes: tuple[str, ...] = ()  # Changes to the settings of all devices, each in the form of --set.
     process: Child | None = None
     started_at: float = 0.0
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float = 0.0
-    # True if the process ended with exit code 0: its devices have ended with their run, or were drained.
+    # True after exit code 0: the run of the devices is over, or the devices were drained.
     finished: bool = False
 
     @property
@@ -51,7 +53,7 @@ class SupervisedProcess:
         )
 
     def poll(self, now: float) -> str:
-        """Start the process if that is due. Return a line for the log if the process has exited."""
+        """Start the process if its time has come. If the process has exited, return a line for the log."""
         if self.process is None:
             if now >= self.restart_at:
                 self.process = self._start()
@@ -68,22 +70,22 @@ class SupervisedProcess:
         return f"{self.name} ended with exit code {code}; restart in {pause:.1f} s"
 
     def _start(self) -> Child:
-        """Start the process. Its messages go to the output of the fleet process."""
+        """Start the process. The process prints to the output of this process."""
         changes = [word for change in self.changes for word in ("--set", change)]
         arguments = ["device", *map(str, self.settings), *changes]
         return self.starter.start(Program(self.name, "protofleet", arguments), OUTPUT, ERRORS)
 
 
 def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -> None:
-    """Run the devices until all have finished.
+    """Run the devices of a folder until all of them have finished.
 
-    A signal stops the devices and raises RunError, as in the process of a single device. If `processes` is 0,
-    each device has its own process.
+    A signal stops the devices and raises RunError, as for a single device. If `processes` is 0, each device
+    has its own process.
     """
     settings = sorted(path for name in SETTINGS for path in folder.glob(f"*/{name}"))
     if not settings:
         raise SettingsError(
-            f"{folder} has no */{' or */'.join(SETTINGS)}; it must hold a folder for each device"
+            f"{folder} has no */{' or */'.join(SETTINGS)}; it must contain a folder for each device"
         )
     received: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -112,15 +114,15 @@ def starter_of(settings: list[Path]) -> contextlib.AbstractContextManager[Starte
 def data_of(settings: list[Path]) -> dict[str, DataSettings]:
     found = {}
     for path in settings:
-        with contextlib.suppress(SettingsError):  # The device itself reports this error.
+        with contextlib.suppress(SettingsError):  # The device reports this error when it reads its settings.
             found[str(path)] = decode(DataSettings, read_toml(path).get("data", {}))
     return found
 
 
 def compute(settings: Path) -> str:
-    """Return the setting `compute` of a settings file.
+    """Return the value of `compute` in a settings file.
 
-    Return "cpu" if the file cannot be read. The device itself reports this error.
+    If the file cannot be read, return "cpu". The device reports the error when it reads its settings.
     """
     with contextlib.suppress(SettingsError):
         return str(read_toml(settings).get("compute", "auto"))

@@ -1,4 +1,4 @@
-"""Find two mistakes of a user: a setting without its table, and a settings file for another command."""
+"""Find two mistakes of a user: a setting outside its table, and a settings file given to the wrong command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
-# The kind of a file, by the command that takes the file.
+# For each command, the kind of file that the command takes, in words.
 KINDS: Final = {
     "run": "an experiment",
     "coordinator": "a coordinator's file",
@@ -20,14 +20,14 @@ KINDS: Final = {
     "sweep": "a sweep of an experiment",
     "deploy plan --fleet": "the file of a fleet",
 }
-# Keys by which the kind of a file is recognised.
+# Keys that show which kind of settings file a table is.
 OF_A_COORDINATOR: Final = frozenset({"folder", "federation", "enrolled", "key", "limits", "class_names"})
 OF_AN_EXPERIMENT: Final = frozenset({"base", "data", "devices", "domains"})
 OF_A_DEVICE: Final = frozenset({"folder", "federation", "enrolled", "key", "coordinator_key", "stays"})
 
 
 def kind_of(table: Mapping[str, Any]) -> str:
-    """Return the command that takes a file with this table; "" if the keys do not show the command."""
+    """Return the command that takes a file with these keys; "" if the keys do not decide it."""
     keys = table.keys()
     if "hosts" in keys:
         return "deploy plan --fleet"
@@ -36,7 +36,7 @@ def kind_of(table: Mapping[str, Any]) -> str:
     if "method" in keys:
         if OF_A_COORDINATOR & keys or isinstance(table.get("devices"), str):
             return "coordinator"
-        # A file with only name, rounds and method may be of either kind.
+        # A file with only name, rounds and method can be an experiment's file or a coordinator's file.
         return "run" if OF_AN_EXPERIMENT & keys else ""
     if "base" in keys:
         return "run"
@@ -45,7 +45,7 @@ def kind_of(table: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def read_for(path: Path, *commands: str) -> Iterator[None]:
-    """Name the right command in a SettingsError of the block, if the file is for another command."""
+    """If the block raises SettingsError for a file of another command, name that command in the error."""
     try:
         yield
     except SettingsError as error:
@@ -60,7 +60,7 @@ def read_for(path: Path, *commands: str) -> Iterator[None]:
 
 
 def places_of(key: str, settings: type, method: object) -> list[str]:
-    """Return the full names of all settings with this key in the tables of a settings class.
+    """Return the full names of all settings with this key, as table.key.
 
     The settings of the method are included.
     """

@@ -1,8 +1,8 @@
 """Load the plug-ins of an experiment on this machine.
 
-A user who names a file in the experiment allows this file, so the run allows its hash. Each run keeps copies
-of its plug-ins in the folder `plugins`. With these copies, the run can be resumed, reported and compared after the
-original files have changed.
+By naming a file in the experiment, the user allows this file, so the run allows its hash. Each run keeps
+copies of its plug-ins in the folder `plugins`. With these copies, the run can be resumed, reported and
+compared after the original files have changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
 
 @dataclass(frozen=True)
 class OwnPlugIns:
-    """The loaded plug-ins, by the file that the experiment names."""
+    """The loaded plug-ins, by the path that the experiment names."""
 
     sources: Mapping[str, PluginFile]
     packages: tuple[str, ...] = ()  # The hashes of plug-ins that packages provide.
@@ -34,30 +34,30 @@ class OwnPlugIns:
         return tuple(sorted({*(one.sha256 for one in self.sources.values()), *self.packages}))
 
     def allowed(self) -> PlugIns:
-        """Return the plug-ins that all parties of the run may run."""
+        """Return the plug-ins that the coordinator and the devices of the run may run."""
         return PlugIns(tuple(self.sources), self.hashes)
 
     def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Return the settings with the paths of this run's copies in place of the files that the user named."""
+        """Return the settings with the paths of this run's copies in place of the paths that the user named."""
         return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
 
     def as_named(self, text: str, folder: Path) -> str:
-        """Replace the paths of the run's copies in a text by the files that the user named."""
+        """Replace the paths of the run's copies in a text by the paths that the user named."""
         for name, path in self._kept_in(folder).items():
             text = text.replace(str(path), name)
         return text
 
     def keep(self, folder: Path) -> None:
-        """Copy the plug-ins to the run's folder, with exactly the bytes that were hashed."""
+        """Write the bytes that were hashed to the copies in the run's folder."""
         disk = Disk(durable=False)
         for name, path in self._kept_in(folder).items():
             disk.make(path.parent)
             disk.replace(path, self.sources[name].text)
 
     def _kept_in(self, folder: Path) -> dict[str, Path]:
-        """Return the paths of the run's copies, by the file that the user named.
+        """Return the path of the run's copy of each plug-in, by the path that the user named.
 
-        The path contains the hash, because two files may have the same name.
+        The path contains the hash, because two plug-ins may have the same file name.
         """
         return {name: folder / KEPT / one.sha256[:12] / Path(name).name for name, one in self.sources.items()}
 
@@ -67,9 +67,9 @@ def own_plugins(
 ) -> OwnPlugIns:
     """Load the plug-ins of an experiment.
 
-    `files` are loaded from their paths. `names` has, by kind, the names that are not built in. If an
-    installed package provides such a name, the hash of its plug-in is added. `seen` is part of the message
-    about a missing file: it names the folder from which the path may have been completed.
+    `files` are loaded from their paths. `names` has, for each kind of plug-in, the names that are not built
+    in. If an installed package provides such a name, the hash of its plug-in is added. `seen` is a part of
+    the message for a missing file: the folder at which a relative path starts.
     """
     sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [
@@ -82,6 +82,6 @@ def own_plugins(
 
 
 def _loaded(path: Path, seen: str) -> PluginFile:
-    """Load a plug-in, after a child process has loaded it without an early exit."""
+    """Load a plug-in, but first load it in a child process to check that this does not end the process."""
     demand_end(file.read(path, seen))
     return file.from_file(path, allowed=None, seen=seen)[0]

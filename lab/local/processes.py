@@ -1,4 +1,4 @@
-"""Manage the processes of a run: the coordinator and the devices, each with a log, and their starter."""
+"""Manage the processes of a run: the coordinator and the devices. Each process has a log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from protofleet.runtime.children import Child, Program, Starter
 from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 
 EXIT_SECONDS = 10.0
-# The modules that every coordinator or device imports.
+# Modules that every coordinator and every device imports. The launcher imports them once, before it forks.
 IMPORTED: Final = (
-    "encodings.idna",  # Needed to find the address of a host name.
+    # Used to look up the address of a host name.
+    "encodings.idna",
     "encodings.unicode_escape",
     "protofleet.coordinator.config",
     "protofleet.coordinator.main",
@@ -31,20 +32,22 @@ IMPORTED: Final = (
     "protofleet.edge_client.main",
     "protofleet.methods.fedavg",
     "numpy.random",
-    "torch.utils._device",  # Needed for `with torch.device(...)`.
+    # Used by `with torch.device(...)`.
+    "torch.utils._device",
 )
-# The start of a log line that does not give the reason of an exit.
+# The start of a log line about normal work, which is not the reason of an exit.
 OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
-SIGNALS: Final = {number.value: number.name for number in signal.Signals}  # Real-time signals have no name.
-# The device files of a PC, of a Jetson, and of Windows.
+# Names of signals by their numbers. Real-time signals are missing, because they have no name.
+SIGNALS: Final = {number.value: number.name for number in signal.Signals}
+# Device files that exist only with CUDA: on a PC, on a Jetson, and on Windows.
 CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 
 
 def start_launcher() -> Launcher | None:
-    """Start the launcher. A program must call this function first.
+    """Start the launcher. A program must call this function before anything else.
 
-    Later the program has threads, and the launcher would import modules that the program has already
-    imported. Return None if this process cannot be forked, for example because it already has a thread.
+    Later, the program has threads and cannot be forked, and the launcher would have to import again what the
+    program has imported. Return None if this process cannot be forked, for example because it has a thread.
     """
     with contextlib.suppress(LauncherError):
         return Launcher(IMPORTED, here="torch" not in sys.modules) if CAN_FORK else None
@@ -52,9 +55,9 @@ def start_launcher() -> Launcher | None:
 
 
 def uses_cuda(compute: str) -> bool:
-    """Return whether devices with this setting use CUDA, which does not work after a fork.
+    """Return whether devices with this value of `compute` use CUDA, which does not work after a fork.
 
-    The function only looks for device files. It does not call CUDA.
+    This function only looks for device files. It makes no call to CUDA.
     """
     return compute == "cuda" or (compute == "auto" and any(Path(name).exists() for name in CUDA_DEVICES))
 
@@ -62,8 +65,7 @@ def uses_cuda(compute: str) -> bool:
 class Processes:
     """The child processes of a run.
 
-    Each child runs in its own session. Therefore Ctrl-C reaches only the parent, and the parent stops the
-    children.
+    Each child has its own session. Therefore Ctrl-C reaches only this process, which then stops the children.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Processes:
     ) -> None:
         """Keep the folder and the starter.
 
-        `reworded` changes the text of a child for the user of this machine.
+        `reworded` changes the text of a child before the user sees it.
         """
         self.folder, self._starter, self.reworded = folder, starter, reworded
         self._logs = folder / "logs"
@@ -86,7 +88,7 @@ class Processes:
         children.stop(self._children.values(), EXIT_SECONDS)
 
     def start(self, name: str, *arguments: str, piped: bool = False, starter: Starter | None = None) -> Child:
-        """Start a child with `starter`, or with the common starter if none is given."""
+        """Start a child with `starter`, or with the common starter if `starter` is None."""
         self._starters[name] = starter or self._starter
         with self._log(name).open("a") as log:
             out = subprocess.PIPE if piped else log.fileno()
@@ -102,7 +104,7 @@ class Processes:
         children.wait(self._children.values(), EXIT_SECONDS)
 
     def failed(self) -> dict[str, str]:
-        """Return the reasons by child, for the children that have exited with an error."""
+        """Return the reason for each child that has exited with an error."""
         return {n: self.reason(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
     def exit_code(self, name: str) -> int | None:
@@ -110,10 +112,11 @@ class Processes:
         return self._children[name].poll()
 
     def reason(self, name: str) -> str:
-        """Return the reason why a child has exited, from the last line of its log.
+        """Return the reason why a child has exited. It is the last line of the child's log.
 
-        On a full disk the log may be empty. A child that was ended by a signal or by `os._exit` writes no
-        reason. The last line of its log is then about something else.
+        On a full disk, the log may be empty. A child that was ended by a signal or by `os._exit` has not
+        logged a reason, so the last line is about something else. In these cases, the reason names the disk,
+        the signal or the exit code.
         """
         if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
             return problem
@@ -131,7 +134,7 @@ class Processes:
 
     def _last_line(self, name: str) -> str:
         lines = children.last_lines(self._log(name))
-        # A traceback follows its message in the log, and its lines are indented.
+        # In a log, the indented lines of a traceback follow the message of the error.
         said = [line for line in lines if not line.startswith("  ")]
         return (said or lines or [""])[-1]
 

@@ -1,4 +1,4 @@
-"""Implement `protofleet run`: start a broker, a coordinator and devices, and watch them to the end."""
+"""Implement `protofleet run`: start a broker, a coordinator and devices, and watch them until the run is over."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_experiment(
 ) -> Path:
     """Run the experiment until it is finished, and return the path of the report.
 
-    RunError is raised if the run fails or is stopped.
+    If the run fails or is stopped, a RunError is raised.
     """
     try:
         compute = compute_of(experiment)
@@ -76,14 +76,16 @@ def run_experiment(
             )
             return run_processes(experiment, runs, starter, shown, compute)
     except LauncherError as error:
-        raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error
+        raise RunError(
+            f"{error}; to start the processes without fork, use --set devices.start=spawn"
+        ) from error
 
 
 @contextlib.contextmanager
 def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) -> Iterator[Starter]:
-    """Yield the given launcher, or a new launcher, if the experiment's processes can be forked.
+    """Yield the given launcher or a new launcher, if the experiment's processes can be forked.
 
-    Otherwise yield a starter of new interpreters.
+    Otherwise yield a starter that starts new interpreters.
     """
     if experiment.devices.start == "spawn" or uses_cuda(compute) or not CAN_FORK:
         yield Interpreters()
@@ -95,17 +97,17 @@ def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) 
 
 
 def computes_on_gpu(compute: str) -> bool:
-    """Return whether devices compute on a GPU.
+    """Return whether the devices compute on a GPU.
 
-    This process does not call CUDA to find it out, because only the devices may use CUDA.
+    This function makes no call to CUDA, because only the devices may use CUDA.
     """
     return uses_cuda(compute) and torch.version.cuda is not None
 
 
 def compute_of(experiment: Experiment) -> str:
-    """Return the setting `compute` of the devices.
+    """Return the value of `compute` for the devices.
 
-    The setting "auto" becomes "cpu" if every network is too little work for the GPU.
+    If it is "auto" and every network is too small to be faster on the GPU, return "cpu".
     """
     if experiment.compute != "auto" or not computes_on_gpu(experiment.compute):
         return experiment.compute
@@ -124,10 +126,10 @@ def run_processes(
     with broker_of_run(experiment, folder) as broker, display as progress:
         progress.print(f"broker: {broker.description}")
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
-            progress.print(f"processes: a fresh interpreter each, as {NO_FORK}")
+            progress.print(f"processes: a new interpreter for each, because {NO_FORK}")
         if compute != experiment.compute:
             progress.print(
-                'compute: the CPU, as the network is too little work for the GPU; compute = "cuda" takes that'
+                'compute: the CPU, because the GPU would not be faster; compute = "cuda" uses the GPU'
             )
         groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(compute))
         write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)), compute)
@@ -141,7 +143,7 @@ def run_processes(
                 write_report(folder)
                 raise
             except KeyboardInterrupt:
-                raise StoppedError(f"stopped; the same command resumes {folder}") from None
+                raise StoppedError(f"stopped; the same command continues the run in {folder}") from None
     report = write_report(folder)
     display.show_result(final_table(folder))
     return report
@@ -153,12 +155,12 @@ class RunningBroker:
 
     address: BrokerAddress
     description: str
-    # The federation whose client certificates the broker requires; None without TLS.
+    # The federation whose client certificates the broker requires; None if the broker uses no TLS.
     federation: LocalFederation | None = None
-    own: LocalBroker | None = None  # The broker if this run has started it.
+    own: LocalBroker | None = None  # The broker if this run started it; None for an external broker.
 
     def address_for(self, name: str) -> BrokerAddress:
-        """Return the address with the TLS files of this device or coordinator."""
+        """Return the broker's address with the TLS files of the party `name`: a device or the coordinator."""
         return (
             self.address if self.federation is None else replace(self.address, tls=self.federation.tls(name))
         )
@@ -186,7 +188,7 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots of one core each. If there is a core for each process, no process waits for another."""
+    """Return slots, so that at most one process per core computes. If there are enough cores, there are no slots."""
     cores = available_cores()
     return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
 
@@ -194,9 +196,9 @@ def slots_of(folder: Path, processes: int) -> Slots:
 def write_settings(
     experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots, compute: str = ""
 ) -> None:
-    """Write the settings files of all processes, and the experiment's own file.
+    """Write the settings files of all processes, and the file of the experiment.
 
-    If `compute` is given, it replaces this setting of the devices.
+    If `compute` is given, it replaces the setting `compute` of the devices.
     """
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
@@ -215,15 +217,15 @@ def write_settings(
 
 def _write(path: Path, settings: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The write is atomic, because a run that was killed here must not look like one with other settings.
+    # The write is atomic. With half of a file, a run that was killed here would seem to have other settings.
     Disk(durable=False).replace(path, write_toml(settings).encode())
 
 
 @dataclass
 class BrokerWatch:
-    """The watch over the broker that the run has started, which restarts a broker that has ended.
+    """The watch over the broker that the run has started. If the broker ends, it is restarted.
 
-    After a restart, the parties send again all messages that the broker held.
+    After the restart, the parties send again all messages that the broker held.
     """
 
     broker: LocalBroker | None
@@ -236,7 +238,7 @@ class BrokerWatch:
         if self.restarts == MOST_BROKER_RESTARTS:
             raise RunError(
                 f"the broker that this run started has ended {self.restarts + 1} times ({how}); {self.broker.log} "
-                "has what it said, and the same command resumes the run"
+                "has its messages, and the same command resumes the run"
             )
         self.restarts += 1
         self.say(
@@ -261,7 +263,7 @@ def watch(
     assert coordinator.stdout is not None
 
     def on_idle() -> None:
-        if not progress.finished:  # Once the run is over, devices may exit in any way.
+        if not progress.finished:  # Once the run is over, an exit of a device is no failure.
             broker.look()
             devices.restart_killed()
             check_quorum(experiment, processes, devices, progress.print)
@@ -278,8 +280,9 @@ def watch(
 def check_quorum(
     experiment: Experiment, processes: Processes, devices: DeviceProcesses, say: Callable[[str], None]
 ) -> None:
-    """Raise RunError as soon as too many devices have failed for a quorum, without waiting for a deadline."""
-    if problem := processes.disk_problem():  # On a full disk, devices pause and do not fail.
+    """Raise RunError as soon as too few devices are left for a quorum, without waiting for a deadline."""
+    # On a full disk, devices pause instead of failing, so the disk is checked first.
+    if problem := processes.disk_problem():
         raise RunError(problem)
     failed, count = devices.failed(), len(experiment.shards)
     if count - len(failed) < experiment.effective_policy.quorum:
@@ -306,7 +309,7 @@ def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
 
 
 def require_broker(experiment: Experiment) -> None:
-    """Raise RunError if there is no broker to connect to.
+    """Raise RunError if the broker of the settings is not there.
 
     The check is made before the folder of an earlier run is renamed.
     """
@@ -321,19 +324,17 @@ def require_broker(experiment: Experiment) -> None:
 def prepare_folder(
     experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
 ) -> Path | None:
-    """Prepare the folder of a run. Return the new path of an earlier run whose folder was renamed.
+    """Prepare the folder of a run. If the folder of an earlier run was renamed, return its new path.
 
-    An unfinished run with the same settings is continued. The folder of any other earlier run of this name is
-    renamed. An unfinished run with other settings that has ended a round is renamed only with `fresh`, so
-    that no result is lost. With `resume`, an error is raised if there is no run to continue.
+    An unfinished run with the same settings is continued. The folder of any other earlier run with this name
+    is renamed. But if an unfinished run with other settings has ended a round, its folder is renamed only
+    with `fresh`, so that no result is lost. With `resume`, an error is raised if there is no run to continue.
     """
     folder = runs / experiment.name
     written = folder / "experiment.toml"
     if resume and (not written.exists() or (folder / "summary.json").exists()):
         state = "is finished" if written.exists() else "does not exist"
-        raise SettingsError(
-            f"there is nothing to resume: {folder} {state}; without --resume a new run begins"
-        )
+        raise SettingsError(f"there is no run to resume: {folder} {state}; without --resume a new run begins")
     if not written.exists():
         make_folder(folder)
         return None
@@ -345,7 +346,7 @@ def prepare_folder(
         if has_ended_a_round(folder):
             raise SettingsError(
                 f"{folder} holds an unfinished run with other settings; --fresh renames its folder, "
-                f"--set name=... gives this one another name"
+                f"--set name=... gives the new run another name"
             )
     earlier = renamed(folder)
     say(f"the earlier run is now in {earlier}")
@@ -357,7 +358,7 @@ def prepare_folder(
 def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
     """Restore the folder of the earlier run if the new run fails before it has ended a round.
 
-    The folder is not restored if the new run was stopped, has diverged, or is used by another process.
+    The folder is not restored if the new run was stopped, has diverged, or belongs to another process.
     """
     try:
         yield
@@ -369,7 +370,7 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
             failed = renamed(folder)
             earlier.rename(folder)
         say(f"the earlier run is in {folder} again, and what this start has left in {failed}")
-        if isinstance(error, RunError):  # The message may name a file of the folder that was renamed.
+        if isinstance(error, RunError):  # The message may name a file in the folder that was just renamed.
             raise RunError(str(error).replace(f"{folder}/", f"{failed}/")) from error
         raise
 
@@ -378,7 +379,7 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
 def ready(
     experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
 ) -> Iterator[None]:
-    """Check the broker, and prepare the folder for the block that runs the experiment.
+    """Check the broker and prepare the folder, and then execute the block, which runs the experiment.
 
     If the run fails before it has ended a round, the earlier run gets its folder back.
     """
@@ -396,15 +397,15 @@ def make_folder(folder: Path) -> None:
 
 
 def renamed(folder: Path) -> Path:
-    """Rename a folder and return its new path: the same name with the next free number."""
+    """Rename a folder and return its new path, which is the old path with the next free number."""
     free = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
     return folder.rename(next(path for path in free if not path.exists()))
 
 
 def same_settings(written: Path, experiment: Experiment) -> bool:
-    """Return whether the settings in the file are those of the experiment.
+    """Return whether the settings in the file are the settings of the experiment.
 
-    A setting that an earlier version did not have counts as its default.
+    If an earlier version wrote the file without some settings, they count as their defaults.
     """
     try:
         return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)

@@ -1,7 +1,7 @@
-"""Let only one process use a run's folder, and refuse another start before it changes anything.
+"""Let only one process use a run's folder. A second process is refused before it changes anything.
 
-The lock is on a file next to the folder, because a lock in the folder would move with a renamed folder. The
-kernel releases the lock when its process ends in any way. Child processes do not inherit the lock.
+The lock is on a file next to the folder, because the folder may be renamed. The kernel releases the lock when
+its process ends in any way. Child processes do not inherit the lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class InUseError(SettingsError):
-    """The error that another process already runs the same run."""
+    """The error for a run that another process already runs."""
 
 
 class Named(Protocol):
@@ -38,9 +38,9 @@ OfARun = Callable[Concatenate[N, Path, P], R]
 
 
 def alone(function: OfARun[N, P, R]) -> OfARun[N, P, R]:
-    """Return the function with a lock, so that no other process uses the run's folder during a call.
+    """Return the function with a lock: during a call, no other process can use the run's folder.
 
-    The function takes an experiment, the folder of all runs, and other arguments.
+    The function's first arguments are an experiment and the folder of all runs.
     """
 
     @functools.wraps(function)
@@ -53,7 +53,7 @@ def alone(function: OfARun[N, P, R]) -> OfARun[N, P, R]:
 
 @contextlib.contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder during the block. InUseError is raised if another process has the lock."""
+    """Hold the lock of a folder during the block. If another process has the lock, InUseError is raised."""
     with _opened(folder) as file:
         _take(folder, file)
         file.truncate(0)
@@ -68,14 +68,14 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """Raise InUseError if another process has the lock now."""
+    """Raise InUseError if another process holds the lock at this moment."""
     if lock_of(folder).exists():
         with _opened(folder) as file:
             _take(folder, file)
 
 
 def require_writable(runs: Path) -> None:
-    """Raise RunError if no file can be made in the folder of all runs.
+    """Raise RunError if no file can be created in the folder of all runs.
 
     Without this check, each of many runs would report the same error.
     """
@@ -89,8 +89,8 @@ def require_writable(runs: Path) -> None:
 
 
 def cannot_be_made(folder: Path, error: OSError) -> RunError:
-    # A file in the place of a folder gives ENOTDIR, or EEXIST if it is the last part of the path. Both get
-    # the message of ENOTDIR.
+    # If a file exists in place of a folder, the error is ENOTDIR or EEXIST, depending on the part of the path.
+    # The user gets the message of ENOTDIR in both cases.
     words = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
     return RunError(f"{folder} cannot be made: {words}; --runs names another folder")
 
@@ -115,10 +115,10 @@ def _take(folder: Path, file: TextIO) -> None:
         file.seek(0)
         holder = file.read().strip() or "another process"
         raise InUseError(
-            f"{folder} is in use by {holder}: wait until that has ended, or give this run another name, "
+            f"{folder} is in use by {holder}: wait until that process has ended, or give this run another name, "
             "--set name=..."
         ) from None
     except OSError as error:
         raise RunError(
-            f"{folder} cannot be locked: {error.strerror}; --runs names a folder on another disk"
+            f"{folder} cannot be locked: {error.strerror}; choose a folder on another disk with --runs"
         ) from None

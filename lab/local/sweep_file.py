@@ -1,6 +1,6 @@
-"""Read the grid that `protofleet sweep` searches.
+"""Read the grid of settings that `protofleet sweep` tries.
 
-The grid is given on the command line, in a file that names an experiment, or in both.
+The grid is given on the command line, in a sweep file that names an experiment, or in both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Choose = Literal["validation", "best-validation"]
 
 @dataclass(frozen=True)
 class SweepFile:
-    """The file of a sweep. Those of experiments whose figure is a grid are in `experiments/sweeps`."""
+    """The file of a sweep. The sweeps that make a figure of a paper are in `experiments/sweeps`."""
 
     experiment: str
     """Path of the experiment's file, relative to the sweep's file."""
@@ -38,7 +38,7 @@ class SweepFile:
 
 @dataclass(frozen=True)
 class Wish:
-    """The options of the command line. If an option is None or empty, the file decides."""
+    """The options of the command line. If an option is None or empty, the value in the sweep file is used."""
 
     grid: Sequence[Axis] = ()
     seeds: Sequence[int] = ()
@@ -47,15 +47,15 @@ class Wish:
 
 
 def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
-    """Plan the grid of an experiment's file or of a sweep's file.
+    """Plan the grid of an experiment's file or of a sweep file.
 
-    An axis of the command line replaces the same axis of the file.
+    If the command line and the file have the same axis, the values of the command line are used.
     """
     table = read_toml(path)
     if "grid" not in table:
         if not wish.grid:
             raise SettingsError(
-                f"{path} has no [grid], and there is no --grid: for example --grid method.lr=0.02,0.05"
+                f"{path} has no table [grid], and no --grid is given; add one, for example --grid method.lr=0.02,0.05"
             )
         return plan_grid(path, wish.grid, wish.seeds or [1], wish.set), wish.choose or "validation"
     for key, values in table["grid"].items() if isinstance(table["grid"], dict) else ():
@@ -70,7 +70,7 @@ def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
         checked_axis(key, [json.dumps(v) for v in values], str(path)) for key, values in found.grid.items()
     ]
     said, keys = {axis.key: axis for axis in wish.grid}, [axis.key for axis in own]
-    # An axis keeps its place, because the names of trials follow the order of the axes.
+    # The order of the file's axes is kept, because the names of trials depend on the order.
     axes = [said.get(axis.key, axis) for axis in own] + [axis for axis in wish.grid if axis.key not in keys]
     seeds = wish.seeds or found.seeds
     if not axes or not seeds:

@@ -1,4 +1,4 @@
-"""Load a plug-in in a child process first, to find a plug-in that ends the process which loads it."""
+"""Load a plug-in in a child process first, because some plug-ins end the process that loads them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from protofleet.runtime.launcher import CAN_FORK
 
 
 def demand_end(source: PluginFile) -> None:
-    """Raise PlugInError if loading the file ends the process, as `os._exit` or a crash in C does.
+    """Raise PlugInError if loading the file ends the process, for example with `os._exit` or a crash in C.
 
-    Nothing is checked if this process cannot be forked, as in a notebook. An exception of the file is not
-    reported here. The process that needs the file reports it.
+    If this process cannot be forked, as in a notebook, nothing is checked. An exception of the file is not
+    reported here, because the process that needs the file reports it.
     """
     if file.loaded(source.sha256) is not None or not CAN_FORK or threading.active_count() > 1:
         return
@@ -31,18 +31,18 @@ def demand_end(source: PluginFile) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not came_back:
         raise PlugInError(
-            f"{source.path} ended the process that loaded it, {_how(code)}; let it raise an error instead"
+            f"{source.path} ended the process that loaded it, {_how(code)}; raise an exception there instead"
         )
 
 
 def _load_and_tell(source: PluginFile, writer: int) -> NoReturn:
-    """Load the file in the child process, which prints nothing and never returns."""
+    """Load the file in the child process. The child prints nothing, and this function never returns."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)
         if "torch" in sys.modules:
-            # The child does not have the other threads of its parent.
+            # A fork copies only one thread, so torch must not wait for the parent's other threads.
             sys.modules["torch"].set_num_threads(1)
         file.module_of(source)
     finally:

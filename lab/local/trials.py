@@ -1,8 +1,8 @@
 """Show the trials of a `protofleet sweep`: their table, the best point, and warnings about the grid.
 
-The value of a point is the mean accuracy over its seeds. `choose` names the round that counts. This accuracy
-is measured on validation samples, for the view that the method's paper reports. Test samples have no part in
-the choice. The table only shows their accuracy.
+The value of a point is the mean validation accuracy over its seeds, for the view that the method's paper
+reports. `choose` names the round whose accuracy is used. Test samples have no part in the choice: the table
+only shows the accuracy on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from protofleet.lab.report.numbers import percent_points
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.runtime.command.errors import RunError
 
-FOLDER: Final = "sweeps"  # The folder's name, in the folder of all runs.
+FOLDER: Final = "sweeps"  # The name of the folder of sweeps inside the folder of all runs.
 
 
 def at_the_end(points: Sequence[MeasuredPoint], view: str) -> MeasuredPoint | None:
@@ -47,11 +47,11 @@ CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validati
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of the grid, with the measurements of its finished runs."""
+    """A point of the grid with the accuracy of its finished runs."""
 
     point: GridPoint
-    group: Group | None  # None if no run has finished.
-    measured: tuple[MeasuredPoint, ...]  # The measurement of each run that has validation samples.
+    group: Group | None  # The finished runs of the point; None if no run has finished.
+    measured: tuple[MeasuredPoint, ...]  # The chosen measurement of each run that has validation samples.
 
     @property
     def is_whole(self) -> bool:
@@ -81,14 +81,15 @@ class SweepTrials:
     grid: Grid
     choose: str
     trials: tuple[Trial, ...]
-    validation_images: int | None = None  # Validation images of a run; None if they are not known here.
+    # Number of validation images of a run; None if the data are not on this machine.
+    validation_images: int | None = None
 
     @property
     def chosen(self) -> Trial | None:
-        """Return the trial with the highest mean, among the trials whose runs all have a result.
+        """Return the trial with the highest mean. Only trials whose runs have all finished are compared.
 
-        If several trials have this mean, a trial inside the grid is preferred to one at an end of the grid.
-        After that, the first trial is preferred.
+        If several trials have the same mean, a trial whose values are not at an end of an axis is preferred.
+        If there are still several, the first one is returned.
         """
         whole = [trial for trial in self.trials if trial.is_whole]
         return max(whole, key=lambda trial: (fmean(trial.validation), not self._is_end(trial)), default=None)
@@ -98,9 +99,9 @@ class SweepTrials:
 
     @property
     def near(self) -> list[Trial]:
-        """Return the other trials whose runs all have a result and whose mean is close to the chosen mean.
+        """Return the other finished trials whose mean is close to that of the chosen trial.
 
-        The difference is at most the standard deviation between the seeds of the chosen trial.
+        Close means: the difference is at most the standard deviation over the seeds of the chosen trial.
         """
         if (best := self.chosen) is None:
             return []
@@ -154,7 +155,7 @@ class SweepTrials:
         return trial.state or ("chosen" if trial is self.chosen else "near" if trial in self.near else "")
 
     def lines(self) -> list[str]:
-        """Return the lines that follow the table."""
+        """Return the lines that are printed below the table."""
         best = self.chosen
         chosen = [f"chosen: {self.grid.words(best.point)}"] if best else []
         near = [f"at most a deviation below it: {self.grid.words(trial.point)}" for trial in self.near]
@@ -181,10 +182,10 @@ class SweepTrials:
 
 
 def one_group(groups: Sequence[Group]) -> Group:
-    """Join groups that belong to one point.
+    """Join the groups of runs of one point.
 
-    The runs have the same settings. They are in different groups if an earlier version ran some of them,
-    because it wrote fewer settings.
+    All runs of a point have the same settings. Runs of an earlier version are in another group, because that
+    version wrote fewer settings.
     """
     first, *others = groups
     return replace(first, runs=[*first.runs, *(run for group in others for run in group.runs)])
@@ -193,8 +194,8 @@ def one_group(groups: Sequence[Group]) -> Group:
 def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
     """Read the finished runs of a grid.
 
-    RunError is raised if runs have finished but no run has validation samples, because then no point can be
-    chosen.
+    If runs have finished but none of them has validation samples, no point can be chosen and a RunError is
+    raised.
     """
     found = []
     for point in grid.points:
@@ -210,7 +211,7 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
         found.append(Trial(point, group, tuple(one for one in measured if one is not None)))
     if any(trial.group for trial in found) and not any(trial.measured for trial in found):
         raise RunError(
-            f"no trial of {grid.name} has measured validation samples, by which the best is chosen; "
+            f"no trial of {grid.name} has validation accuracy, by which the best is chosen; "
             "set data.validation to a share above 0"
         )
     trials = SweepTrials(grid, choose, tuple(found))
@@ -219,16 +220,16 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
 
 
 def put_aside(folder: Path, grid: Grid) -> None:
-    """Rename the folder of an earlier sweep of this name if that sweep varied other settings.
+    """Rename the folder of an earlier sweep with this name, if that sweep varied other settings.
 
-    A sweep over the same settings replaces the earlier files.
+    If it varied the same settings, the new sweep replaces its files.
     """
     try:
         before = list(json.loads((folder / "trials.json").read_text())["grid"])
     except (OSError, ValueError, LookupError, TypeError):
         return
     if before != [axis.key for axis in grid.axes]:
-        print(f"the earlier sweep, over {', '.join(map(str, before))}, is now in {renamed(folder)}")
+        print(f"the earlier sweep, which varied {', '.join(map(str, before))}, is now in {renamed(folder)}")
 
 
 def write_trials(trials: SweepTrials, runs: Path) -> Path:

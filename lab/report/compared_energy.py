@@ -1,4 +1,4 @@
-"""Compare accuracy against joules, for the runs whose boards could measure them."""
+"""Compare runs by accuracy and joules, if their boards can measure joules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.energy_amounts import PHASES, human_joules, sums
 from protofleet.lab.report.numbers import NONE, percent
 
-LOG_AXIS_RATIO: Final = 30.0  # The axis is logarithmic if the ratio of most to least joules is above this.
+# The axis of joules is logarithmic if the largest value divided by the smallest value is above this.
+LOG_AXIS_RATIO: Final = 30.0
 
 
 def measured_devices(run: ComparedRun) -> int:
@@ -20,21 +21,21 @@ def measured_devices(run: ComparedRun) -> int:
 
 
 def is_measured(group: Group) -> bool:
-    """Return whether at least one device has measured joules in each run of the group."""
+    """Return whether in each run of the group at least one device has measured joules."""
     return all(measured_devices(run) for run in group.runs)
 
 
 def coverage(group: Group) -> str:
     """Write how many devices of the runs have measured joules.
 
-    A comparison of runs is fair if all devices have measured them.
+    The joules of two runs can be compared fairly only if all devices have measured them.
     """
     counts = {(measured_devices(run), len(run.summary.get("devices", {}))) for run in group.runs}
     return ", ".join(f"{known} of {count}" for known, count in sorted(counts))
 
 
 def joules_picture(groups: Sequence[Group], lines: Sequence[ChartLine]) -> str:
-    """Draw accuracy over joules. `lines` are the lines of the groups with measured joules."""
+    """Draw accuracy over joules. `lines` are the lines of those groups that have joules."""
     if not lines:
         return ""
     sizes = [x for line in lines for x, _ in line.points if x > 0]
@@ -55,7 +56,7 @@ def joules_picture(groups: Sequence[Group], lines: Sequence[ChartLine]) -> str:
 
 
 def energy_tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float) -> list[Table]:
-    """Return one table, or no table if no run has measured joules."""
+    """Return a list with one table, or an empty list if no run has measured joules."""
     if not any(map(is_measured, groups)):
         return []
     rows = []

@@ -2,9 +2,11 @@
 
 Runs that differ only in their seed share a row. Each row has the accuracy of one view: the global model, the
 devices' own models, or, for some methods, another way to predict with one of these models. The best round is
-chosen on validation samples and never on test samples. Bytes "to 90 %" are the bytes of all tensors, up and
-down, until the mean test accuracy of a run first reaches 90 % of the baseline's final accuracy. Bytes after r
-rounds do not include the delivery of the r-th round's result.
+chosen on validation samples and never on test samples.
+
+Bytes "to 90 %" are the bytes of all arrays in both directions until the mean test accuracy of a run first
+reaches 90 % of the baseline's final accuracy. Bytes after r rounds do not include the delivery of the result
+of round r.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.command.errors import RunError
 
 SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
-# Rounding error of a mean. Without it, a baseline with a share of 1 may miss its own accuracy.
+# Rounding error of a mean. Without this tolerance, a baseline with a share of 1 might not reach its own accuracy.
 ROUNDING_ERROR = 1e-9
-REPORTS = "reports"  # The name of the view that each method's paper reports.
-# Settings in which two runs of one experiment may differ.
+REPORTS = "reports"  # This word stands for the view that the paper of each method reports.
+# Settings that may differ between two runs of one experiment.
 IGNORED_SETTINGS = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"}
 )
@@ -37,17 +39,20 @@ REQUIRED_KEYS = ("name", "method", "reports", "rounds", "seed", "payload", "wire
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """A measurement of accuracy, with the rounds, bytes and joules until then."""
+    """One measurement of accuracy, with the rounds, bytes and joules up to this point of the run."""
 
-    rounds: int  # Training rounds until then.
-    bytes: int  # Bytes of tensors until then, up and down.
-    accuracy: Mapping[str, float]  # Accuracy on test samples, by domain; the mean has the name "mean".
+    rounds: int  # Training rounds before this measurement.
+    bytes: int  # Bytes of arrays before this measurement, in both directions.
+    # Accuracy on test samples, by domain. The key "mean" has the mean over the domains.
+    accuracy: Mapping[str, float]
     validation: Mapping[str, float]
-    in_round: bool = True  # False for a measurement of the last evaluation.
-    joules: float = 0.0  # Joules until then, of the devices that measure joules.
+    in_round: bool = (
+        True  # True for a measurement in a round, False for a measurement in the last evaluation.
+    )
+    joules: float = 0.0  # Joules before this measurement, of those devices that measure joules.
     devices: int = 0  # Number of devices that measured the accuracy.
-    present: int = 0  # Number of devices that were present.
-    by_all: bool = True  # True if all present devices were asked, and not only a sampled cohort.
+    present: int = 0  # Number of devices that were present at the measurement.
+    by_all: bool = True  # True if all present devices had to measure, False if only a sampled cohort had to.
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class ComparedRun:
     folder: Path
     summary: Mapping[str, Any]
     rounds: Rounds
-    settings: str  # JSON of the settings that all runs of one experiment have in common.
+    settings: str  # The settings that all runs of one experiment share, as JSON.
 
     @property
     def label(self) -> str:
@@ -64,9 +69,9 @@ class ComparedRun:
     def points(self, view: str) -> list[MeasuredPoint]:
         """Return the measurements of a view.
 
-        A global model is measured at the beginning of a round, so its accuracy is the result of the round
-        before. A domain whose devices missed a round keeps its last accuracy. The first point is the one at
-        which all domains have an accuracy.
+        A global model is measured at the beginning of a round, so its accuracy is the result of the previous
+        round. If no device of a domain took part in a round, the domain's last accuracy is used. The first
+        point is the first one at which all domains have an accuracy.
         """
         found, sent, drawn, done = [], 0, 0.0, 0
         test, validation = dict[str, float](), dict[str, float]()
@@ -88,15 +93,15 @@ class ComparedRun:
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
     def points_by_all(self, view: str) -> list[MeasuredPoint]:
-        """Return the points that all present devices measured. Only these can be compared with each other."""
+        """Return the measurements of all present devices. Only these can be compared fairly."""
         return [point for point in self.points(view) if point.by_all]
 
     def is_complete(self, view: str) -> bool:
-        """Return whether the same domains were measured in every round."""
+        """Return whether every round has an accuracy for the same domains."""
         return len({frozenset(point) for point in curve(self.rounds, view, "accuracy")}) <= 1
 
     def pooled(self, view: str) -> float | None:
-        """Return the accuracy over the test samples of all devices, or None if the run has not recorded it."""
+        """Return the accuracy over the test samples of all devices together; None if the run has not recorded it."""
         values = [line["pooled"][view] for line in self.rounds if view in line.get("pooled", {})]
         return values[-1] if values else None
 
@@ -106,7 +111,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one experiment with different seeds."""
+    """The runs of one experiment, which differ only in their seed."""
 
     name: str
     view: str
@@ -126,7 +131,7 @@ class Group:
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """The accuracy to reach, which is a share of the baseline's final accuracy."""
+    """The accuracy that runs should reach: a share of the baseline's final accuracy."""
 
     accuracy: float
     share: float
@@ -139,9 +144,9 @@ class AccuracyTarget:
         return f"{self.accuracy:.1%}, which is {self.share:.0%} of {whole}"
 
     def points_of(self, group: Group) -> list[MeasuredPoint]:
-        """Return the first point of each run in a group that is at or above the target.
+        """Return, for each run of the group, the first measurement at or above the target.
 
-        A run that does not reach the target has no point.
+        A run that does not reach the target has no measurement in the list.
         """
         first_points = [self.first_point(run, group.view) for run in group.runs]
         return [point for point in first_points if point is not None]
@@ -152,10 +157,10 @@ class AccuracyTarget:
 
 
 def best_by_validation(points: Sequence[MeasuredPoint], view: str) -> MeasuredPoint | None:
-    """Return the first point with the highest validation mean.
+    """Return the first measurement with the highest mean validation accuracy.
 
-    Only points that all present devices measured count. Test samples have no part in the choice. For the
-    devices' own models, the last evaluation counts only if there are no points of rounds, because it may
+    Only measurements of all present devices are compared. Test samples have no part in the choice. For the
+    devices' own models, the last evaluation is used only if there are no other measurements, because it may
     measure another model, for example after a last fit.
     """
     measured = [point for point in points if point.validation and point.by_all]
@@ -173,13 +178,15 @@ def name_without_seed(name: str) -> str:
 
 
 def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
-    """Return groups in the order in which their first folders are given."""
+    """Read the runs in the folders, and return them in groups, in the order of each group's first folder."""
     once = list({folder.resolve(): folder for folder in folders}.values())
     require_finished(once)
     runs = [read_comparable_run(folder) for folder in once]
     views = sorted({name for run in runs for line in run.rounds for name in line["accuracy"]})
     if view != REPORTS and view not in views:
-        raise RunError(f"no run has measured the view {view!r}; there are {', '.join([REPORTS, *views])}")
+        raise RunError(
+            f"no run has measured the view {view!r}; the measured views are {', '.join([REPORTS, *views])}"
+        )
     experiments: dict[tuple[str, str], list[ComparedRun]] = {}
     for run in runs:
         experiments.setdefault((run.label, run.settings), []).append(run)
@@ -212,31 +219,34 @@ def common_settings(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def require_different_seeds(runs: Sequence[ComparedRun]) -> Sequence[ComparedRun]:
-    """Raise RunError if two runs have the same seed.
+    """Raise RunError if two runs of a group have the same seed.
 
-    Two such runs would make the deviation between seeds look too small.
+    The deviation between seeds would look too small with such runs.
     """
     seen: dict[int, ComparedRun] = {}
     for run in runs:
         other = seen.setdefault(run.summary["seed"], run)
         if other is not run:
             raise RunError(
-                f"{other.folder} and {run.folder} are one experiment with one seed, {run.summary['seed']}; "
+                f"{other.folder} and {run.folder} are runs of one experiment with the same seed, "
+                f"{run.summary['seed']}; "
                 "name only one of them"
             )
     return runs
 
 
 def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> AccuracyTarget | None:
-    """Return the accuracy target, or None if there is no single baseline with an accuracy.
+    """Return the accuracy to reach, or None if there is not exactly one baseline with an accuracy.
 
-    The baseline is the group with the given name. Without a name, it is the only group that runs FedAvg.
+    The baseline is the group with the given name. If no name is given, it is the only group that runs FedAvg.
     """
     if not 0 < share <= 1:
         raise RunError(f"--share is {share:g}, it must be above 0 and at most 1")
     baselines = candidates(groups, baseline)
     if baseline and not baselines:
-        raise RunError(f"no group is called {baseline!r}; there are {', '.join(g.name for g in groups)}")
+        raise RunError(
+            f"no group has the name {baseline!r}; the groups are {', '.join(g.name for g in groups)}"
+        )
     accuracies = (
         [point.accuracy["mean"] for point in baselines[0].final_points()] if len(baselines) == 1 else []
     )
@@ -244,7 +254,7 @@ def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> Acc
 
 
 def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
-    """Return the groups with the name of the baseline. Without a name, return the groups that run FedAvg."""
+    """Return the groups whose name is the baseline's. If no name is given, return the groups that run FedAvg."""
     return [
         g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
     ]

@@ -18,9 +18,9 @@ TARGET: Final = "to_target"
 
 
 def as_csv(groups: Sequence[Group], target: AccuracyTarget | None) -> str:
-    """Return the values behind the tables, with all digits and one line for each run.
+    """Return the numbers behind the tables with all their digits, as one line for each run.
 
-    The cell is empty if a run has no number of that name.
+    If a run lacks a number, its cell is empty.
     """
     rows = [(of_a_run(group, run), numbers_of(group, run, target)) for group in groups for run in group.runs]
     names = list(dict.fromkeys(name for _, numbers in rows for name in numbers))
@@ -41,7 +41,7 @@ def of_a_run(group: Group, run: ComparedRun) -> list[Any]:
 
 
 def numbers_of(group: Group, run: ComparedRun, target: AccuracyTarget | None) -> Numbers:
-    """Return the numbers of a run for the group's view, under the names that trackers use."""
+    """Return the numbers of a run for the group's view, by the names that trackers use."""
     view, points = part(group.view), run.points(group.view)
     found: Numbers = {}
     if points:

@@ -20,7 +20,8 @@ from protofleet.lab.report.settings_difference import settings_difference
 from protofleet.protocol.link.meter import human_bytes
 
 RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
-LOG_AXIS_RATIO = 30.0  # The axis is logarithmic if the ratio of most to least bytes is above this.
+# The axis of bytes is logarithmic if the largest value divided by the smallest value is above this.
+LOG_AXIS_RATIO = 30.0
 
 
 def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str = "") -> str:
@@ -42,7 +43,7 @@ def table_section(found: Table) -> str:
 
 
 def settings_section(groups: Sequence[Group]) -> str:
-    """Return the section of the settings that differ. The report of each run has all settings of the run."""
+    """Return the section with the settings in which the runs differ. All settings are in the report of each run."""
     found = settings_difference(groups)
     if not found.rows:
         return ""
@@ -81,9 +82,9 @@ def curves_section(groups: Sequence[Group]) -> str:
 
 
 def accuracy_line(i: int, group: Group, x_of: Callable[[MeasuredPoint], float]) -> ChartLine:
-    """Return the line of a group: the mean over its runs at the rounds that all runs have measured.
+    """Return the line of a group: the mean over its runs, for the rounds that all runs have measured.
 
-    If a round has two points, the later point counts.
+    If a run has two measurements for a round, the later one is used.
     """
     by_round = [{point.rounds: point for point in run.points_by_all(group.view)} for run in group.runs]
     shared = sorted(set.intersection(*(set(points) for points in by_round)))
@@ -103,7 +104,10 @@ def without_zero(line: ChartLine) -> ChartLine:
 
 
 def margins_section(groups: Sequence[Group]) -> str:
-    """Return FedLSA's fig. 1 for the runs that have saved features and anchors or prototypes."""
+    """Return the figure of margins (fig. 1 of FedLSA's paper), for runs with saved features and class positions.
+
+    Class positions are anchors or prototypes.
+    """
     found = [
         (line_style(i)[0], k > 0, *named)
         for i, group in enumerate(groups)
@@ -137,9 +141,9 @@ def margins_section(groups: Sequence[Group]) -> str:
 
 
 def group_margins(group: Group) -> list[tuple[str, Margins, Margins]]:
-    """Return the name and the mean shared and local margins of anchors, prototypes or both.
+    """Return the mean margins of a group's anchors and of its prototypes, if it has them.
 
-    Each mean is over the group's runs.
+    Each item has a name, the shared margins and the local margins. Each mean is over the group's runs.
     """
     saved = [(local, shared) for run in group.runs for _, local, shared in [margins_of_run(run.folder)]]
     kinds = list(dict.fromkeys(kind for _, shared in saved for kind in shared))

@@ -16,7 +16,7 @@ SEEDS_NOTE = (
     "or the mean alone if all are equal."
 )
 
-# A deviation below this share of the mean is not shown, for example a few bytes in millions.
+# A deviation that is smaller than this share of the mean is not shown, for example a few bytes of millions.
 NO_SPREAD = 1e-6
 
 
@@ -26,11 +26,12 @@ class Table:
     note: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    best: frozenset[tuple[int, int]] = frozenset()  # Row and column of the best cells of each column.
+    # The row and the column of each cell with the best value of its column.
+    best: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def legend(self) -> str:
-        """Return the note and the meaning of bold.
+        """Return the note below the table, with the meaning of bold numbers.
 
         Two views measure different models, so each view has its own best value.
         """
@@ -39,7 +40,7 @@ class Table:
 
     @property
     def words(self) -> frozenset[int]:
-        """Return the columns that are aligned at the left: names, methods, views."""
+        """Return the columns that are aligned to the left, because they contain words: names, methods, views."""
         return columns_of_words(self.rows)
 
     def text(self) -> str:
@@ -68,7 +69,7 @@ class Table:
 
 
 def columns_of_words(rows: Sequence[Sequence[str]]) -> frozenset[int]:
-    """Return the first column, and the columns in which a cell begins with a letter."""
+    """Return the columns of words: the first column, and columns in which a cell begins with a letter."""
     return frozenset({0, *(i for row in rows for i, cell in enumerate(row) if cell[:1].isalpha())})
 
 
@@ -81,7 +82,7 @@ def tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float)
 
 
 def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]:
-    """Return the comparison for programs: the tables that are shown, and the numbers of each seed."""
+    """Return the comparison as JSON for programs: the tables that are shown, and the numbers of each seed."""
     rows = [
         {
             "name": group.name, "method": group.method, "view": group.view,
@@ -101,7 +102,7 @@ def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]
 
 
 def origin_table(groups: Sequence[Group]) -> Table:
-    """Return the table of the software and settings of each row, so that a run can be repeated."""
+    """Return the table with the software and the settings of each row, which are needed to repeat a run."""
     rows = [
         [
             group.name,
@@ -127,7 +128,7 @@ def origin_table(groups: Sequence[Group]) -> Table:
 
 
 def alike(values: Iterable[object]) -> str:
-    """Join the different values that the seeds of a row have. Runs of earlier versions have no value."""
+    """Join the different values that the runs of a row have. A run of an earlier version may have no value."""
     return ", ".join(sorted({str(value) if value else "not recorded" for value in values}))
 
 
@@ -193,7 +194,7 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
             group.name, *(mean_and_deviation(values, human_bytes) for values in sent),
             mean_and_deviation(to_target, human_bytes) + count, mean_and_deviation(numbers, plain_number) + count,
         ])  # fmt: skip
-        # If only some seeds reach the target, their mean cannot be the best.
+        # If only some seeds reach the target, their mean must not count as the best value.
         sizes.append([*sent, [] if count else to_target])
         rounds.append([[] if count else numbers])
     head = [
@@ -229,9 +230,9 @@ def best_cells(
     """Return the row and the column of each best mean, from the column `first` on.
 
     Two means are equal if their texts are the same. `among` has a group for each row, for example the
-    measured view, and only rows of the same group are compared. A column has no best cell if all its means
-    are equal. If the lowest value is the best, 0 does not count, because a run that sends nothing does not
-    federate.
+    measured view, and only rows of the same group are compared. If all means of a column are equal, it has no
+    best cell. If the lowest value is the best, 0 does not count, because a run that sends nothing is no
+    federation.
     """
     kinds = among or [""] * len(measured)
     found: set[tuple[int, int]] = set()
@@ -260,7 +261,7 @@ def accuracies(points: Sequence[MeasuredPoint], name: str) -> list[float]:
 
 
 def mean_and_deviation(values: Sequence[float], format_value: Callable[[float], str]) -> str:
-    """Write the mean, and the deviation if it is large enough to be shown."""
+    """Write the mean, and also the deviation if the deviation is large enough to be shown."""
     if not values:
         return NONE
     mean, deviation = fmean(values), stdev(values) if len(values) > 1 else 0.0

@@ -1,9 +1,10 @@
-"""Draw classes x devices as bubbles.
+"""Draw bubbles that show how many training samples of each class each device has.
 
-The area of a bubble shows how many training samples of the class the device has. A row is a device, and a
-column is a class. The picture is as wide as a phone, and at most 460 pixels on wider pages. Therefore its
-letters have the size of the surrounding text on both. If there are too many devices or classes for the
-picture, several of them share a row or a column.
+A row is a device, a column is a class, and the area of a bubble is the number of samples. If there are too
+many devices or classes for the picture, several of them share a row or a column.
+
+The picture is as wide as a phone, and at most 460 pixels on wider pages. Therefore its letters have the size
+of the surrounding text on both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from protofleet.lab.report.data_counts import FleetCounts
 
-WIDTH: Final = 336.0  # Pixels without the margins on a page that is 400 pixels wide.
+WIDTH: Final = 336.0  # Width of the picture in pixels: a page of 400 pixels without its margins.
 WIDEST: Final = 460  # Maximum width on a page, in pixels.
 # Width of the devices' names at the left, and width of the devices' sums at the right, in pixels.
 LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0

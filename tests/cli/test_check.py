@@ -38,9 +38,9 @@ WRONG = {
 
 ENDS = {
     "import os\nos._exit(0)\n": "mine.py ended the process that loaded it, with exit code 0 and without an error, "
-    "as os._exit does; let it raise an error instead",
-    "import os\nos.kill(os.getpid(), 9)\n": "mine.py ended the process that loaded it, by signal SIGKILL; let it "
-    "raise an error instead",
+    "as os._exit does; raise an exception there instead",
+    "import os\nos.kill(os.getpid(), 9)\n": "mine.py ended the process that loaded it, by signal SIGKILL; raise "
+    "an exception there instead",
 }  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_a_name_with_a_dot_is_refused_over_rabbitmq_alone(tmp_path, run, domain)
 def test_two_domains_whose_devices_have_one_name_are_refused_by_both(clients, device):
     one, other = clients
     with pytest.raises(
-        SettingsError, match=f"domains '{one}' and '{other}' both have a device called '{device}'"
+        SettingsError, match=f"domains '{one}' and '{other}' both have a device with the name '{device}'"
     ):
         of_domains(*clients, devices={"clients": clients})
 

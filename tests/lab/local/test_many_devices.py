@@ -85,4 +85,4 @@ def test_backoff_grows_and_is_reset_by_a_stable_run(tmp_path):
 
 def test_a_folder_without_devices_is_a_mistake_in_one_line(tmp_path, capsys):
     assert main(["fleet", str(tmp_path)]) == 2
-    assert "it must hold a folder for each device" in capsys.readouterr().err
+    assert "it must contain a folder for each device" in capsys.readouterr().err

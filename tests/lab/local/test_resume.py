@@ -123,7 +123,7 @@ def test_resume_begins_no_new_run(place, left, words):
         (folder / "experiment.toml").write_text("")
         (folder / "summary.json").write_text("{}")
     done = protofleet("run", "small.toml", "--resume", cwd=place)
-    assert done.returncode == 2 and "there is nothing to resume" in done.stderr and words in done.stderr
+    assert done.returncode == 2 and "there is no run to resume" in done.stderr and words in done.stderr
     assert left != "nothing" or not (place / "runs" / "small").exists()
 
 

@@ -49,7 +49,7 @@ def test_a_run_in_the_clear_has_to_be_asked_for(tmp_path, broker):
 def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedded):
     with broker_of_run(experiment(kind="embedded"), tmp_path) as running:
         assert running.address_for("mnist-1").tls is None and preflight(running.address) is None
-    for kind, words in (("embedded", "has none"), ("external", r"has what address\.tls says")):
+    for kind, words in (("embedded", "cannot use TLS"), ("external", r"uses the table address\.tls")):
         with pytest.raises(SettingsError, match=words):
             experiment(kind=kind, tls="on")
 

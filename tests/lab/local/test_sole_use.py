@@ -52,7 +52,11 @@ def test_who_has_a_folder_is_said_to_whoever_comes_second_and_a_kill_frees_it(fi
         assert main(["run", str(file), "--runs", str(runs), "--fresh"]) == 2
         said = capsys.readouterr().err
         assert f"runs/two is in use by process {first.pid} on " in said and " since 20" in said
-        assert said.count("\n") == 1 and "wait until that has ended, or" in said and "--set name=..." in said
+        assert (
+            said.count("\n") == 1
+            and "wait until that process has ended, or" in said
+            and "--set name=..." in said
+        )
     finally:
         first.kill()
         first.wait()

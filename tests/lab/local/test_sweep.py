@@ -96,10 +96,10 @@ def test_values_that_no_name_can_hold_get_names_of_their_own(file):
         ("method.lr", "'method.lr' is not of the form table.key=value,value"),
         ("=1,2", "is not of the form"),
         ("method.lr=0.1,,0.2", "is not of the form"),
-        ("seed=1,2", "seeds are what --seeds is for"),
-        ("name='a','b'", "every trial has a name of its own"),
+        ("seed=1,2", "the seeds are set with --seeds"),
+        ("name='a','b'", "every trial gets its own name"),
         ("method.lr=0.1,0.1", "has 0.1 twice"),
-        ("method.lr=0.1,1e-1", "has 0.1 and 1e-1, which are one value"),
+        ("method.lr=0.1,1e-1", "has 0.1 and 1e-1, which are the same value"),
     ],
 )
 def test_a_wrong_axis_is_refused_with_the_way_out(axis, words):
@@ -137,10 +137,13 @@ def test_what_the_command_line_says_takes_the_place_of_the_files(file):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (FILE, r"has no \[grid\], and there is no --grid: for example"),
+        (FILE, r"has no table \[grid\], and no --grid is given; add one, for example"),
         (SWEEP.replace("0.02, 0.1", ""), "rates.toml: method.lr has no value"),
         (SWEEP.replace("0.02, 0.1", "0.1, 0.1"), "rates.toml: method.lr has 0.1 twice"),
-        (SWEEP.replace("method.lr", "seed"), "seed is no axis, as seeds are what --seeds is for"),
+        (
+            SWEEP.replace("method.lr", "seed"),
+            "seed cannot be an axis, because the seeds are set with --seeds",
+        ),
         (SWEEP.replace("seeds", "sedes"), "rates.toml: .*sedes.*seeds"),
         (SWEEP.replace("base.toml", "none.toml"), "there is no file .*none.toml"),
     ],
@@ -317,9 +320,12 @@ def test_a_number_has_one_name_however_it_is_written(file):
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["method.lr=0.2"], "--set method.lr would change nothing, as it is an axis of the grid"),
-        (["seed=4"], "--set seed would change nothing, as seeds are what --seeds is for"),
-        (["data.validation=0"], "has data.validation = 0, and validation samples choose the best"),
+        (["method.lr=0.2"], "--set method.lr would change nothing, because it is an axis of the grid"),
+        (["seed=4"], "--set seed would change nothing, because the seeds are set with --seeds"),
+        (
+            ["data.validation=0"],
+            "has data.validation = 0, but the best trial is chosen by validation samples",
+        ),
         (["method.nosuch=1"], "base.toml with --set: method.nosuch"),
     ],
 )
@@ -339,7 +345,7 @@ def test_a_wrong_value_of_an_axis_is_the_grid_s_fault(file):
         ('experiment = "base.toml"\nseeds = []\n[grid]\n"method.lr" = [0.1]\n', "seeds is empty"),
         ('experiment = "base.toml"\n[grid]\n', r"\[grid\] is empty"),
         ('experiment = "base.toml"\n[grid]\nmethod.lr = [0.1]\n', r'as in "method.lr" = \[...\]'),
-        ('experiment = "odd.toml"\n[grid]\n"method.lr" = [0.1]\n', "is no experiment but a sweep of one"),
+        ('experiment = "odd.toml"\n[grid]\n"method.lr" = [0.1]\n', "is a sweep and not an experiment"),
     ],
 )
 def test_a_sweep_s_file_that_says_nothing_to_try_is_refused_with_the_way_out(file, text, words):
@@ -379,7 +385,7 @@ def test_a_sweep_over_another_setting_puts_what_was_written_aside_and_a_wider_on
                 finish(tmp_path, trial, 0.5, 0.5)
         write_trials(read_trials(grid, tmp_path, "validation"), tmp_path)
         assert len(list((tmp_path / "sweeps").glob("base.*"))) == asides
-    assert "the earlier sweep, over method.lr, is now in" in capsys.readouterr().out
+    assert "the earlier sweep, which varied method.lr, is now in" in capsys.readouterr().out
 
 
 def test_of_equal_points_one_inside_the_grid_is_chosen_and_the_others_are_near(file, tmp_path):

@@ -157,7 +157,7 @@ def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
     note = tables(read_groups(runs), accuracy_target(read_groups(runs), "proto", 0.5), 0.5)[2].note
     assert "32.5%, which is 50% of the final accuracy of proto (65.0%)" in note
     assert accuracy_target(read_groups(runs), "avg-s2", 0.9).baseline.name == "avg"
-    with pytest.raises(RunError, match="no group is called 'nix'; there are avg, proto"):
+    with pytest.raises(RunError, match="no group has the name 'nix'; the groups are avg, proto"):
         accuracy_target(read_groups(runs), "nix", 0.9)
 
 
@@ -235,7 +235,7 @@ def test_pooled_accuracy_is_a_column_where_runs_have_it(tmp_path):
 def test_a_run_named_twice_is_one_and_a_seed_run_twice_is_refused(runs, tmp_path):
     assert rows_of([runs[0], runs[0] / ".." / runs[0].name])[0]["seeds"] == "1"
     again = finished(tmp_path / "avg-s1.1", "avg-s1", [0.1, 0.4, 0.7, 0.75, 0.8], seed=1)
-    with pytest.raises(RunError, match="one experiment with one seed, 1; name only one"):
+    with pytest.raises(RunError, match="one experiment with the same seed, 1; name only one"):
         read_groups([*runs, again])
 
 
