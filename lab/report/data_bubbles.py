@@ -22,27 +22,30 @@ WIDEST: Final = 460  # Maximum width on a page, in pixels.
 # Width of the devices' names at the left, and width of the devices' sums at the right, in pixels.
 LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0
 MOST_COLUMNS, MOST_ROWS = 16, 60
-MOST_LETTERS: Final = 15  # Maximum letters of a name. The table and the bubble's title have the whole name.
+# Maximum letters of a name in the picture. The table and the title of the bubble have the whole name.
+MOST_LETTERS: Final = 15
 LETTER: Final = 7.0
 ROW, HEADING, BASE = 24.0, 20.0, 24.0
-SMALLEST: Final = 1.0  # Radius of the smallest bubble, so that one sample can be seen.
-FILL: Final = "#0072B2"  # Contrast above 3:1 on the white page and on the dark page.
+SMALLEST: Final = (
+    1.0  # Radius of the smallest bubble in pixels. It is large enough that one sample can be seen.
+)
+FILL: Final = "#0072B2"  # This colour has a contrast above 3:1 on white and on dark pages.
 
 
 @dataclass(frozen=True)
 class BubbleRow:
     label: str
     domain: str
-    cells: tuple[int, ...]  # Number of samples in each column.
+    cells: tuple[int, ...]  # Number of samples in each column of the picture.
 
 
 @dataclass(frozen=True)
 class BubbleGrid:
-    """The rows and columns of the picture. Devices share a row, and classes a column, if there are too many."""
+    """The rows and columns of the picture. If there are too many devices or classes, several of them share one."""
 
     columns: tuple[str, ...]
     rows: tuple[BubbleRow, ...]
-    headings: bool  # True if each domain is a heading above its devices.
+    headings: bool  # True if the name of each domain is written above the devices of the domain.
 
     @property
     def largest(self) -> int:
@@ -65,13 +68,13 @@ def grid_of(fleet: FleetCounts) -> BubbleGrid:
 
 
 def neighbours(count: int, most: int) -> list[range]:
-    """Divide the numbers below `count` into at most `most` ranges of neighbours."""
+    """Divide the numbers from 0 to `count` - 1 into at most `most` ranges."""
     size = max(1, -(-count // most))
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def bubbles(fleet: FleetCounts, style: str = "") -> str:
-    """Draw the picture. `style` is CSS for a picture that is not on a page."""
+    """Draw the picture. `style` is CSS, which a picture outside a page needs."""
     grid = grid_of(fleet)
     step = (WIDTH - LABEL_WIDTH - TOTAL_WIDTH) / max(1, len(grid.columns))
     upright = max(map(len, grid.columns), default=1) * LETTER > step

@@ -22,7 +22,7 @@ class DeviceCounts:
 
 @dataclass(frozen=True)
 class FleetCounts:
-    """The counts of the devices whose data are known, sorted by domain and name.
+    """The numbers of samples on the devices whose data are known, sorted by domain and device name.
 
     All devices have the same number of classes.
     """
@@ -53,9 +53,9 @@ class FleetCounts:
 
     @property
     def skew(self) -> float:
-        """Return the skew of classes. It is 0 if all devices have the same mix of classes.
+        """Return how much the class mixes of the devices differ; 0 if all devices have the same mix.
 
-        The skew is the mean over devices of the total variation distance between a device's mix of classes
+        The value is the mean over devices of the total variation distance between a device's mix of classes
         and the mix of all images. This distance is half the sum of the absolute differences.
         """
         filled = [one for one in self.devices if one.total]
@@ -66,7 +66,7 @@ class FleetCounts:
 
     @property
     def most_skew(self) -> float:
-        """Return the highest skew that this number of devices can have.
+        """Return the highest skew that is possible with this number of devices.
 
         A device's images are part of all images. Therefore the distance of a device is at most 1 minus its
         share of all images. The shares of n devices add up to 1, so the mean distance is at most 1 - 1/n.
@@ -81,7 +81,7 @@ def mix(counts: Sequence[int]) -> list[float]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the total variation distance of two mixes."""
+    """Return the total variation distance between two mixes of classes."""
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
 
 

@@ -1,4 +1,4 @@
-"""Implement `protofleet data FILE --picture`: draw the devices' data, and print the skew of their classes."""
+"""Implement `protofleet data FILE --picture`: draw the devices' data, and print how much their classes differ."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from protofleet.runtime.command.listing import Listing
 
 
 def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> dict[str, object]:
-    """Draw the rows of the `data` command that have numbers."""
+    """Draw those rows of the `data` command that have numbers of samples."""
     devices = [
         DeviceCounts(one["name"], one["domain"], tuple(one["per_class"]))
         for one in tables
         if "per_class" in one
     ]
     if not devices:
-        raise SettingsError("--picture has nothing to draw: the data of none of these are on this machine")
+        raise SettingsError(
+            "--picture has nothing to draw, because no data of these settings are on this machine"
+        )
     fleet = FleetCounts.of(devices, tables[0]["classes"])
     write_picture(fleet, path)
     listing.line(f"skew of classes: {skew_words(fleet)}")

@@ -1,6 +1,6 @@
 """Write the picture of `protofleet data FILE --picture` to a file.
 
-The file is a page with the picture and its table, or the picture alone.
+The file is an HTML page with the picture and its table, or an SVG with only the picture.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STYLE: Final = (
 
 
 def picture_path(given: str, settings: Path) -> Path:
-    """Return the given path. If it is empty, return the path of a page next to the settings file."""
+    """Return the given path. If it is empty, return the path of an HTML page next to the settings file."""
     if not given:
         return settings.with_name(f"{settings.stem}-data.html")
     path = Path(given)
     if path.suffix.lower() not in FORMS:
         raise SettingsError(
-            f"--picture is {given!r}, it must end in .html (with the numbers as a table) or .svg; settings files are "
-            "named before it"
+            f"--picture is {given!r}, it must end in .html (with the numbers as a table) or .svg; name the settings "
+            "files before --picture"
         )
     return path
 
@@ -47,4 +47,6 @@ def write_picture(fleet: FleetCounts, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}; --picture PATH names another") from None
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}; name another path with --picture PATH"
+        ) from None

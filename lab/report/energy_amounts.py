@@ -1,4 +1,4 @@
-"""Write joules as text, and read them from the lines of a run."""
+"""Write joules as text, and read joules from the lines of rounds.jsonl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 UNITS: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"))
-# "train" is the work on updates. "send" is everything else, such as sending and waiting.
+# "train" is the computation of updates. "send" is everything else, such as sending and waiting.
 PHASES: Final = ("train", "send")
 
 
@@ -18,16 +18,16 @@ def human_joules(joules: float) -> str:
 
 
 def by_device(line: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    """Return the joules of a line of rounds.jsonl by device and phase.
+    """Return the joules in a line of rounds.jsonl, by device and then by phase.
 
-    Lines of an earlier version have no joules.
+    A line of an earlier version has no joules, and the result is then empty.
     """
     found: Mapping[str, Mapping[str, float]] = line.get("energy", {})
     return found
 
 
 def sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the joules of several lines together, by device and phase."""
+    """Return the sums of joules over several lines, by device and then by phase."""
     found: dict[str, dict[str, float]] = {}
     for line in lines:
         for device, phases in by_device(line).items():
@@ -38,5 +38,5 @@ def sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def joules_of(line: Mapping[str, Any]) -> float:
-    """Return the joules of all devices together."""
+    """Return the sum of the joules of all devices."""
     return sum(sum(phases.values()) for phases in sums([line]).values())

@@ -1,4 +1,4 @@
-"""Read a finished run from its files. Damaged lines are reported and left out."""
+"""Read a finished run from its files. Damaged lines are left out, and the report mentions them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FinishedRun:
     folder: Path
     rounds: Rounds
     summary: Mapping[str, Any]
-    faults: str = ""  # The damaged or missing lines of rounds.jsonl, in words.
+    faults: str = ""  # A description of the damaged or missing lines of rounds.jsonl; "" if there are none.
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -47,7 +47,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def require_finished(folders: Sequence[Path]) -> None:
-    """Raise RunError if some folders hold no finished run. The error names them and says what to do."""
+    """Raise RunError if a folder holds no finished run. The message names all such folders and says what to do."""
     unfinished = [folder for folder in folders if not (folder / SUMMARY).exists()]
     if not unfinished:
         return
@@ -66,7 +66,7 @@ def require_finished(folders: Sequence[Path]) -> None:
 
 
 def earlier_runs(folder: Path) -> list[Path]:
-    """Return the folders of finished runs with this name that a later start has renamed."""
+    """Return the folders of finished runs that had this folder's name until a later start renamed them."""
     renamed = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
     return sorted(path for path in renamed if path.suffix[1:].isdigit() and (path / SUMMARY).exists())
 
@@ -74,14 +74,14 @@ def earlier_runs(folder: Path) -> list[Path]:
 def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[str]) -> None:
     if missing := [name for name in required if name not in summary]:
         raise RunError(
-            f"{folder / 'summary.json'} has no {missing[0]!r}: it is not the summary of a finished run"
+            f"{folder / 'summary.json'} has no {missing[0]!r}: this file is not the summary of a finished run"
         )
 
 
 def describe_faults(path: Path, damaged: int, restored: Sequence[int], lost: Sequence[int]) -> str:
     """Describe the damaged and missing lines.
 
-    After a run was continued from an older checkpoint, lines of some rounds may be missing.
+    Lines can be missing because the run was continued from an older checkpoint.
     """
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
     if restored:

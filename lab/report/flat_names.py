@@ -1,7 +1,7 @@
-"""Give the numbers of a run flat names, which are the same in every tracker and in `compare --csv`.
+"""Give the numbers of a run names that are the same in every tracker and in `compare --csv`.
 
-docs/trackers.md lists the names. A name consists of parts that are separated by slashes. A name that a user
-or a method has chosen, for example of a domain or a figure, is one part. A part has only letters, digits,
+docs/trackers.md lists the names. A name has several parts with slashes between them. If a user or a method
+has chosen a word, for example the name of a domain, this word is one part. A part has only letters, digits,
 `_`, `.` and `-`, which every tracker accepts.
 """
 
@@ -19,13 +19,13 @@ Numbers = dict[str, float]
 
 
 def part(text: str) -> str:
-    """Make one part of a name from a text. The part is never empty, and never `.` or `..`."""
+    """Turn a text into one part of a name. The part is never empty, and never `.` or `..`."""
     found = re.sub(r"[^\w.-]", "_", text)
     return found if found.strip(".") else "_" * max(1, len(found))
 
 
 def round_numbers(line: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a line of rounds.jsonl. Earlier versions wrote fewer keys."""
+    """Return the numbers in a line of rounds.jsonl. Lines of earlier versions have fewer numbers."""
     found: Numbers = {
         "late": len(line.get("late", ())), "dropped": len(line.get("dropped", ())),
         "participants": len(line.get("participants", ())),
@@ -44,7 +44,7 @@ def round_numbers(line: Mapping[str, Any]) -> Numbers:
 
 
 def summary_numbers(summary: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a whole run, with `final` and `best` from its summary.json."""
+    """Return the numbers in a run's summary.json, with `final` or `best` in their names."""
     found: Numbers = {"total/seconds": summary.get("seconds", 0.0)}
     for size in SIZES:
         found |= by_way_and_kind(f"total/{size}", summary.get(size, {}))
@@ -58,7 +58,7 @@ def summary_numbers(summary: Mapping[str, Any]) -> Numbers:
 
 
 def by_domain_and_mean(name: str, by_domain: Mapping[str, float]) -> Numbers:
-    """Return the values of the domains and their unweighted mean."""
+    """Return the values of the domains, and their mean, in which all domains have the same weight."""
     if not by_domain:
         return {}
     return {**named(name, by_domain), f"{name}/mean": sum(by_domain.values()) / len(by_domain)}
@@ -84,5 +84,5 @@ def _sums(tables: Iterable[Mapping[str, float]]) -> Numbers:
 
 
 def _of_domains(best: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the accuracies by domain, without the keys that describe the point."""
+    """Return the accuracies by domain, without the keys that describe the measurement."""
     return {key: value for key, value in best.items() if key not in ("point", "validation_mean")}

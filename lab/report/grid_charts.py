@@ -1,6 +1,6 @@
 """Draw runs that differ in one number as a curve, and runs that differ in two numbers as a heat map.
 
-Such charts show the effect of hyper-parameters.
+The charts show how a setting of the method changes the result.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from protofleet.lab.report.html_page import section
 from protofleet.lab.report.numbers import NONE, percent, percent_points
 from protofleet.lab.report.settings_difference import differing, settings_of
 
-FEWEST: Final = 3  # Minimum number of points of a curve.
-LOG_RATIO: Final = 8.0  # The axis is logarithmic if the ratio of largest to smallest value is this or more.
+FEWEST: Final = 3  # A curve is drawn only if there are at least this number of points.
+LOG_RATIO: Final = (
+    8.0  # The axis is logarithmic if the largest value divided by the smallest value is at least this.
+)
+# The colour of the best cell. The worst cell is nearly white. The letters are black or white, as READABLE
+# decides.
 BLUE: Final = (
     0,
     114,
     178,
-)  # Colour of the best cell; the worst is nearly white. Letters are black or white, as READABLE decides.
-READABLE: Final = 0.179  # Luminance of a cell on which black and white letters have the same contrast, 4.6:1.
+)
+READABLE: Final = 0.179  # On a cell of this luminance, black and white letters have the same contrast, 4.6:1.
 CELL_HEIGHT: Final = 34.0
 
 
 @dataclass(frozen=True)
 class Varied:
-    """The settings in which groups differ, if all of them are numbers."""
+    """The settings in which groups differ. All of them are numbers."""
 
     keys: tuple[str, ...]
-    groups: Mapping[tuple[float, ...], Group]  # The groups by their values of these settings.
+    groups: Mapping[tuple[float, ...], Group]  # Each group, by the values that it has for these settings.
 
     def values(self, axis: int) -> list[float]:
         return sorted({values[axis] for values in self.groups})
 
 
 def varied(groups: Sequence[Group]) -> Varied | None:
-    """Return the settings that vary.
+    """Return the settings in which the groups differ.
 
     Return None if groups differ in a setting that is not a number, or if two groups have the same values.
     """
@@ -61,7 +65,7 @@ def is_number(value: object) -> bool:
 
 
 def grid_section(groups: Sequence[Group]) -> str:
-    """Return the section, or "" if the groups do not form a grid of one or two numbers."""
+    """Return the section, or "" if the groups do not differ in exactly one or two numbers."""
     if len(groups) < FEWEST or (found := varied(groups)) is None or len(found.keys) > 2:
         return ""
     drawn = curve(found) if len(found.keys) == 1 else heat_map(found)
@@ -89,9 +93,9 @@ def curve(found: Varied) -> str:
 
 
 def heat_map(found: Varied) -> str:
-    """Draw a row for each value of the first setting, and a column for each value of the second.
+    """Draw a heat map with a row for each value of the first setting and a column for each value of the second.
 
-    A point without a result is left out.
+    A point without a result has no cell.
     """
     rows, columns = found.values(0), found.values(1)
     means = {at: fmean(values) for at, group in found.groups.items() if (values := accuracies(group))}
@@ -145,7 +149,7 @@ def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
         f'<text x="{x + width / 2:.1f}" y="{y + CELL_HEIGHT / 2 + 3:.1f}" class="middle" '
         f'style="fill:{ink}">{text}</text>'
         if width >= len(text) * LETTER_WIDTH + 4
-        else ""  # The table has the numbers.
+        else ""  # The table shows the number of a narrow cell.
     )
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}" height="{CELL_HEIGHT - 2:.1f}" '
@@ -154,7 +158,7 @@ def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
 
 
 def luminance(*colour: int) -> float:
-    """Return the relative luminance of a colour, from which a contrast is computed."""
+    """Return the relative luminance of a colour, which is needed to compute a contrast."""
     linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

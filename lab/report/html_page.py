@@ -1,7 +1,7 @@
-"""Make a self-contained HTML page of sections, tables and parts that can be unfolded.
+"""Make an HTML page with sections, tables and parts that the reader can unfold. It needs no other file.
 
 The page can also be used with a keyboard or a screen reader. Every table has a caption and marks its head
-cells. If content may be wider than the screen, it is in a region that the keyboard can scroll. A shade shows
+cells. If content may be wider than the screen, it is in a region that the keyboard can scroll. A shadow shows
 at which side the content continues.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 HEADING: Final = re.compile(r'<h2 id="([^"]+)">(.*?)</h2>')
-FEWEST_LINKS: Final = 3  # Minimum number of sections for which the page has a list of links.
+FEWEST_LINKS: Final = 3  # A page with at least this number of sections begins with a list of links.
 
 HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")  # The form of a SHA-256.
 HASH_DIGITS: Final = 12
@@ -41,7 +41,7 @@ def _with_links(content: str) -> str:
 
 
 def section(title: str, *content: str, note: str = "") -> str:
-    """Make a section. `note` is a paragraph under the title, and `content` is HTML."""
+    """Make a section. `note` is a paragraph under the title, and `content` is the HTML of the section."""
     text = f"<p>{escape(note)}</p>" if note else ""
     return f'<section><h2 id="{slug(title)}">{escape(title)}</h2>{text}{"".join(content)}</section>'
 
@@ -54,10 +54,10 @@ def table(
     words: bool = False,
     left: Collection[int] = (),
 ) -> str:
-    """Make a table. The first cell of a row is its head.
+    """Make a table. The first cell of each row is a heading.
 
-    `best` has the row and the column of each cell in bold. `words` is true if the table has no numbers.
-    `left` has the columns of words in a table of numbers.
+    `best` has the row and the column of each cell that is bold. If `words` is true, the table has no numbers.
+    Otherwise `left` has those columns that contain words and are aligned to the left.
     """
     kinds = [' class="word"' if j in left else "" for j in range(len(head))]
     top = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, head, strict=True))
@@ -82,24 +82,24 @@ def _cell(text: str, column: int, best: bool, kind: str) -> str:
 def _short(found: re.Match[str]) -> str:
     """Shorten a hash.
 
-    A reader only compares hashes. A whole hash would move all other columns out of sight.
+    A reader only compares hashes. With whole hashes, the other columns would not fit on the screen.
     """
     return f'<span title="{found[0]}">{found[0][:HASH_DIGITS]}…</span>'
 
 
 def scrolling(label: str, html: str) -> str:
-    """Make a region that can be scrolled sideways, also by the keyboard.
+    """Make a region that can be scrolled sideways, also with the keyboard.
 
-    Two regions of a page must not have the same label.
+    Each region on a page must have its own label.
     """
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{html}</div>'
 
 
 def unfolded(summary: str, html: str) -> str:
-    """Make a part whose content is shown when the reader unfolds it."""
+    """Make a part of the page that shows its content only when the reader unfolds it."""
     return f"<details><summary>{escape(summary)}</summary>{html}</details>"
 
 
 def slug(text: str) -> str:
-    """Make an id of the letters and digits of a text."""
+    """Make an HTML id from the letters and digits of a text."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

@@ -25,7 +25,7 @@ class DataFile:
 
 
 def known_counts(folder: Path) -> tuple[FleetCounts, int]:
-    """Return the known counts, and the number of devices in the folder without known counts."""
+    """Return the known counts of samples, and the number of devices whose counts are not known."""
     found, names, unknown = list[DeviceCounts](), dict[tuple[str, ...], None](), 0
     for place in sorted(path for path in folder.glob("devices/*") if path.is_dir()):
         written = read_data_file(place / DATA_FILE)
@@ -38,7 +38,7 @@ def known_counts(folder: Path) -> tuple[FleetCounts, int]:
 
 
 def read_data_file(path: Path) -> DataFile | None:
-    """Read data.json. Return None if the file is damaged or missing. Earlier versions did not write it."""
+    """Read data.json. Return None if the file is damaged or missing. Earlier versions did not write this file."""
     try:
         return decode(DataFile, json.loads(path.read_bytes()))
     except (OSError, ValueError, SettingsError, RecursionError):

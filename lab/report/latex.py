@@ -1,7 +1,7 @@
 """Write tables for LaTeX. Each name is escaped, so that it contains no command and loses no letter.
 
-pdfLaTeX stops at a letter that is in none of its fonts. Engines that do not stop leave the letter out.
-Therefore such a letter is written with its accents as commands, as mathematics, or as U+ and its number.
+pdfLaTeX stops at a letter that is in none of its fonts. Other engines leave such a letter out. Therefore such
+a letter is written with commands for its accents, as mathematics, or as U+ and its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PREAMBLE: Final = "% The preamble needs \\usepackage{booktabs,graphicx}."
 COMMANDS: Final = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "[": "{[}", "*": "{*}",  # Needed because \\[ and \\* are commands.
+    # These letters are escaped, because backslash with [ or * would be a command.
+    "|": r"\textbar{}", "[": "{[}", "*": "{*}",
     "`": "{}`", '"': r"\char34{}", "\u2010": "-", "\u2011": "-", "\u2013": r"\textendash{}",
     "\u2014": r"\textemdash{}", "\u2018": r"\textquoteleft{}", "\u2019": r"\textquoteright{}",
     "\u201c": r"\textquotedblleft{}", "\u201d": r"\textquotedblright{}",
@@ -27,12 +28,13 @@ COMMANDS: Final = {
     "→": r"$\to$", "∞": r"$\infty$", "ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}",
     "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "\u0131": r"\i{}",
 }  # fmt: skip
-TWO_MARKS: Final = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")  # LaTeX would join two of these into another mark.
+# Places between two marks that LaTeX would otherwise join into one.
+TWO_MARKS: Final = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")
 ACCENTS: Final = {
     "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
     "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d", "\u0327": "c",
 }  # fmt: skip
-# Greek letters that look like Latin letters are not here, because LaTeX has no command for them.
+# Greek letters that look like Latin letters are missing here, because LaTeX has no command for them.
 GREEK: Final = frozenset((
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
     "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi",
@@ -45,7 +47,7 @@ def as_latex(tables: Sequence[Table]) -> str:
 
 
 def latex_table(table: Table) -> str:
-    """Make a LaTeX table, which shrinks if it is wider than its column.
+    """Make a LaTeX table. If it is wider than the column of the paper, LaTeX scales it down.
 
     Tables with many domains and deviations are too wide.
     """
@@ -73,7 +75,7 @@ def latex_row(cells: Sequence[str]) -> str:
 
 
 def latex_cell(text: str) -> str:
-    """Write a cell. A deviation has only a small space before and after its sign."""
+    """Write a cell. In a deviation, the space around the plus-minus sign is small."""
     return "--" if text == NONE else latex_text(text).replace(r" $\pm$ ", r"\,$\pm$\,")
 
 
@@ -89,7 +91,7 @@ def latex_letter(letter: str) -> str:
         return letter
     base, *accents = list(unicodedata.normalize("NFD", letter))
     if base.isascii() and base.isalpha() and len(accents) == 1 and accents[0] in ACCENTS:
-        # An accent above i or j replaces the dot.
+        # An accent above i or j replaces the dot of the letter.
         on = rf"\{base}" if base in "ij" and accents[0] not in "\u0323\u0327" else base
         return rf"\{ACCENTS[accents[0]]}{{{on}}}"
     return greek(letter) or rf"\texttt{{U+{ord(letter):04X}}}"

@@ -1,4 +1,4 @@
-"""Warn if the choice by validation may be chance."""
+"""Warn if chance may have decided the choice by validation accuracy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Final
 
 from protofleet.lab.report.numbers import percent_points
 
-# With 50 images, one more correct answer is 2 points of accuracy. Grids search for differences of this
-# size.
+# With 50 images, one more correct image is 2 points of accuracy. Grids search for differences of this size.
 FEWEST_IMAGES: Final = 50
 
 
 def noise_in(chosen: Sequence[float], equal: Sequence[str], images: int | None, classes: int) -> str:
-    """Return the reasons why the choice may be noise; "" if there are none.
+    """Return the reasons why chance may have decided the choice; "" if there are no such reasons.
 
     `chosen` has the accuracies of the chosen point, one for each seed. `equal` has the other points with the
     same mean. `images` is the number of validation images by which the point was chosen.

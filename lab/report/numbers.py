@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-NONE: Final = "-"  # Text for a missing number.
+NONE: Final = "-"  # The text that is shown for a missing number.
 
 
 def percent(value: float | None) -> str:

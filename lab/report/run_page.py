@@ -1,4 +1,4 @@
-"""Write runs/<name>/report.html, a whole run on one self-contained page, and its table for the terminal."""
+"""Write runs/<name>/report.html, one page with a whole run, and make the table of results for the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUIRED_KEYS = (
 )
 
 
-# The sections of the page, from top to bottom. A section with nothing to show is an empty text.
+# Functions that make the sections of the page, from top to bottom. If there is nothing to show, they return "".
 SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     accuracy_section,
     loss_section,
@@ -59,7 +59,9 @@ def write_report(folder: Path) -> Path:
     sections = "".join(section(run) for section in SECTIONS)
     title = f"{summary['name']}: {summary['method']}"
     text = page(title, f"<h1>{escape(title)}</h1>{notices}{summary_cards(summary)}{sections}")
-    write_file(target, text.encode(), PUBLIC, durable=False)  # Other users may read it.
+    write_file(
+        target, text.encode(), PUBLIC, durable=False
+    )  # The mode PUBLIC lets other users read the page.
     return target
 
 
@@ -79,9 +81,9 @@ def small_test_notice(run: FinishedRun) -> str:
 
 
 def outcome_notice(summary: Mapping[str, Any]) -> str:
-    """Return the outcome of a run, in red if the run has not finished well.
+    """Return a notice of how the run has ended. The notice is red if the run has not finished well.
 
-    Summaries of earlier versions do not have the outcome.
+    Summaries of earlier versions do not say how the run has ended.
     """
     text = summary.get("ended", "finished")
     if text == "finished":
@@ -91,15 +93,15 @@ def outcome_notice(summary: Mapping[str, Any]) -> str:
 
 
 def stopped_words(summary: Mapping[str, Any]) -> str:
-    """Return the reason why policy.stop has ended a run."""
+    """Return the reason why the rule policy.stop has ended the run."""
     done, planned = summary["rounds_done"], summary["rounds"]
     return f"This run was stopped after {done} of {planned} rounds: {summary['stopped']}."
 
 
 def security_notice(summary: Mapping[str, Any]) -> str:
-    """Return the notice on security, in red if a run was not sealed.
+    """Return a notice on security. The notice is red if the messages of the run were not sealed.
 
-    A run of an earlier version was only signed.
+    A run of an earlier version signed its messages but did not seal them.
     """
     style = "" if summary["security"] == "sealed" else ' class="danger"'
     return f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
@@ -141,15 +143,15 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
 def rounds_words(summary: Mapping[str, Any]) -> str:
     """Return the number of rounds in words.
 
-    A run that has diverged has done fewer rounds than planned. Summaries of earlier versions do not have the
-    number of rounds done.
+    If a run has diverged, it has done fewer rounds than planned. Summaries of earlier versions do not say how
+    many rounds were done.
     """
     planned, done = summary["rounds"], summary.get("rounds_done", summary["rounds"])
     return f"{planned} rounds" if done == planned else f"{done} of {planned} rounds"
 
 
 def rules_words(summary: Mapping[str, Any]) -> str:
-    """Return the rule of prediction in words. Summaries of earlier versions do not have the rule."""
+    """Return the rule of prediction in words. A summary of an earlier version has no such rule."""
     rules = dict(summary.get("rules", {}))
     own = rules.pop("predict", "")
     others = "; ".join(f"{way} by {words}" for way, words in rules.items())
@@ -157,7 +159,7 @@ def rules_words(summary: Mapping[str, Any]) -> str:
 
 
 def traffic(summary: Mapping[str, Any]) -> tuple[Mapping[str, int], int, int]:
-    """Return the bytes of tensors by direction, the bytes on the wire, and the bytes that FedAvg would send."""
+    """Return the bytes of arrays by direction, the bytes on the wire, and the bytes that FedAvg would have sent."""
     payload = {direction: sum(kinds.values()) for direction, kinds in summary["payload"].items()}
     wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
     return payload, wire, sum(summary["fedavg"].values())
@@ -168,7 +170,7 @@ def up_and_down(sizes: Mapping[str, int]) -> str:
 
 
 def final_table(folder: Path) -> str:
-    """Return the results in a few lines of text."""
+    """Return the results of a run as a few lines of text."""
     run = _read(folder)
     summary = run.summary
     accuracy = summary["accuracy"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from protofleet.lab.report.comparison import Group
 
-UNSET: Final = "(not set)"  # Text for a setting that the file leaves out or that the method does not have.
+UNSET: Final = "(not set)"  # The text for a setting that is not in the file or that the method does not have.
 NOTE: Final = (
     "Settings that are not the same in all experiments. Seeds, names, ports and the machine do not count. Not set: "
     "its default, or no setting of that method."
@@ -24,7 +24,7 @@ class SettingsDifference:
 
 
 def settings_difference(groups: Sequence[Group]) -> SettingsDifference:
-    """Return a row for each setting and a column for each group."""
+    """Return a table of the settings that differ, with a row for each setting and a column for each group."""
     settings = settings_of(groups)
     rows = [[key, *(shown(one.get(key, UNSET)) for one in settings)] for key in differing(settings)]
     return SettingsDifference(["setting", *(group.name for group in groups)], rows)
@@ -40,7 +40,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten a table to names such as `data.root`."""
+    """Flatten nested tables to one table whose names have dots, such as `data.root`."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}

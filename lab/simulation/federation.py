@@ -1,6 +1,6 @@
 """Run a whole federation in one process: the real agents and coordinator, with a simulated network.
 
-A crash is simulated by a new coordinator or agent, which is made from the files on the disk.
+To simulate a crash, a coordinator or an agent is replaced by a new one, which reads the files on the disk.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ Build = Callable[[str, Plan, Splits], ClientHalf]
 
 
 def no_clock() -> float:
-    """Return 0, because a measured duration would make two runs with the same seed differ."""
+    """Return 0. A measured duration would differ between two runs with the same seed."""
     return 0.0
 
 
 def disk_without_fsync(name: str) -> Disk:
-    """Return a disk without fsync, because a simulated crash loses nothing that was written."""
+    """Return a disk without fsync, because a simulated crash does not lose data that were written."""
     return Disk(durable=False)
 
 
@@ -66,7 +66,7 @@ def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
 @dataclass
 class Simulation:
     plan: Plan
-    shards: Mapping[str, Splits]  # The data by device.
+    shards: Mapping[str, Splits]  # The data of each device, by its name.
     policy: Policy
     folder: Path
     conditions: NetworkConditions = field(default_factory=NetworkConditions)
@@ -75,14 +75,14 @@ class Simulation:
     build: Build = build_half
     observers: list[RunObserver] = field(default_factory=list)
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
-    make_disk: Callable[[str], Disk] = disk_without_fsync  # Called with the name at each boot.
+    # A function that is called with the name of a party at each boot, and returns the party's disk.
+    make_disk: Callable[[str], Disk] = disk_without_fsync
     class_names: tuple[str, ...] = ()
     plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
-    serves: Mapping[str, ModelSettings] = field(
-        default_factory=dict
-    )  # Settings of the devices that serve models; other devices serve none.
-    # Seconds for which a turn of a loop takes items. After that, the turn is committed and its messages are
-    # sent.
+    # The settings of those devices that serve models, by device name.
+    serves: Mapping[str, ModelSettings] = field(default_factory=dict)
+    # Seconds for which an event loop takes items in one turn. At the end of a turn, the turn's changes are
+    # committed and its messages are sent.
     turn_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Simulation:
         return self
 
     def boot_coordinator(self) -> None:
-        """Start a coordinator from the files on the disk alone, as after a crash."""
+        """Start a coordinator that knows only the files on the disk, as after a crash."""
         self._stop_worker(COORDINATOR)
         self.boots += 1
         disk = self.make_disk(COORDINATOR)
@@ -156,7 +156,7 @@ class Simulation:
         return self.serves[device].folder_in(self.folder / device)
 
     def kill(self, name: str) -> None:
-        """End the process without a disconnect, so that the broker publishes its will."""
+        """End the process without a disconnect. The broker then publishes the process's will."""
         self._stop_worker(name)
         self.broker.lose_client(name)
 
@@ -176,12 +176,13 @@ class Simulation:
 class VirtualLoop:
     """The event loop of an app in virtual time.
 
-    It hands items to the app and wakes it at the requested time.
+    It gives items to the app, and wakes the app at the time that the app requested.
     """
 
     clock: VirtualClock
     app: Callable[[], EventLoopApp[Item]]
-    worker: Callable[[], VirtualWorker]  # The worker, which ends with its app.
+    # Returns the app's current worker. If the worker has ended, the app has ended.
+    worker: Callable[[], VirtualWorker]
     turn_seconds: float
     _in_turn: bool = False
 

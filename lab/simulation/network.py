@@ -1,4 +1,4 @@
-"""Simulate time and a network: the same seed gives the same events, and hours pass in seconds."""
+"""Simulate time and a network. The same seed gives the same events, and hours of virtual time take seconds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_PACKET = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """The conditions of a network.
+    """The quality of a network.
 
-    `delay` and `jitter` are seconds, `loss` and `repeat` are the shares of messages that are lost or
-    repeated.
+    `delay` and `jitter` are in seconds. `loss` and `repeat` are the shares of messages that are lost or
+    delivered twice.
     """
 
     delay: float = 0.005
@@ -33,7 +33,7 @@ class NetworkConditions:
 
 @dataclass
 class VirtualClock:
-    """The clock of a simulation. Its time passes only from one scheduled call to the next."""
+    """The clock of a simulation. Its time jumps from one scheduled call to the next."""
 
     now: float = 0.0
     _queue: list[tuple[float, int, Callback]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class VirtualClock:
 
 @dataclass
 class SimulatedTransport:
-    """One client's connection to the simulated broker: a Transport whose inbox is a function."""
+    """A client's connection to the simulated broker. It is a Transport whose inbox is a function."""
 
     broker: SimulatedBroker
     name: str
@@ -60,7 +60,8 @@ class SimulatedTransport:
     alive: bool = True
     errors: CaughtErrors = field(default_factory=CaughtErrors)
     broker_certificate_ends: float | None = None
-    # Called before each frame is sent. A Disk calls its `before_step` before each write in the same way.
+    # A function that is called before each frame is sent. A test can stop a process there, as with a Disk's
+    # `before_step`.
     before_step: Callable[[str, str], None] = lambda step, topic: None
 
     def subscribe(self, topic: str) -> None:
@@ -76,7 +77,7 @@ class SimulatedTransport:
             self.broker.publish(topic, frame, retain)
 
     def reject_connection(self, why: str) -> None:
-        """Do nothing. This is never called, because this broker has the same packet limit for all clients."""
+        """Do nothing. This method is never called, because this broker has the same packet limit for all clients."""
 
     def close(self) -> None:
         self.alive = False
@@ -95,15 +96,15 @@ class SimulatedBroker:
     seed: int = 0
     retained: dict[str, bytes] = field(default_factory=dict)
     clients: dict[str, SimulatedTransport] = field(default_factory=dict)
-    bytes_received: int = 0  # Bytes of published frames, as a real broker counts them.
+    bytes_received: int = 0  # Bytes of all published frames, counted as by a real broker.
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
 
     def connect(self, name: str, take: Callable[[Item], None], topics: set[str]) -> SimulatedTransport:
-        """Connect under a name.
+        """Connect a client under a name.
 
-        An earlier client of that name is disconnected, and its will is not published.
+        An earlier client with this name is disconnected, and its will is not published.
         """
         if old := self.clients.get(name):
             old.alive = False
@@ -143,7 +144,7 @@ class SimulatedBroker:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Return whether a topic matches a pattern with MQTT's `+`. The protocol uses no `#`."""
+    """Return whether a topic matches a pattern in which `+` stands for any level. The protocol uses no `#`."""
     levels, names = pattern.split("/"), topic.split("/")
     return len(levels) == len(names) and all(a in ("+", b) for a, b in zip(levels, names, strict=True))
 

@@ -1,4 +1,4 @@
-"""Trackers, which send a run's numbers from rounds.jsonl to TensorBoard, MLflow or a tracker of a package.
+"""Trackers, which send a run's numbers from rounds.jsonl to TensorBoard, MLflow or the tracker of another package.
 
 May import: coordinator.observe, lab.report, methods.plugins, protocol.*, runtime.installation.
 """

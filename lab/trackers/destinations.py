@@ -1,4 +1,4 @@
-"""Parse the destinations of a run's numbers: `tensorboard[=FOLDER]`, `mlflow[=URI]`, and trackers of packages."""
+"""Parse the names of trackers: `tensorboard[=FOLDER]`, `mlflow[=URI]`, and trackers of other packages."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from protofleet.protocol.settings.suggest import there_are
 from protofleet.runtime.installation.extras import install_hint
 
 QUIETLY: Final[Mapping[str, str]] = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # Only the destinations that the owner has named get data of a run.
-    "MLFLOW_LOGGING_LEVEL": "WARNING",  # Hides messages about how MLflow makes its tables.
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout belongs to the command.
-    # Seconds instead of 120, so that a server that does not answer is reported soon.
+    # Only the destinations that the user has named may get data of a run.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # MLflow would print messages about how it creates its tables.
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # Standard output belongs to the command.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # 30 seconds in place of 120, so that a server that does not answer is reported soon.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # Instead of seven, each after twice the time.
+    # One retry in place of seven retries with longer and longer pauses.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
     kind: str
-    place: str = ""  # "": the default place of this kind, in or next to the run's folder.
+    place: str = ""  # The place of this kind; "" for the default place, in or next to the run's folder.
 
     def __str__(self) -> str:
-        """Return the destination without credentials, because it is written to files and printed."""
+        """Return the destination without credentials, because this text is printed and written to files."""
         return f"{self.kind}={without_credentials(self.place)}" if self.place else self.kind
 
     def open(self, run: Path) -> Tracker:
@@ -47,32 +51,37 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class Kind:
     package: str
-    open: Callable[[str, Path], Tracker]  # Called with the place and the run's folder.
+    open: Callable[[str, Path], Tracker]  # A function that is called with the place and the run's folder.
 
 
 def destinations(texts: Iterable[str]) -> list[Destination]:
-    """Return each destination once, in order."""
+    """Return the destinations in order, each only once."""
     return list(dict.fromkeys(map(destination, texts)))
 
 
 def destination(text: str) -> Destination:
     """Parse a destination.
 
-    The message of a SettingsError lists the trackers that exist, or says how to install a missing package.
+    If the tracker does not exist, the message of a SettingsError lists the known trackers. If its package is
+    missing, the message says how to install the package.
     """
     name, has_place, place = text.partition("=")
     if name not in KINDS and name not in (packaged := installed("tracker")):
-        raise SettingsError(f"a tracker is {name[:99]!r}; {there_are(name, sorted({*KINDS, *packaged}))}")
+        raise SettingsError(
+            f"no tracker has the name {name[:99]!r}; {there_are(name, sorted({*KINDS, *packaged}))}"
+        )
     if has_place and not place:
-        raise SettingsError(f"{text!r} names no place; without = it is the tracker's own")
+        raise SettingsError(
+            f"{text!r} names no place after =; leave out = to use the tracker's default place"
+        )
     if name == "mlflow" and place and not place.startswith(("databricks", "uc:")) and "://" not in place:
         raise SettingsError(
-            f"{text[:99]!r} is no address of MLflow's; a server is mlflow=http://HOST:PORT, and a database "
+            f"{text[:99]!r} is no address of MLflow; write mlflow=http://HOST:PORT for a server, or for a database "
             "mlflow=sqlite:///FILE"
         )
     package = KINDS[name].package if name in KINDS else ""
     if package and importlib.util.find_spec(package) is None:
-        raise SettingsError(f"tracking with {name} takes the package {package}: {install_hint(name)}")
+        raise SettingsError(f"tracking with {name} needs the package {package}: {install_hint(name)}")
     return Destination(name, place)
 
 
@@ -84,8 +93,10 @@ def open_tensorboard(place: str, run: Path) -> Tracker:
 
 def open_mlflow(place: str, run: Path) -> Tracker:
     for name, value in QUIETLY.items():
-        os.environ.setdefault(name, value)  # MLflow reads them when it is imported.
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # One line of the follower reports the result.
+        # MLflow reads these variables when it is imported, so they are set before the import.
+        os.environ.setdefault(name, value)
+    # Retries are not logged, because the follower reports the result in one line.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     from protofleet.lab.trackers.mlflow import MLflow, default_address
 
     runs = run.absolute().parent
@@ -93,15 +104,16 @@ def open_mlflow(place: str, run: Path) -> Tracker:
 
 
 def open_packaged(one: Packaged, place: str, run: Path) -> Tracker:
-    """Open the tracker that an entry point of a package names.
+    """Open a tracker that another package provides as an entry point.
 
-    The entry point is a class or a function that is called with the place and the run's folder.
+    The entry point is a class or a function. It is called with the place and the run's folder.
     """
     digest_of(one)  # This raises an error if the package has changed since it was installed.
     tracker = one.load()(place, run)
     if missing := [name for name in METHODS if not callable(getattr(tracker, name, None))]:
         raise PlugInError(
-            f"tracker {one.name} of {one} gives what has no {missing[0]}(); docs/trackers.md has them"
+            f"tracker {one.name} of {one} makes an object without the method {missing[0]}(); docs/trackers.md "
+            "lists the methods"
         )
     return tracker  # type: ignore[no-any-return]
 
@@ -115,5 +127,5 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def without_credentials(text: str) -> str:
-    """Remove the credentials between // and @ from an address, or from a text that may contain an address."""
+    """Remove the credentials between // and @ from an address, or from a text with addresses."""
     return CREDENTIALS.sub("://", text)

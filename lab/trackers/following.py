@@ -1,6 +1,6 @@
 """Let each tracker follow the run's rounds.jsonl in its own thread.
 
-The run does not wait for a tracker during its rounds, and no tracker can end the run.
+The rounds of the run do not wait for a tracker, and an error of a tracker does not end the run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from protofleet.lab.trackers.tracker import Start, Tracker
 from protofleet.protocol.wire.printable import printable
 
 LOOKS_SECONDS: Final = 0.5
-PATIENCE_SECONDS: Final = 30.0  # Seconds that the trackers get after the run is over.
-LONGEST_WORDS: Final = 160  # Maximum letters of an error message of another package.
+PATIENCE_SECONDS: Final = 30.0  # Seconds for which the command waits for the trackers after the run is over.
+LONGEST_WORDS: Final = 160  # Maximum letters of an error message of another package that are shown.
 REPORT_SECONDS: Final = 10.0
-AT_ONCE: Final = 100  # Maximum number of rounds that are written before the progress is saved.
+AT_ONCE: Final = 100  # Maximum number of rounds that are sent before the progress is saved.
 
 Say = Callable[[str], None]
 
@@ -38,7 +38,7 @@ def say_on_stderr(words: str) -> None:
 class Follower(threading.Thread):
     """The thread that sends a run's rounds to one tracker.
 
-    `over` returns whether the file already has all rounds of the run.
+    `over` is a function that returns true when the file has all rounds of the run.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Follower(threading.Thread):
     ) -> None:
         """Prepare the thread. `ours` is true if this process conducts the run.
 
-        In that case, a run that is over without a result was stopped. For the run of another process, this is
-        not known.
+        If a run of this process is over and has no result, it was stopped. For the run of another process,
+        this is not known.
         """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False
@@ -61,7 +61,7 @@ class Follower(threading.Thread):
 
     @property
     def result(self) -> str:
-        """Return the result in words, after the thread has ended."""
+        """Return the result as a sentence. Call this after the thread has ended."""
         if self.next_round == 1:
             return f"no round has ended yet; nothing is in {self.destination}"
         rounds = "round 1" if self.next_round == 2 else f"rounds 1 to {self.next_round - 1}"
@@ -87,7 +87,7 @@ class Follower(threading.Thread):
 
     def _follow(self) -> None:
         with self._book.sole_use(str(self.destination)):
-            # Another process may have changed the progress until now.
+            # Another process may have changed the progress before this process got the lock.
             self._progress = self._book.of(str(self.destination))
             self._bring()
 
@@ -102,14 +102,14 @@ class Follower(threading.Thread):
                 tracker.end(ending_of(self._run))
                 self._note(ended=is_over(self._run))
         except BaseException:
-            with contextlib.suppress(Exception):  # The first error is reported.
+            with contextlib.suppress(Exception):  # If closing fails too, only the first error is reported.
                 tracker.close()
             raise
         tracker.close()
 
     def _begin(self, tracker: Tracker) -> None:
         known = self._progress
-        # If an older copy of the run's folder was restored, it has fewer rounds than the tracker.
+        # The run's folder may be an older copy that was restored. Then it has fewer rounds than the tracker.
         first = min(known.next_round, last_round(self._run) + 1)
         begun = tracker.begin(Start(self._run, settings_of(self._run), known.known_as, first))
         self._note(known_as=begun.known_as, next_round=begun.next_round, ended=False)
@@ -117,8 +117,8 @@ class Follower(threading.Thread):
     def _write_rounds(self, tracker: Tracker) -> None:
         tail = RoundsTail(self._run / ROUNDS, self.next_round)
         while True:
-            # `over` is called before the file is read. Lines that arrive between the two calls are read in
-            # the next loop.
+            # `over` is called before the file is read. If lines are added between these two steps, they are still
+            # read.
             over = self._over()
             while found := tail.more():
                 for some in (found[i : i + AT_ONCE] for i in range(0, len(found), AT_ONCE)):
@@ -135,9 +135,9 @@ class Follower(threading.Thread):
 
 @contextlib.contextmanager
 def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_stderr) -> Iterator[None]:
-    """Track the run while this process conducts it.
+    """Send the numbers of the run to trackers while this process conducts the run.
 
-    Afterwards the trackers get some time for the rounds that are left.
+    After the run, the trackers have some time to send the remaining rounds.
     """
     ended = threading.Event()
     followers = [Follower(one, run, ended.is_set, say, ours=True) for one in destinations]
@@ -159,9 +159,9 @@ def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_s
 
 
 def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_the_end: bool) -> Follower:
-    """Send the rounds that exist, or all rounds until the run is over.
+    """Send the rounds that exist now, or with `to_the_end` all rounds until the run is over.
 
-    The work is done in a thread, so that an interrupt has an effect at once.
+    A thread does the work, so that Ctrl+C has an effect at once.
     """
     over = WholeRun(run) if to_the_end else lambda: True
     follower = Follower(destination, run, over, say)
@@ -173,9 +173,9 @@ def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_
 
 @dataclass
 class WholeRun:
-    """The check whether a run of another process is over.
+    """A check whether a run of another process is over.
 
-    The report of a run is written a moment after the summary, or never.
+    The report is written shortly after the summary, or never. The check waits some seconds for the report.
     """
 
     run: Path

@@ -1,7 +1,7 @@
-"""Write a run to MLflow, in a tracking server or a database.
+"""Write a run to MLflow, on a tracking server or in a database.
 
-Metrics are by round, settings are parameters, and files are artifacts. The tracker uses its own client,
-because MLflow's global run and address belong to other code in this process.
+The numbers of rounds are metrics, settings are parameters, and files are artifacts. The tracker uses its own
+MLflow client, because MLflow's global run and address belong to other code in this process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ EXPERIMENT: Final = "protofleet"
 DATABASE: Final = "mlflow.db"
 ARTIFACTS: Final = "mlartifacts"
 DATABASES: Final = ("sqlite:", "postgresql", "mysql", "mssql")
-MOST_METRICS: Final = 1000  # Maximum number of metrics in one call.
+MOST_METRICS: Final = 1000  # Maximum number of metrics that MLflow accepts in one call.
 MOST_PARAMS: Final = 100
 LONGEST_VALUE: Final = 6000
-LAST_OF_A_ROUND: Final = "seconds"  # A round that has this metric is complete.
+# The last metric of a round. If MLflow has this metric for a round, it has the whole round.
+LAST_OF_A_ROUND: Final = "seconds"
 STATES: Final = {"finished": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
 
 
@@ -38,8 +39,8 @@ def default_address(runs: Path) -> str:
 class MLflow:
     def __init__(self, address: str, runs: Path) -> None:
         self._client = MlflowClient(tracking_uri=address)
-        # Artifacts are next to the runs. Otherwise a database of MLflow would make a folder `mlruns` in the
-        # working directory.
+        # Artifacts are stored next to the runs. Otherwise MLflow with a database would create a folder `mlruns`
+        # in the working directory.
         self._artifacts = (runs.absolute() / ARTIFACTS).as_uri() if address.startswith(DATABASES) else None
         self._run, self._last, self._settings = "", 0, frozenset[str]()
         self._of_run: Mapping[str, str] = {}
@@ -52,8 +53,8 @@ class MLflow:
                 self._client.create_run(self._experiment(), run_name=name, tags=tags).info.run_id,
                 1,
             )
-            # An error here occurs again with the first round. By then the identity of the MLflow run is
-            # saved.
+            # An error is ignored here, because it will occur again with the first round. Before that, the
+            # identity of the MLflow run can be saved.
             with contextlib.suppress(MlflowException):
                 self._log_settings(run.settings)
         else:
@@ -64,9 +65,9 @@ class MLflow:
         return Begun(self._run, first)
 
     def _next_round(self, known_as: str) -> int | None:
-        """Return the first round that MLflow lacks.
+        """Return the first round that MLflow does not have.
 
-        Return None if MLflow has no such run, or has deleted it.
+        Return None if MLflow does not have the run, or has deleted it.
         """
         if not known_as:
             return None
@@ -86,9 +87,9 @@ class MLflow:
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts))
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        """Write as many whole rounds in one call as MLflow takes.
+        """Write rounds. Each call to MLflow has as many whole rounds as MLflow accepts.
 
-        If the process is killed between two calls, each round is complete or missing.
+        Therefore, if the process is killed between two calls, no round is incomplete.
         """
         self._log_settings(self._of_run)
         now, call = int(time.time() * 1000), list[Any]()
@@ -113,13 +114,13 @@ class MLflow:
         self._client.set_terminated(self._run, STATES[ending.state])
 
     def close(self) -> None:
-        """Do nothing, because nothing is held open."""
+        """Do nothing, because this tracker keeps nothing open."""
 
     def _has(self, metrics: Sequence[Any]) -> bool:
-        """Return whether MLflow has these metrics already.
+        """Return whether MLflow already has these metrics.
 
         An earlier command may have written them before it failed, for example because the server was killed
-        while it received files. A second write would store the metrics twice.
+        while it received files. If they were written again, MLflow would store them twice.
         """
         if not metrics:
             return True

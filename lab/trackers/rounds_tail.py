@@ -1,4 +1,4 @@
-"""Read the lines that were added to a rounds.jsonl since the last call. Each byte is read once."""
+"""Read the lines that were added to a rounds.jsonl since the last call, without reading older lines again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from protofleet.coordinator.observe.rounds_file import whole_record
 
-MOST_BYTES: Final = 1 << 22  # Maximum bytes of one read; the file of a run that ended long ago may be large.
+MOST_BYTES: Final = 1 << 22  # Maximum bytes of one read. The file of a long run can be large.
 
 
 class RoundsTail:
-    """The reader of a rounds.jsonl that keeps its position.
+    """The reader of a rounds.jsonl, which remembers its position in the file.
 
-    A coordinator that starts again may replace the file with another one that has the same rounds and more.
+    When a coordinator restarts, it may replace the file by a new file with the same rounds and more.
     """
 
     def __init__(self, path: Path, next_round: int) -> None:
@@ -22,7 +22,7 @@ class RoundsTail:
     def more(self) -> list[dict[str, Any]]:
         """Return the new lines in order, each line only once.
 
-        The list is empty if there is nothing new.
+        If there are no new lines, the list is empty.
         """
         while True:
             lines = self._lines()

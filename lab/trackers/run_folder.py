@@ -1,4 +1,4 @@
-"""Read what a tracker needs from a run's folder, apart from its rounds."""
+"""Read the data that a tracker needs from a run's folder, except its rounds."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from protofleet.protocol.settings.reader import SettingsError, read_toml, write_
 ROUNDS: Final = "rounds.jsonl"
 SUMMARY: Final = "summary.json"
 EXPERIMENT: Final = "experiment.toml"
-TRIALS: Final = "trials.json"  # The file of a sweep, in runs/sweeps/NAME.
+TRIALS: Final = "trials.json"  # The name of a sweep's file in runs/sweeps/NAME.
 REPORT: Final = "report.html"
 FILES: Final = (REPORT, ROUNDS, SUMMARY)
-SECRETS: Final = frozenset({"username", "password"})  # Settings of a broker.
-# Settings in the summary of a service's run, which has no experiment.toml.
+SECRETS: Final = frozenset({"username", "password"})  # Settings of a broker that are not sent to a tracker.
+# The run of a service has no experiment.toml. These settings are read from its summary.
 OF_A_SUMMARY: Final = {"method": "method.name", "network": "network.name", "rounds": "rounds", "seed": "seed"}
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """Return the trials of a sweep's folder that have begun.
+    """Return the runs of a sweep's folder that have begun.
 
-    For any other folder, return the folder itself.
+    If the folder is not a sweep's, return the folder itself.
     """
     try:
         trials = json.loads((folder / TRIALS).read_bytes())["trials"]
@@ -37,17 +37,17 @@ def runs_of(folder: Path) -> list[Path]:
     begun = [run for name in names if ((run := folder.absolute().parents[1] / name) / ROUNDS).exists()]
     if not begun:
         raise SettingsError(
-            f"{folder} is a sweep's, and none of its runs lies in {folder.absolute().parents[1]}"
+            f"{folder} is the folder of a sweep, but none of its runs is in {folder.absolute().parents[1]}"
         )
     return begun
 
 
 def require_run(run: Path, *, may_begin: bool) -> None:
     if not run.is_dir():
-        raise SettingsError(f"{run} is no folder; name that of a run, for example runs/demo")
+        raise SettingsError(f"{run} is not a folder; name the folder of a run, for example runs/demo")
     if not may_begin and not (run / ROUNDS).exists():
         raise SettingsError(
-            f"{run} has no {ROUNDS}: no round of a run has ended there; --follow waits for it"
+            f"{run} has no {ROUNDS}, because no round has ended there; --follow waits for the first round"
         )
 
 
@@ -60,7 +60,7 @@ def last_round(run: Path) -> int:
 
 
 def settings_of(run: Path) -> dict[str, str]:
-    """Return the settings of the experiment by dotted names, if they can be read."""
+    """Return the settings of the experiment by their dotted names; empty if they cannot be read."""
     return dict(dotted(experiment_of(run)))
 
 
@@ -79,9 +79,9 @@ def ending_of(run: Path) -> Ending:
 
 
 def experiment_of(run: Path) -> dict[str, Any]:
-    """Return the experiment without the credentials of its broker.
+    """Return the settings of the experiment without the credentials of its broker.
 
-    People who may read the tracker may not be allowed to read the run's folder.
+    People who may read the tracker are not always allowed to read the run's folder.
     """
     try:
         return public(read_toml(run / EXPERIMENT)) if (run / EXPERIMENT).exists() else {}

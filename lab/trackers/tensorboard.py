@@ -1,7 +1,7 @@
-"""Write event files for TensorBoard: one scalar for each name, and the settings as a text.
+"""Write event files for TensorBoard: one scalar for each name, and the settings as text.
 
-A run that is continued begins with a `purge_step`. An earlier process may have written later steps, and may
-have ended before it recorded them. TensorBoard leaves these steps out.
+A run that is continued begins with a `purge_step`. An earlier process may have written later steps and ended
+before it recorded them. Because of the `purge_step`, TensorBoard ignores these steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from protofleet.lab.report.flat_names import Numbers
 from protofleet.lab.trackers.tracker import Begun, Ending, Start
 
-# The folder is in the run's own folder. `tensorboard --logdir runs` finds the folders of all runs.
+# Name of a folder inside the run's folder. `tensorboard --logdir runs` finds the folders of all runs.
 FOLDER: Final = "tensorboard"
 
 

@@ -1,4 +1,4 @@
-"""Keep the progress of each tracker in RUN/tracked.json, so that a later command continues from there.
+"""Keep the progress of each tracker in RUN/tracked.json, so that a later command can continue.
 
 Two commands may send one run to different trackers at the same time. A command that changes the file holds
 the lock of the file's folder. Only one command at a time may send a run to the same tracker, because
@@ -25,19 +25,19 @@ NAME: Final = "tracked.json"
 
 @dataclass(frozen=True, slots=True)
 class TrackedProgress:
-    known_as: str = ""  # The identity of the run in the tracker.
+    known_as: str = ""  # The name by which the tracker knows the run; "" before the first round is sent.
     next_round: int = 1
     ended: bool = False
 
 
 class TakenError(Exception):
-    """The error that another process already sends the run to this tracker."""
+    """The error for a run that another process already sends to this tracker."""
 
 
 class TrackedFile:
     """The file with the progress of each tracker.
 
-    A damaged file counts as empty, and the trackers are then written again from the start.
+    If the file is damaged, it counts as empty, and all rounds are sent to the trackers again.
     """
 
     def __init__(self, run: Path) -> None:
@@ -54,7 +54,7 @@ class TrackedFile:
 
     @contextlib.contextmanager
     def sole_use(self, destination: str) -> Iterator[None]:
-        """Hold the lock of a destination. TakenError is raised if another process has the lock.
+        """Hold the lock of a destination. If another process has the lock, TakenError is raised.
 
         The kernel releases the lock when a process ends in any way.
         """

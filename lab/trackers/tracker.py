@@ -14,43 +14,46 @@ State = Literal["finished", "diverged", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a run, before its first number."""
+    """The data that a tracker gets before the first number of a run."""
 
     folder: Path
-    settings: Mapping[str, str]  # The settings by dotted names, without credentials of a broker.
-    # The identity that `begin` returned when this run was first written to the tracker; "" for a new run.
+    settings: Mapping[str, str]  # The settings by their dotted names, without the credentials of the broker.
+    # The identity that `begin` returned earlier for this run; "" if the run is new to the tracker.
     known_as: str
     next_round: int  # The first round that the tracker does not have yet, according to tracked.json.
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    known_as: str  # The identity by which the tracker finds the run again.
+    known_as: str  # An identity that the tracker chooses. With it, the tracker finds the run again.
     next_round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run. After `stopped`, the same command can continue it later."""
+    """The data that a tracker gets at the end of a run. A run with the state "stopped" can be continued later."""
 
     state: State
-    # The same as in Start. The settings of a service's run are known only after its end.
+    # The settings as in Start. For the run of a service, they are known only at the end.
     settings: Mapping[str, str]
     numbers: Numbers
     files: Sequence[Path]
-    texts: Mapping[str, str]  # Texts by file name.
+    texts: Mapping[str, str]  # The contents of text files, by file name.
 
 
 class Tracker(Protocol):
-    """The writer of one run in one place.
+    """An object that writes one run to one place.
 
-    Any method may raise an exception. The run then reports it and goes on without this tracker.
+    If a method raises an exception, the run reports it and goes on without this tracker.
     """
 
     def begin(self, run: Start) -> Begun: ...
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        """Write rounds. On return, they must be stored, so that they are kept if this process dies."""
+        """Write rounds.
+
+        They must be stored when this method returns, so that no round is lost if the process dies.
+        """
 
     def end(self, ending: Ending) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Charts as SVG, in two widths, each with its numbers as a table.
+"""Charts as SVG, each in two widths and with a table of its numbers.
 
 May import: lab.report.
 """

@@ -1,4 +1,4 @@
-"""Draw two axes: compute the pixels of a value, and write the numbers along the axes."""
+"""Draw two axes: convert values to pixels, and write the numbers along the axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Axes:
     x_high: float
     y_low: float
     y_high: float
-    right: float = WIDE.right  # Pixels at the right of the axes, for names.
+    right: float = WIDE.right  # Pixels to the right of the axes, where names are written.
     log_x: bool = False
     canvas: Canvas = WIDE
 
@@ -40,7 +40,7 @@ class Axes:
         return self._rows(y_format) + self._columns(x_format) + self._label(x_label)
 
     def height(self, x_label: str) -> float:
-        """Return the height of the axes with everything below them."""
+        """Return the height of the axes and of the text below them, in pixels."""
         return self.canvas.bottom + 26 + 14 * len(self.canvas.wrapped(x_label))
 
     def _rows(self, y_format: Format) -> str:
@@ -69,10 +69,10 @@ class Axes:
         )
 
     def x_ticks(self, limit: int) -> list[float]:
-        """Return the marks of the x axis, which are multiples of 1, 2 or 5.
+        """Return the values at which the x axis has marks. Each is a multiple of 1, 2 or 5 times a power of ten.
 
         On a logarithmic axis, the marks are powers of ten. If there are few of them, 2 and 5 times a power of
-        ten are marks too.
+        ten are also marks.
         """
         if self.log_x:
             first, last = math.floor(math.log10(self.x_low)), math.ceil(math.log10(self.x_high))
@@ -87,7 +87,7 @@ class Axes:
 
 
 def round_axis_end(value: float) -> float:
-    """Return the top of an axis: a round number at or above the value, whose quarters are round too."""
+    """Return the upper end of an axis: a round number at or above the value, whose quarters are also round."""
     if value <= 0:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))

@@ -16,21 +16,23 @@ from typing import Final
 from protofleet.lab.report.html_page import slug, table, unfolded
 
 LETTER_WIDTH: Final = 6.6  # Average width of a letter, in pixels.
-WIDE_LETTER: Final = 7.4  # Width of a letter in a wide font, for a name that is followed by another name.
-MAX_RIGHT: Final = 300.0  # Maximum width of names at the right of a picture, in pixels.
+# Width of a letter in a wide font, in pixels. It is used for names that are followed by another name.
+WIDE_LETTER: Final = 7.4
+MAX_RIGHT: Final = 300.0  # Maximum width of the names to the right of a picture, in pixels.
 LEGEND_ROW: Final = 18.0  # Height of a row of a legend, in pixels.
-KEY_WIDTH: Final = 18.0  # Width of a mark of a legend and the gap after it, in pixels.
-MOST_ROWS: Final = 400  # Maximum rows of a table of numbers.
+KEY_WIDTH: Final = 18.0  # Width of the mark in a legend and of the gap after the mark, in pixels.
+MOST_ROWS: Final = 400  # Maximum rows of a table of numbers. Of a longer table, only every n-th row is shown.
 
 
 @dataclass(frozen=True)
 class Canvas:
-    name: str  # The name of a class in report.css.
+    name: str  # The CSS class of the picture in report.css.
     width: int
-    left: int  # Pixels at the left of the axes, for numbers.
-    right: int  # Minimum pixels at the right of the axes, for names.
+    left: int  # Pixels to the left of the axes, where numbers are written.
+    right: int  # Minimum pixels to the right of the axes, where names are written.
     plot_height: int
-    most_beside: int  # Maximum number of names at the right; more names are put in rows below the picture.
+    # Maximum number of names to the right. If there are more, the names are in rows below the picture.
+    most_beside: int
     ticks: int  # Maximum number of marks on the x axis.
 
     @property
@@ -73,7 +75,7 @@ class PictureTable:
 class Picture:
     """A picture with its title, its description and its numbers.
 
-    The `title` differs from the titles of the page's other pictures. The `description` is for readers who
+    The `title` must differ from the titles of the page's other pictures. The `description` is for readers who
     cannot see the picture.
     """
 
@@ -99,11 +101,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: a mark, and the name in ink after it."""
+    """An entry of a legend: a mark, followed by the name as text."""
 
     name: str
     colour: str
-    line: bool = False  # True for a line, False for a box.
+    line: bool = False  # True if the mark is a line, False if it is a box.
     dash: str = ""
     outlined: bool = False
     faint: bool = False
@@ -114,7 +116,7 @@ class Key:
         return fill_of(self.colour, self.outlined, self.faint)
 
     def at(self, x: float, y: float, room: float) -> str:
-        """Draw the entry. `y` is the middle of its letters, and `room` is its maximum width in pixels."""
+        """Draw the entry. `y` is the middle of its letters, and `room` is the maximum width in pixels."""
         weight = ' class="bold"' if self.bold else ""
         name = shortened(self.name, room - KEY_WIDTH)
         text = f'<text x="{x + KEY_WIDTH:.1f}" y="{y + 4:.1f}"{weight}>{escape(name)}</text>'
@@ -138,18 +140,18 @@ def shortened(text: str, room: float) -> str:
 
 
 def right_margin(names: Iterable[str], gap: float) -> float:
-    """Return the width for names at the right of the axes. `gap` is the space before the names."""
+    """Return the width of names to the right of the axes, in pixels. `gap` is the space before the names."""
     return min(MAX_RIGHT, max(WIDE.right, gap + LETTER_WIDTH * max(map(len, names), default=0)))
 
 
 def keys_beside(keys: Sequence[Key], x: float, room: float) -> tuple[str, float]:
-    """Draw the entries in a column. Return the drawing, and the position at which the last entry ends."""
+    """Draw the entries in a column. Return the drawing, and the y position below the last entry."""
     drawn = "".join(key.at(x, TOP + 5.5 + LEGEND_ROW * i, room) for i, key in enumerate(keys))
     return drawn, TOP + LEGEND_ROW * len(keys)
 
 
 def keys_below(keys: Sequence[Key], top: float, canvas: Canvas) -> tuple[str, float]:
-    """Draw the entries in rows as wide as the picture. Return the drawing, and the position of its end."""
+    """Draw the entries in rows as wide as the picture. Return the drawing, and the y position below the last row."""
     x, y, drawn = 0.0, top + 10, []
     for key in keys:
         width = KEY_WIDTH + WIDE_LETTER * len(key.name) + 10
@@ -161,9 +163,9 @@ def keys_below(keys: Sequence[Key], top: float, canvas: Canvas) -> tuple[str, fl
 
 
 def end_labels(ends: Sequence[tuple[float, float, Key]], canvas: Canvas) -> str:
-    """Draw names at the ends of their lines.
+    """Draw the name of each line at the end of the line.
 
-    Names that would overlap are moved apart. They stay inside the picture if there is room.
+    Names that would overlap are moved apart. They stay inside the picture if there is enough space.
     """
     ends = sorted(ends, key=lambda end: (end[0], end[2].name))
     ys: list[float] = []

@@ -24,7 +24,7 @@ from protofleet.lab.report.drawing.canvas import (
 )
 from protofleet.lab.report.numbers import NONE
 
-MOST_DESCRIBED: Final = 12  # Maximum number of lines that are described one by one.
+MOST_DESCRIBED: Final = 12  # Maximum number of lines whose values are all described in words.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class ChartLine:
     bold: bool = False
     labelled: bool = True
     dash: str = ""
-    band: Sequence[tuple[float, float, float]] = ()  # The spread of the values: (x, from, to).
+    band: Sequence[
+        tuple[float, float, float]
+    ] = ()  # The spread of the values, as (x, lowest value, highest value).
     marked: bool = False  # True if each point has a dot.
 
 
@@ -43,8 +45,8 @@ class ChartLine:
 class Bar:
     """A stacked bar, filled or outlined."""
 
-    x: float  # Position; the nearest whole number is the round or the class of the bar.
-    parts: Sequence[tuple[str, float]]  # (name, size) of each part.
+    x: float  # Position on the x axis. The nearest whole number is the round or the class of the bar.
+    parts: Sequence[tuple[str, float]]  # The name and the size of each part of the bar.
     width: float
     outlined: bool = False
 
@@ -92,7 +94,7 @@ def line_picture(
         drawn += [polyline(axes, line) for line in series]
         height = axes.height(x_label)
         if beside:
-            # Names are placed after the end of the longest line. At the end of a shorter line, a name would
+            # All names are placed to the right of the longest line. At the end of a shorter line, a name would
             # cover other lines.
             ends = [(axes.y(y), axes.x(last), key) for key, (_, y) in keyed.items()]
             return Drawing("".join(drawn) + end_labels(ends, canvas), height)
@@ -115,7 +117,7 @@ def plain(value: float) -> str:
 def numbers_of(series: Sequence[ChartLine], y_format: Format, x_label: str, x_format: Format) -> PictureTable:
     """Return a table with a row for each x and a column for each line.
 
-    If a value has a band, half the width of the band follows the value.
+    If a value has a band, the table also has half the width of the band, after the value.
     """
     values = [
         {x: y_format(y) for x, y in line.points}
@@ -172,7 +174,7 @@ def bar_chart(
     label: str,
     faint: Sequence[str] = (),
 ) -> str:
-    """Draw a bar chart. If two names share a colour, the name in `faint` has the lighter bars."""
+    """Draw a bar chart. If two names have the same colour, the bars of the name in `faint` are lighter."""
     top = max((sum(size for _, size in bar.parts) for bar in series), default=1.0)
     first = min((bar.at for bar in series), default=1)
     last = max((bar.x for bar in series), default=1.0)

@@ -1,4 +1,4 @@
-"""Draw scatter plots as SVG: square panels in rows, outlined marks among the dots, and a legend below."""
+"""Draw scatter plots as SVG: rows of square panels with dots, larger outlined marks, and a legend below."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from protofleet.lab.report.drawing.canvas import (
     shortened,
 )
 
-Position = Sequence[float]  # The x and the y of a point.
+Position = Sequence[float]  # The x and y of a point.
 # Pixels between panels, pixels above a panel, and height of a row of the legend.
 GAP, TITLE_HEIGHT, LEGEND_ROW = 14, 20, 20
 NARROWEST = 200  # Minimum width of a panel in pixels.
-SPARSE = 200  # A panel with at most this number of points draws them larger.
+SPARSE = 200  # In a panel with at most this number of points, the points are larger.
 
-# Corners around (0, 0) at size 1. A circle has no corners.
+# Corners of each shape around (0, 0) at size 1. A circle has no corners.
 SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
     "circle": (),
     "triangle": ((0, -1.35), (1.2, 0.8), (-1.2, 0.8)),
@@ -40,12 +40,13 @@ SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
         for i, r in enumerate([1.5, 0.65] * 5)
     ),
 }  # fmt: skip
-DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # Stars are for the points of the server.
+# Shapes for points of devices. The star is left for the points of the server.
+DOT_SHAPES = tuple(name for name in SHAPES if name != "star")
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Small points of one colour and shape."""
+    """Small points that have the same colour and shape."""
 
     positions: Sequence[Position]
     colour: str
@@ -56,13 +57,13 @@ class Dots:
 
 @dataclass(frozen=True)
 class Mark:
-    """A large outlined point. The `tag` is written at its upper right."""
+    """A large outlined point. The text `tag` is written to its upper right."""
 
     position: Position
     colour: str
     shape: str
     name: str
-    size: float = 6.0  # Half the width of the mark, in pixels.
+    size: float = 6.0  # Half of the mark's width in pixels.
     tag: str = ""
 
 
@@ -71,7 +72,7 @@ class Panel:
     title: str
     dots: Sequence[Dots]
     marks: Sequence[Mark] = ()
-    tags: Sequence[tuple[Position, str]] = ()  # Tags without a mark.
+    tags: Sequence[tuple[Position, str]] = ()  # Texts that are written at a position without a mark.
 
     def positions(self) -> list[Position]:
         return [p for d in self.dots for p in d.positions] + [m.position for m in self.marks]
@@ -79,7 +80,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of the legend. An entry without a shape is a heading of the entries after it."""
+    """An entry of the legend. An entry without a shape is a heading for the entries after it."""
 
     name: str
     colour: str = ""
@@ -90,7 +91,7 @@ class LegendEntry:
 def scatter_plot(
     panels: Sequence[Panel], legend_entries: Sequence[LegendEntry], label: str, columns: int = 0
 ) -> str:
-    """Draw the panels. `columns` is the number of panels in a row on a wide page."""
+    """Draw the panels. On a wide page, `columns` panels are in one row."""
     columns = columns or (2 if len(panels) in (2, 4) else min(3, max(1, len(panels))))
 
     def draw(canvas: Canvas) -> Drawing:
@@ -110,9 +111,9 @@ def scatter_plot(
 
 
 def numbers_of(panels: Sequence[Panel]) -> PictureTable:
-    """Count the points of each name in each panel.
+    """Return a table that counts the points of each name in each panel.
 
-    The positions of a t-SNE have no meaning as numbers.
+    The positions are not listed, because the numbers of a t-SNE have no meaning.
     """
     found = [
         Counter({dots.name: len(dots.positions) for dots in panel.dots})
@@ -139,7 +140,7 @@ def panel_svg(panel: Panel, side: float) -> str:
 
 
 def tag(text: str, at: tuple[float, float], distance: float, side: float) -> str:
-    """Draw a tag at the upper right of a mark, or at the left if the mark is near the end of the panel."""
+    """Write a tag to the upper right of a mark, or to its left if the right side of the panel is too near."""
     width = len(text) * LETTER_WIDTH
     x, y = (at[0] + distance + 1, at[1] - distance + 3) if distance else (at[0] - width / 2, at[1] + 4)
     if x + width > side - 3:
@@ -149,7 +150,7 @@ def tag(text: str, at: tuple[float, float], distance: float, side: float) -> str
 
 @dataclass(frozen=True)
 class PanelScale:
-    """The scale from data to the pixels of a panel, which is the same on both axes."""
+    """The conversion of positions to the pixels of a panel, with the same scale for x and y."""
 
     middle: tuple[float, float]
     scale: float

@@ -1,4 +1,4 @@
-"""The sections of a run's report, with a file for each section, and computations for the sections alone.
+"""The sections of a run's report, one file for each, and computations that only these sections use.
 
 May import: coordinator.observe, lab.report, lab.report.drawing, protocol.link, protocol.settings.
 """

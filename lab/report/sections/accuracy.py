@@ -1,4 +1,4 @@
-"""Make the report's sections about accuracy and loss by domain, over rounds and at the end."""
+"""Make the sections about the accuracy and the loss of each domain, over the rounds and at the end."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def loss_section(run: FinishedRun) -> str:
 
 
 def domain_lines(run: FinishedRun, measure: str) -> list[ChartLine]:
-    """Return a line for each domain and a bold line for their mean, as all present devices measured it.
+    """Return a line for each domain and a bold line for their mean.
 
-    If there are sampled cohorts, one more line shows their means.
+    These lines have only measurements of all present devices. If sampled cohorts have also measured, one more
+    line shows the means of those measurements.
     """
     points = [p for p in measurements(run.rounds, run.summary["reports"]) if p.of(measure)]
     by_all, sampled = [p for p in points if p.by_all], [p for p in points if not p.by_all]
@@ -74,9 +75,9 @@ def means_of(points: Sequence[Measurement], measure: str) -> list[tuple[float, f
 
 
 def measured_by_table(points: Sequence[Measurement]) -> str:
-    """Make a table of the devices that measured each point.
+    """Make a table that shows which devices measured the points.
 
-    Points in a row of the table follow each other, and the same number of devices measured them.
+    Consecutive points that the same number of devices measured share a row.
     """
     rows = []
     for words, group in groupby(points, key=measured_by):
@@ -107,7 +108,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
 
 
 def views_table(summary: Mapping[str, Any]) -> str:
-    """Return a table of all views, if more views were measured than the one that the paper reports."""
+    """Return a table of all views, or "" if only the view of the paper was measured."""
     views = summary.get("views", {})
     if len(views) < 2:
         return ""

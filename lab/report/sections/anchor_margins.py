@@ -1,4 +1,4 @@
-"""Make the section about margins between anchors over rounds, if the method reports these."""
+"""Make the section about the margins between anchors over rounds, if the method reports such margins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.lab.report.html_page import section
 
 PREFIX: Final = "margin."
 MEAN: Final = "margin.mean"
-MOST_NAMED: Final = 12  # Maximum number of classes that are named; more names do not help the reader.
+MOST_NAMED: Final = 12  # Maximum number of classes that the picture names.
 NOTE: Final = (
     "Distance from each class's anchor to its nearest other anchor: the thick line is their mean, the others are "
     "classes."
@@ -39,9 +39,9 @@ def anchor_margins_section(run: FinishedRun) -> str:
 
 
 def labels_in(figures: Iterable[Mapping[str, float]]) -> list[str]:
-    """Return the labels of classes, in their order.
+    """Return the labels of classes in their order.
 
-    A plug-in's method may have a label that is not a number.
+    The labels of a user's own method need not be numbers.
     """
     found = {name.removeprefix(PREFIX) for one in figures for name in one if name.startswith(PREFIX)}
     numbers = sorted((label for label in found if label.isdecimal()), key=int)

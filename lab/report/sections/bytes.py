@@ -1,4 +1,4 @@
-"""Make the report's section about bytes by direction, kind and round, compared with FedAvg."""
+"""Make the section about bytes by direction, kind and round, compared with the bytes of FedAvg."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def bytes_chart(run: FinishedRun, direction: str) -> str:
 
 
 def colours_of(kinds: Collection[str]) -> dict[str, str]:
-    """Give the usual kinds their usual colours.
+    """Return the colour of each kind of bytes.
 
-    The other kinds of a method get the colours that are left, in the order of their names.
+    The common kinds always have the same colours. Other kinds get the remaining colours, in the order of
+    their names.
     """
     usual = {kind: colour for kind, colour in KIND_COLOURS.items() if kind in kinds}
     left = [colour for colour in COLOURS if colour not in usual.values()] or list(COLOURS)

@@ -1,4 +1,4 @@
-"""Make the section about confused classes by domain, as devices counted them at the end."""
+"""Make the section that shows which classes were mistaken for which, by domain, at the end of the run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from protofleet.lab.report.html_page import scrolling, section, table, unfolded
 from protofleet.lab.report.numbers import NONE
 from protofleet.lab.report.sections.accuracy import VIEWS
 
-Matrix: TypeAlias = Sequence[Sequence[int]]  # Number of samples by class and predicted class.
+# Number of samples of a class (row) for which each class (column) was predicted.
+Matrix: TypeAlias = Sequence[Sequence[int]]
 
-# Maximum classes of a matrix that is shown. With more classes, only the table of pairs is shown.
+# Maximum classes of a matrix that is shown. If there are more classes, only the table of pairs is shown.
 MOST_CLASSES: Final = 30
 MOST_DOMAINS: Final = 20
 MOST_PAIRS: Final = 10
@@ -44,7 +45,7 @@ def name_of(label: int, names: Sequence[str]) -> str:
 
 
 def pairs_table(by_domain: Mapping[str, Matrix], names: Sequence[str]) -> str:
-    """Return the most frequent mistakes, by their share of the class's samples in the domain."""
+    """Return the most frequent mistakes, by their share of the samples of the class in the domain."""
     found = [
         (wrong / sum(row), wrong, sum(row), domain, i, j)
         for domain, matrix in by_domain.items()

@@ -1,4 +1,4 @@
-"""Make the section about the training data, for a report or for a separate page."""
+"""Make the section about the training data, for the report of a run or for a page of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.lab.report.known_data import known_counts
 
 TITLE: Final = "Data"
 CAPTION: Final = "Training samples of each class on each device"
-# Maximum cells of a table. A larger table has the rows and columns of the picture.
+# Maximum cells of a table. If there are more, the table joins devices and classes as the picture does.
 MOST_CELLS: Final = 20_000
 UNKNOWN: Final = (
     "What the devices learn from is not known here: a device tells its coordinator no more than its method "
@@ -25,7 +25,7 @@ SKEW: Final = (
 
 
 def run_section(run: FinishedRun) -> str:
-    """Return the section of a run, from the files that its devices have written on this machine."""
+    """Return the section of a run. The numbers come from the files that the devices on this machine have written."""
     fleet, unknown = known_counts(run.folder)
     return data_section(fleet, unknown) if fleet.devices else section(TITLE, note=UNKNOWN)
 

@@ -21,7 +21,7 @@ TEXT: Final = (
 
 
 def energy_section(run: FinishedRun) -> str:
-    """Return the section.
+    """Return the section about energy.
 
     The section is empty for a run of an earlier version and for a centralised run, which has no devices.
     """
@@ -58,9 +58,9 @@ def picture(rounds: Rounds) -> str:
 
 
 def devices_table(found: Mapping[str, Mapping[str, float]], devices: list[str], rounds: Rounds) -> str:
-    """Return the table of devices. If there are many, only those with the most joules are shown.
+    """Return the table of devices. If there are many devices, only those with the most joules are shown.
 
-    A device that cannot measure has no number.
+    A device that cannot measure joules has no number.
     """
     names = sorted({*found, *devices}, key=lambda name: (-sum(found.get(name, {}).values()), name))
     rows = []

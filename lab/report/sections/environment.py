@@ -12,7 +12,7 @@ from protofleet.lab.report.numbers import NONE
 
 HEAD: Final = ("party", "software", "machine")
 NOTE: Final = "As each party says it of itself; devices of earlier versions do not say it."
-MOST_NAMED: Final = 12  # Maximum number of named devices with the same software and machine.
+MOST_NAMED: Final = 12  # Maximum number of device names that are listed for one kind of software and machine.
 
 
 def environment_section(run: FinishedRun) -> str:
@@ -36,10 +36,11 @@ def coordinator_words(versions: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def device_rows(devices: Mapping[str, Any]) -> list[list[str]]:
-    """Return one row for each kind of device."""
+    """Return one row for each combination of software and machine."""
     alike: dict[tuple[str, str], list[str]] = {}
     for device, said in sorted(devices.items()):
-        about = said if isinstance(said, Mapping) else {}  # A summary without a seal may have any value here.
+        # In a summary that was not sealed, this value may have any type.
+        about = said if isinstance(said, Mapping) else {}
         kind = str(about.get("software") or NONE), str(about.get("machine") or NONE)
         alike.setdefault(kind, []).append(device)
     return [[named(names), *kind] for kind, names in alike.items()]

@@ -1,7 +1,8 @@
-"""Make the sections about the feature space: margins, features over rounds, the prototypes of one class.
+"""Make the sections about the feature space: margins, features over rounds, and the prototypes of one class.
 
-The sections show FedLSA's figs. 1 and 4, FedPall's fig. 4 and the upper row of FedPLCC's fig. 2. They are
-drawn from the files that a run has saved. A section is empty if the run has not saved the files for it.
+The sections show figs. 1 and 4 of FedLSA's paper, fig. 4 of FedPall's and the upper row of fig. 2 of
+FedPLCC's. They are drawn from files that a run has saved. If a run has not saved the files for a section, the
+section is empty.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from protofleet.lab.report.sections.snapshots import (
     sent_points,
 )
 
-MAX_PANELS = 6  # Panels of features over rounds.
+MAX_PANELS = 6  # Maximum number of rounds whose features are drawn.
 PANEL_POINTS = 600  # Maximum number of points in each panel.
 
 
@@ -50,7 +51,7 @@ def round_name(number: int, rounds: int) -> str:
 
 
 def margins_section(folder: Path, rounds: int) -> str:
-    """Draw FedLSA's fig. 1."""
+    """Draw the margins between classes, as in fig. 1 of FedLSA's paper."""
     number, local, shared = margins_of_run(folder)
     if not shared:
         return ""
@@ -71,7 +72,7 @@ def margins_section(folder: Path, rounds: int) -> str:
 
 
 def margin_bars(by_name: Mapping[str, Margins]) -> list[Bar]:
-    """Return the bars, side by side for each class. The bars of the baseline are outlined."""
+    """Return the bars of all names, next to each other for each class. The bars of the baseline are outlined."""
     width = 0.8 / len(by_name)
     return [
         Bar(
@@ -91,7 +92,7 @@ def ratio_text(gaps: Margins, local: Margins) -> str:
 
 
 def features_section(folder: Path, rounds: int) -> str:
-    """Draw FedLSA's fig. 4 and FedPall's fig. 4."""
+    """Draw the features over rounds, as in fig. 4 of FedLSA's paper and fig. 4 of FedPall's paper."""
     saved = saved_rounds(folder)
     snapshots = {number: read_snapshots(saved[number]) for number in evenly_spaced(list(saved), MAX_PANELS)}
     style = PlotStyle.of([snapshot for of_round in snapshots.values() for snapshot in of_round])
@@ -151,10 +152,10 @@ def feature_pictures(layouts: Mapping[str, ProjectedPoints], style: PlotStyle) -
 
 
 def class_section(folder: Path, rounds: int) -> str:
-    """Draw the upper row of FedPLCC's fig. 2, if a class has more than one prototype.
+    """Draw the prototypes of one class, as in the upper row of fig. 2 of FedPLCC's paper.
 
-    The server makes global prototypes from the devices' prototypes of round r. The devices receive these
-    global prototypes in the task of round r + 1.
+    The section is empty if no class has more than one prototype. The server computes global prototypes from
+    the devices' prototypes of round r, and the devices receive them in the task of round r + 1.
     """
     saved = saved_rounds(folder)
     for number, paths in reversed(saved.items()):
@@ -201,9 +202,9 @@ def class_figure(
 
 
 def class_to_show(class_points: Sequence[ClassPoints]) -> int | None:
-    """Return class 0, as in the paper, if a device or the server has several points of it.
+    """Return class 0, as in the paper, if a device or the server has several points of class 0.
 
-    Otherwise, among the classes with several points, return the class with the most points.
+    Otherwise return the class with the most points among the classes with several points.
     """
     several = {c for points in class_points for c, n in Counter(points.labels.tolist()).items() if n > 1}
     if not several:

@@ -1,6 +1,7 @@
-"""Compute margins between classes, as in FedLSA's fig. 1.
+"""Compute margins between classes, as in fig. 1 of FedLSA's paper.
 
-There are margins of the points that the server sent, and margins of the devices' own class means.
+A margin is a distance to the nearest point of another class. There are margins of the points that the server
+sent, and margins of the class means that a device computed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from protofleet.lab.report.sections.snapshots import (
     unit_length,
 )  # fmt: skip
 
-Margins = dict[int, float]  # Distance to the nearest prototype of another class, by class.
-BASELINE = "largest local"  # The name of the margins of the devices' own class means in pictures.
+Margins = dict[int, float]  # For each class, the distance to the nearest prototype of another class.
+BASELINE = "largest local"  # The name in pictures for the margins of the devices' own class means.
 
 
 def class_margins(points: Array, labels: Array) -> Margins:
-    """Return the least distance from a row of a class to a row of another class, by class.
+    """Return for each class the smallest distance between a row of the class and a row of another class.
 
-    The result is empty if there is only one class.
+    If there is only one class, the result is empty.
     """
     found: Margins = {}
     for point, label in zip(points, labels.tolist(), strict=True):
@@ -39,7 +40,7 @@ def class_margins(points: Array, labels: Array) -> Margins:
 
 
 def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
-    """Return the mean of each class. The means of unit vectors are mean directions."""
+    """Return the mean of each class, and the classes. The mean of unit vectors is scaled to a unit vector."""
     classes = np.unique(labels)
     if not len(classes):
         return np.zeros((0, 0)), classes
@@ -48,10 +49,10 @@ def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
-    """Return the baseline of FedLSA's fig. 1.
+    """Return the baseline of fig. 1 of FedLSA's paper, by class.
 
-    Each device has margins between its own class means. The baseline of a class is the largest of these
-    margins.
+    Each device has margins between its own class means. The baseline of a class is the largest of them over
+    the devices.
     """
     found: Margins = {}
     for snapshot in snapshots:
@@ -61,9 +62,9 @@ def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
 
 
 def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
-    """Return a round, its local margins, and its shared margins by kind.
+    """Return a round, its local margins, and its shared margins by kind (anchors or prototypes).
 
-    The round is the last saved round in which class points were received.
+    The round is the last saved round in which devices received class points.
     """
     for number, paths in reversed(saved_rounds(folder).items()):
         snapshots = read_snapshots(paths)
@@ -74,9 +75,9 @@ def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
 
 
 def ratio(gaps: Margins, local: Margins) -> float | None:
-    """Return the ratio of the two means over the classes that `gaps` and `local` have in common, or None.
+    """Return the mean of `gaps` divided by the mean of `local`, over the classes that are in both; else None.
 
-    The ratio can be compared between methods. Distances alone cannot be compared.
+    This ratio can be compared between methods. Distances cannot.
     """
     both = gaps.keys() & local.keys()
     base = sum(local[c] for c in both)

@@ -1,4 +1,4 @@
-"""Make the section about a run's own metrics: each metric over rounds, by domain and as a mean."""
+"""Make the section about the metrics that the user has added: each metric over rounds, by domain and as a mean."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from protofleet.lab.report.html_page import section, table
 from protofleet.lab.report.numbers import NONE, three_places
 from protofleet.lab.report.sections.accuracy import ROUNDS_NOTE, VIEWS
 
-# The name of the metric, the model with its rule of prediction, and the domain. Other figures belong to a
-# method and have no mean.
+# The name of a metric, the view, and the domain. Figures with other names belong to a method and have no mean.
 FIGURE: Final = re.compile(r"([a-z][a-z0-9_]*)\.((?:global|personal)(?:-[^.]+)?)\.(.+)")
 
-# Pairs (rounds of training, value) by domain. The mean has its own entry.
+# Pairs (rounds of training, value), by domain. The mean over the domains is also in this table.
 Points = dict[str, list[tuple[float, float]]]
 
 
@@ -34,7 +33,7 @@ def own_metrics_section(run: FinishedRun) -> str:
 
 
 def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
-    """Return the points by metric and view."""
+    """Return the measured points, by metric and then by view."""
     found: dict[str, dict[str, Points]] = {}
     done = rounds_done(run.rounds)
     for line in run.rounds:
@@ -49,10 +48,10 @@ def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
 
 
 def round_of(line: Mapping[str, float], view: str, done: int) -> float:
-    """Return the rounds of training until a measurement.
+    """Return the number of training rounds before a measurement.
 
-    A global model is measured at the beginning of a round. A device's own model is measured at the end.
-    `done` is the number of all rounds.
+    A global model is measured at the beginning of a round, a device's own model at the end of a round. `done`
+    is the number of all training rounds of the run.
     """
     return line["round"] - 1 if is_global(view) else min(line["round"], done)
 
@@ -69,7 +68,7 @@ def picture(name: str, points: Points) -> str:
 
 
 def metrics_table(found: Mapping[str, Mapping[str, Points]], reported: str) -> str:
-    """Return the table of the means over domains, for every view."""
+    """Return the table with the mean over domains of each metric, for every view."""
     rows = []
     for name, views in found.items():
         for view, points in sorted(views.items()):

@@ -1,4 +1,4 @@
-"""Make the section about the devices in each round: a strip for each device, and tables."""
+"""Make the section that shows which devices took part in each round: a strip for each device, and tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASIDE: Final = "put aside"
 REFUSED: Final = "refused"
 LATE: Final = "late"
 SILENT: Final = "no answer"
-# If a device has several of these states in one round, the state that is first here counts.
+# If a device has several of these states in one round, the first state of this list is shown.
 STATES: Final = (ASIDE, ANSWERED, REFUSED, LATE, SILENT)
 KEYS: Final = {
     ANSWERED: Key(ANSWERED, COLOURS[0]),
@@ -40,7 +40,9 @@ KEYS: Final = {
 }
 MOST_STRIPS: Final = 60  # Maximum number of devices that are drawn.
 STRIP: Final = 18.0  # Height of a device's strip, in pixels.
-APART: Final = 6.0  # Rounds of at least this width, in pixels, have their own pieces.
+APART: Final = (
+    6.0  # If a round is at least this number of pixels wide, it is drawn as its own piece of the strip.
+)
 MOST_NAME: Final = 150.0  # Maximum width of a device's name on a wide page, in pixels.
 NOTE: Final = (
     "A strip is a device, from the first round to the last evaluation; where it is empty, it was not asked."
@@ -49,7 +51,7 @@ NOTE: Final = (
 
 @dataclass(frozen=True)
 class DeviceRounds:
-    """The rounds in which one device was asked, and the outcome of each round."""
+    """The rounds in which one device got a task, and the outcome of each round."""
 
     device: str
     states: Mapping[int, str]
@@ -116,7 +118,7 @@ def strips(rounds: Rounds) -> str:
 
 @dataclass(frozen=True)
 class StripFrame:
-    """The positions of rounds and devices in the picture."""
+    """The positions of the rounds and the devices in the picture, in pixels."""
 
     canvas: Canvas
     left: float
@@ -137,8 +139,8 @@ class StripFrame:
     def strip(self, one: DeviceRounds, i: int) -> str:
         """Draw the strip of a device.
 
-        If rounds are narrow, consecutive rounds with the same state are one piece. Otherwise thousands of
-        rounds would need thousands of pieces.
+        If rounds are narrow, consecutive rounds with the same state are drawn as one piece. Otherwise a run
+        with thousands of rounds would need thousands of pieces.
         """
         y = TOP + STRIP * i
         name = escape(shortened(one.device, self.left - 6))
@@ -180,7 +182,7 @@ def devices_table(rounds: Rounds) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Write consecutive numbers as a range: 1-4, 7."""
+    """Write numbers as text, with ranges for consecutive numbers, such as 1-4, 7."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:

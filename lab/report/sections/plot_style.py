@@ -1,4 +1,4 @@
-"""Choose the colours and shapes of classes, devices, anchors and prototypes, which all pictures share."""
+"""Choose the colours and shapes of classes, devices, anchors and prototypes. All pictures use the same ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from protofleet.lab.report.drawing.scatter import DOT_SHAPES, Dots, LegendEntry,
 from protofleet.lab.report.sections.projection import ProjectedPoints
 from protofleet.lab.report.sections.snapshots import ANCHOR, LOCAL, Snapshot
 
-CROWDED = 15  # With more marks than this in one panel, they are smaller.
-MAX_SIZE_TAGS = 12  # With more marks than this, their sizes are not written next to them.
+CROWDED = 15  # If a panel has more marks than this, the marks are smaller.
+MAX_SIZE_TAGS = 12  # If there are more marks than this, their sizes are not written next to them.
 NO_FILL, WHITE = "none", "var(--paper)"
-SHAPES = {ANCHOR: "diamond", LOCAL: "circle"}  # Other kinds are stars.
-MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Half the width of a mark, in pixels.
+SHAPES = {ANCHOR: "diamond", LOCAL: "circle"}  # Marks of other kinds are stars.
+MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Smallest and largest value for half of a mark's width, in pixels.
 
 
 @dataclass(frozen=True)
 class PlotStyle:
-    classes: Sequence[int]  # Classes that are drawn; the index of a class gives its colour.
-    class_count: int  # Number of all classes, also of those that are not drawn.
-    groups: Sequence[str]  # Devices, or domains if there are more devices than shapes.
-    group_kind: str  # "device" or "domain".
+    classes: Sequence[int]  # The classes that are drawn. A class has the colour with its index in this list.
+    class_count: int  # Number of all classes, including those that are not drawn.
+    groups: Sequence[str]  # Names of the devices; names of the domains if there are more devices than shapes.
+    group_kind: str  # What the groups are: "device" or "domain".
 
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot]) -> PlotStyle:
@@ -67,7 +67,7 @@ class PlotStyle:
     def class_marks(self, layout: ProjectedPoints, filled: bool = True) -> list[Mark]:
         """Return the marks of anchors and global prototypes.
 
-        For each class, the number of the class is next to one of its marks.
+        One mark of each class has the number of the class next to it.
         """
         marks, numbered = [], set()
         size = 4.4 if sum(len(points.labels) for points in layout.class_points) > CROWDED else 6.0
@@ -80,9 +80,9 @@ class PlotStyle:
         return marks
 
     def class_tags(self, layout: ProjectedPoints) -> list[tuple[Position, str]]:
-        """Return tags for classes if there are no class marks.
+        """Return tags with the numbers of classes, if the picture has no marks of classes.
 
-        Each class that forms a cluster has its number at the median of the cluster.
+        The number is at the median of the class's points, if these points form a cluster.
         """
         if layout.class_points:
             return []
@@ -96,7 +96,7 @@ class PlotStyle:
         ]
 
     def sized_marks(self, layout: ProjectedPoints, kind: str, snapshots: Sequence[Snapshot]) -> list[Mark]:
-        """Return marks whose area is proportional to their samples, or to their share of the samples."""
+        """Return marks whose area is proportional to their number of samples, or to their share of all samples."""
         groups = {snapshot.device: self.group(snapshot) for snapshot in snapshots}
         pairs = zip(layout.class_points, layout.class_positions, strict=True)
         chosen = [(points, positions) for points, positions in pairs if points.kind == kind]

@@ -10,12 +10,14 @@ import numpy as np
 from protofleet.lab.report.sections.snapshots import Array, ClassPoints, Snapshot
 
 MAX_POINTS = 1500  # Maximum number of points in one picture.
-TSNE_STEPS = 500  # Steps of t-SNE. With twice as many steps, the picture looks the same.
-MIN_TSNE_POINTS = 8  # With fewer points, t-SNE is not worth its time.
+TSNE_STEPS = 500  # Number of steps of t-SNE. With twice as many steps, the picture looks the same.
+MIN_TSNE_POINTS = (
+    8  # If there are fewer points, principal components are used, because t-SNE is not worth its time.
+)
 
 
 def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:
-    """Return at most `limit` of the rounds, with the first and the last one."""
+    """Return at most `limit` rounds at equal distances, including the first and the last round."""
     if len(rounds) <= limit:
         return list(rounds)
     return [rounds[i] for i in np.linspace(0, len(rounds) - 1, limit).round().astype(int)]
@@ -23,18 +25,18 @@ def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ProjectedPoints:
-    """Features of several devices, and class points, as positions [n, 2] of one projection."""
+    """Features of several devices and class points, as positions [n, 2] in the same projection."""
 
     snapshots: Sequence[Snapshot]
-    sample_positions: Sequence[Array]  # Positions of the features of each snapshot.
+    sample_positions: Sequence[Array]  # For each snapshot, the positions of its features.
     class_points: Sequence[ClassPoints]
-    class_positions: Sequence[Array]  # Positions of the rows of each of the class points.
+    class_positions: Sequence[Array]  # For each entry of `class_points`, the positions of its rows.
 
 
 def project_snapshots(
     snapshots: Sequence[Snapshot], class_points: Sequence[ClassPoints], limit: int = MAX_POINTS
 ) -> ProjectedPoints | None:
-    """Project at most `limit` features, the same share of each device's features.
+    """Project at most `limit` features. Each device gives the same share of its features.
 
     Only features of the most common feature size are used.
     """
@@ -52,7 +54,7 @@ def project_snapshots(
 
 
 def subsample(snapshot: Snapshot, limit: int) -> Snapshot:
-    """Return at most `limit` samples, chosen deterministically and stratified by class."""
+    """Return at most `limit` samples. The choice is deterministic and keeps the shares of the classes."""
     order = np.argsort(snapshot.labels, kind="stable")
     if len(order) > limit:
         order = order[np.linspace(0, len(order) - 1, limit).round().astype(int)]
@@ -70,11 +72,12 @@ def points_of_classes(points: ClassPoints, classes: Sequence[int]) -> ClassPoint
 
 
 def project(points: Array) -> Array:
-    """Project [n, D] to [n, 2] by t-SNE, deterministically.
+    """Project points [n, D] to [n, 2] by t-SNE, with the same result at each call.
 
     If there are too few points for t-SNE, principal components are used.
     """
-    # The mean is not subtracted: equal rows must be exactly zero, or t-SNE crashes.
+    # The first row is subtracted and not the mean, because equal rows must become exactly zero. Otherwise t-SNE
+    # crashes.
     points = points - points[:1]
     largest = np.abs(points).max(initial=0.0)
     if not largest:
@@ -84,12 +87,12 @@ def project(points: Array) -> Array:
         u, s, _ = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
         axes: Array = np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
         return axes
-    from sklearn.manifold import TSNE  # The import is slow.
+    from sklearn.manifold import TSNE  # This import is slow, so it is made only when it is needed.
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     perplexity = min(30.0, (len(points) - 1) / 3)
     method = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=TSNE_STEPS)
-    with threadpool_limits(1):  # Several threads are slower than one if the cores are busy.
+    with threadpool_limits(1):  # If the cores are busy, several threads are slower than one.
         projected = method.fit_transform(points.astype(np.float32))
     positions: Array = np.asarray(projected, np.float64)
     return positions

@@ -1,4 +1,4 @@
-"""Warn if a run was tested on so few images that its accuracy says little."""
+"""Warn if a run was tested on so few images that the accuracy is not reliable."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
-FEWEST: Final = 20  # With 20 images, one image is 5 points of accuracy.
+FEWEST: Final = 20  # With 20 images, each image changes the accuracy by 5 points.
 
 
 def few_test_images(run: FinishedRun) -> str:
-    """Return a text about the domains with too few test images.
+    """Return a sentence about the domains with too few test images.
 
     Return "" if there are no such domains, or if no device has counted its images.
     """
@@ -30,9 +30,9 @@ def few_test_images(run: FinishedRun) -> str:
 
 
 def _devices_of_one_test(run: FinishedRun) -> Mapping[str, int]:
-    """Return the number of devices that are tested on the same images, by domain.
+    """Return for each domain the number of devices that are tested on the same images.
 
-    Each of these devices has counted all of these images.
+    Each of these devices counts all of these images, so the sum over devices counts them several times.
     """
     try:
         data: Mapping[str, Any] = read_toml(run.folder / "experiment.toml").get("data", {})

@@ -1,10 +1,12 @@
 """Read the features, prototypes and anchors that devices save for pictures.
 
-devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples,
-computed by the device's model after round 3, and its `domain`. The file also holds the arrays that the device
-has received and sent in that round: `received.anchors` [C, L], `received.prototypes` [G, D] with
-`received.labels` and `received.shares` [G], `sent.prototypes` [J, D] with `sent.labels` and `sent.counts`
-[J]. Each of these arrays may be missing. The last evaluation counts as a round.
+devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples, which
+the device's model computed after round 3, and the `domain` of the device.
+
+The file also holds the arrays that the device has received and sent in that round: `received.anchors` [C, L],
+`received.prototypes` [G, D] with `received.labels` and `received.shares` [G], `sent.prototypes` [J, D] with
+`sent.labels` and `sent.counts` [J]. Here n, C, G and J are numbers of rows, and D and L are lengths of
+vectors. Each of these arrays may be missing. The last evaluation counts as a round.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 FILE_NAME = re.compile(r"round-(\d+)\.npz")
 ANCHOR, GLOBAL, LOCAL = "anchor", "global prototype", "local prototype"
-KINDS = {"anchors": ANCHOR, "prototypes": GLOBAL}  # The arrays that a server sends.
+# The kinds of points that a server sends, by the names of their arrays.
+KINDS = {"anchors": ANCHOR, "prototypes": GLOBAL}
 
 
 @dataclass(frozen=True)
 class ClassPoints:
-    """Rows that represent classes: anchors, or prototypes with their shares or counts."""
+    """Points that represent classes: anchors, or prototypes with their shares or counts."""
 
     kind: str
-    points: Array  # Shape [G, D].
-    labels: Array  # Shape [G].
-    sizes: Array  # Shape [G], in any unit; all 1 if the file has no sizes.
-    device: str = ""  # The device that computed them; "" for the server.
+    points: Array  # Array of the shape [G, D]: G points with D numbers each.
+    labels: Array  # The class of each point, with the shape [G].
+    sizes: Array  # The share or the count of each point, with the shape [G]; all 1 if the file has no sizes.
+    device: str = ""  # The device that computed the points; "" for the server.
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,14 @@ class Snapshot:
     device: str
     round: int
     domain: str
-    features: Array  # Shape [n, D].
-    labels: Array  # Shape [n].
+    features: Array  # Array of the shape [n, D]: n samples with D numbers each.
+    labels: Array  # The class of each sample, with the shape [n].
     received: Mapping[str, Array] = field(default_factory=dict)
     sent: Mapping[str, Array] = field(default_factory=dict)
 
 
 def saved_rounds(folder: Path) -> dict[int, list[Path]]:
-    """Return the picture files of a run, by round, with the devices in order."""
+    """Return the picture files of a run by round. The files of a round are sorted by device."""
     found: dict[int, list[Path]] = {}
     for path in sorted(folder.glob("devices/*/pictures/round-*.npz")):
         if match := FILE_NAME.fullmatch(path.name):
@@ -61,8 +64,8 @@ def saved_rounds(folder: Path) -> dict[int, list[Path]]:
 def read_snapshots(paths: Iterable[Path]) -> list[Snapshot]:
     """Read the snapshots. A file that cannot be read, for example after a crash, is skipped.
 
-    If anchors are unit vectors, all vectors are scaled to unit length, because such methods compare
-    directions.
+    If anchors are unit vectors, the method compares only directions, so all vectors are scaled to unit
+    length.
     """
     snapshots = [snapshot for path in paths if (snapshot := read_snapshot(path)) is not None]
     anchors = [snapshot.received["anchors"] for snapshot in snapshots if "anchors" in snapshot.received]
@@ -116,9 +119,9 @@ def without_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]
 
 
 def finite_rows(points: Array | None, labels: Array | None) -> tuple[Array, Array]:
-    """Return the rows without infinities and NaN.
+    """Return the rows without infinite numbers and NaN.
 
-    Return no rows if points and labels do not have the same length.
+    If points and labels do not have the same length, return no rows.
     """
     if points is None or labels is None or points.ndim != 2 or labels.shape != points.shape[:1]:
         return np.zeros((0, 0)), np.zeros(0, np.int64)
@@ -127,7 +130,10 @@ def finite_rows(points: Array | None, labels: Array | None) -> tuple[Array, Arra
 
 
 def read_class_points(arrays: Mapping[str, Array], name: str, kind: str, sizes: str) -> ClassPoints | None:
-    """Read class points. Anchors, and arrays without labels, have one row for each class, in order."""
+    """Read class points.
+
+    An array without labels (anchors, for example) has one row for each class, in the order of the classes.
+    """
     rows = arrays.get(name)
     if rows is None or rows.ndim != 2:
         return None
@@ -145,7 +151,7 @@ def read_class_points(arrays: Mapping[str, Array], name: str, kind: str, sizes: 
 def received_points(snapshots: Iterable[Snapshot]) -> list[ClassPoints]:
     """Return the class points that the server sent.
 
-    All devices receive the same points. Therefore they are read from the first snapshot that has them.
+    All devices receive the same points, so the points are read from the first snapshot that has them.
     """
     found: dict[str, ClassPoints] = {}
     for snapshot in snapshots:

@@ -149,7 +149,7 @@ MISTAKES = {
     "unknown key": ({"method": {"tua": 1}}, "SettingsError", r"method.tua is not a setting"),
     "wrong type": ({"rounds": "many"}, "SettingsError", r'^rounds is "many", but must be a whole number$'),
     "unknown method": ({"method": {"name": "fedmagic"}}, "SettingsError", r"no method 'fedmagic'; did you"),
-    "no tracker": ({}, "SettingsError", r"a tracker is 'mlfow'; did you mean mlflow"),
+    "no tracker": ({}, "SettingsError", r"no tracker has the name 'mlfow'; did you mean mlflow"),
     "no base": ({"base": "none.toml"}, "SettingsError", r"base is 'none.toml', it must be the path"),
     "a seed that is none": ({}, "SettingsError", r"seed is"),
     "an empty folder": ({"data": {"root": Path("empty")}}, "RunError", r"empty"),

@@ -266,7 +266,7 @@ def test_a_services_run_without_an_experiment_says_its_settings_at_its_end(run):
 @pytest.mark.parametrize(("text", "words"), [
     ("tensorbord", "did you mean tensorboard? there are mlflow, tensorboard"),
     ("mlflow=", "names no place"),
-    ("mlflow=localhost:5000", "a server is mlflow=http://HOST:PORT, and a database mlflow=sqlite:///FILE"),
+    ("mlflow=localhost:5000", "write mlflow=http://HOST:PORT for a server, or for a database mlflow=sqlite:///FILE"),
 ])  # fmt: skip
 def test_a_tracker_that_is_none_is_one_line(text, words):
     with pytest.raises(SettingsError) as error:

@@ -64,7 +64,7 @@ def test_a_broken_one_is_a_line_that_says_where_and_no_other_suffers(site, run, 
     assert (
         f"broken is left out from round 1 on (PlugInError: {site}/notes/broken.py:2: SystemExit: 3)" in first
     )
-    assert "tracker half of notes 1.2 gives what has no begin()" in second
+    assert "tracker half of notes 1.2 makes an object without the method begin()" in second
     assert said.out == f"{run}: rounds 1 to 5 are in book={tmp_path / 'book.txt'}\n"
 
 
@@ -139,7 +139,7 @@ def test_a_sweeps_folder_stands_for_its_trials(site, tmp_path, capsys):
     rows = [{"runs": [name]} for name in (*TRIALS, "not-begun")]
     (folder / "trials.json").write_text(json.dumps({"trials": rows}))
     assert main(["track", str(folder), "--to", f"book={book}"]) == 2
-    assert "is a sweep's, and none of its runs lies in" in capsys.readouterr().err
+    assert "is the folder of a sweep, but none of its runs is in" in capsys.readouterr().err
     for name in TRIALS:
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "rounds.jsonl").write_text(sealed_line(whole_line(1, 4)))
