@@ -1,4 +1,4 @@
-"""`python -m benchmarks [MEASURE ...]` measures costs and stores the figures; `check` names worse ones."""
+"""`python -m benchmarks [MEASURE ...]` measures costs and stores the figures; `check` finds worse figures."""
 
 from __future__ import annotations
 
@@ -41,12 +41,21 @@ def main(words: Sequence[str]) -> int:
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("measures", nargs="*", metavar="MEASURE", help="the usual ones, if none is named")
     parser.add_argument(
-        "--against", default="", metavar="TREE", help="beside a folder, or a git ref of this one"
+        "measures", nargs="*", metavar="MEASURE", help="measures to run (default: the usual measures)"
     )
     parser.add_argument(
-        "--times", type=int, default=PAIRS, metavar="N", help=f"values or pairs (default {PAIRS})"
+        "--against",
+        default="",
+        metavar="TREE",
+        help="measure in turn with another tree: a folder, or a git ref of this repository",
+    )
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=PAIRS,
+        metavar="N",
+        help=f"number of values, or of pairs with --against (default {PAIRS})",
     )
     parser.add_argument("--keep", action="store_true", help=f"add the figures to {history.FILE.name}")
     jobs = [word for word in words if word in ("list", "check")]
@@ -70,9 +79,10 @@ def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int
 
 
 def check(chosen: Sequence[Measure], times: int) -> int:
-    """Run each measure that has landed figures, in pairs with the commit of these figures.
+    """Run each measure that has stored figures, in pairs with the commit of those figures.
 
-    A figure that seems worse is measured once more, because one figure in thirty leaves its interval by chance.
+    If a figure seems worse, the measure is run once more, because by chance one figure in thirty is outside
+    its interval.
     """
     landed, found = history.read(), list[str]()
     for measure in chosen:
@@ -84,7 +94,7 @@ def check(chosen: Sequence[Measure], times: int) -> int:
     for line in found:
         print(f"worse: {line}")
     if not found:
-        print(f"nothing is worse than the landed figures by more than the noise ({times} pairs each)")
+        print(f"no figure is worse than the stored figures by more than the noise ({times} pairs each)")
     return WORSE if found else 0
 
 

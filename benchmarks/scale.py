@@ -1,7 +1,7 @@
 """`python -m benchmarks.scale`: writes docs/scale.md and its pictures from the figures in benchmarks/results.
 
-Only the newest figures of each measure are used. A point without figures is left out. A value that is computed
-from several points uses the points that exist.
+Only the newest figures of each measure are used. A point without figures is left out. A value that is
+computed from several points uses only the points that exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protofleet.protocol.link.meter import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"
 IMAGES = ROOT / "docs" / "images"
-# A picture in a document has no page style around it, so it has its own style with a white background.
+# No page sets the style of a picture file, so the picture has its own style with a white background.
 STYLE = (
     "<style>svg{background:#fff;--series-0:#0060a8;--series-1:#d55e00;--series-2:#00886a;--series-3:#be5c97}"
     "text{font:12px system-ui,sans-serif;fill:#16202a}.grid{stroke:#dde3e8}.axis{stroke:#4f5b67}"
@@ -38,7 +38,7 @@ ANSWER_BYTES = 20_480
 @dataclass(frozen=True)
 class Point:
     x: float
-    value: float  # The median of the values.
+    value: float  # The median of the measured values.
     entry: Entry
 
     @property
@@ -53,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    name: str  # Name of the picture.
+    name: str  # The name of the picture's file.
     title: str
     x_label: str
     unit: str
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def taken(entries: Sequence[Entry]) -> list[Curve]:
-    """Return the curves that have a point."""
+    """Return the curves that have at least one point."""
     return [curve for curve in CURVES if curve.points(entries, curve.figures[0])]
 
 
@@ -173,17 +173,17 @@ def one_curve(curve: Curve, entries: Sequence[Entry]) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of one more update, robot or device, if the points show it."""
+    """The cost of one more update, robot or device, computed from the measured points."""
 
     answer_ms: float
-    wire: float  # Bytes on the wire over those of the payload.
+    wire: float  # Bytes on the wire divided by bytes of arrays.
     written: float
     coordinator_base_mb: float
     connected_kb: float
     hosted_base_mb: float
     hosted_mb: float
     hosted_ms: float
-    model_coordinator: float  # Megabytes of the coordinator's peak for each megabyte of the model.
+    model_coordinator: float  # Megabytes of the coordinator's peak memory for each megabyte of the model.
     model_device: float
 
 
@@ -200,14 +200,14 @@ def costs(entries: Sequence[Entry]) -> Costs:
 
 
 def straight(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the line through the first and the last point: its value at 0, and its slope for a unit of x."""
+    """Return the line through the first and the last point: its value at x = 0, and its slope."""
     first, last = points[0], points[-1]
     slope = (last.value - first.value) / (last.x - first.x)
     return first.value - slope * first.x, slope
 
 
 def last(curve: Curve, entries: Sequence[Entry], figure: str = "") -> float:
-    """Return the value for the largest x that was measured."""
+    """Return the value at the largest x that was measured."""
     return curve.points(entries, figure or curve.figures[0])[-1].value
 
 

@@ -10,7 +10,7 @@ EXAMPLES = 31
 
 
 def train(message: Message, context: Context) -> Message:
-    # Each device has its own numbers, because Flower sends equal arrays only once.
+    # Each device draws its own numbers, because Flower sends equal arrays only once.
     rng = np.random.default_rng(context.node_id)
     model = [
         w + np.float32(1e-3) * rng.standard_normal(w.shape, dtype=np.float32)
@@ -21,4 +21,6 @@ def train(message: Message, context: Context) -> Message:
 
 
 app = ClientApp()
-app.train()(train)  # It is no decorator, because a decorator is untyped if Flower is not installed.
+app.train()(
+    train
+)  # The function is not decorated, because a decorator has no types if Flower is not installed.

@@ -1,4 +1,4 @@
-"""Flower's own FedAvg, which notes the moment at which each round has ended."""
+"""Flower's own FedAvg, which writes down the time at the end of each round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     model = [rng.standard_normal(shape, dtype=np.float32) for shape in json.loads(str(wish["shapes"]))]
 
     def note(_round: int, _arrays: ArrayRecord) -> None:
-        """Note the time; Flower calls this before the first round and after each round."""
+        """Write down the time. Flower calls this function before the first round and after each round."""
         with Path(str(wish["notes"])).open("a") as notes:
             notes.write(f"{time.monotonic()}\n")
 
@@ -27,4 +27,6 @@ def main(grid: Grid, context: Context) -> None:
 
 
 app = ServerApp()
-app.main()(main)  # It is no decorator, because a decorator is untyped if Flower is not installed.
+app.main()(
+    main
+)  # The function is not decorated, because a decorator has no types if Flower is not installed.

@@ -1,9 +1,9 @@
 """Flower's simulation of a round of benchmarks/programs/hosted_round.py: the same network, samples and steps.
 
-Run `python simulation.py WISH` with Flower's own Python. WISH is JSON: devices, rounds, epochs, processes,
-examples, and the file for the moments at which rounds have ended. Each of `processes` workers of Ray has one
-core and one thread of torch, and makes a device's samples once. The checkout must be on PYTHONPATH, so that
-the workers find it.
+Run `python simulation.py WISH` with the Python of Flower's environment. WISH is JSON with the keys devices,
+rounds, epochs, processes, examples, and the file for the times at which rounds have ended. Ray starts
+`processes` workers. Each worker has one core and one thread of torch, and makes the samples of a device once.
+The checkout must be on PYTHONPATH, so that the workers can import it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.flower_app.training_client import network, train
 
 def main(wish: dict[str, Any]) -> None:
     def note(_round: int, _arrays: ArrayRecord) -> None:
-        """Note the time; Flower calls this before the first round and after each round."""
+        """Write down the time. Flower calls this function before the first round and after each round."""
         with Path(wish["notes"]).open("a") as notes:
             notes.write(f"{time.monotonic()}\n")
 

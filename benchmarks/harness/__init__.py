@@ -1,1 +1,1 @@
-"""The harness: it runs measures with this tree and with another tree in turn, and compares the figures."""
+"""The harness, which runs measures with this tree and another tree in turn and compares the figures."""

@@ -1,4 +1,4 @@
-"""Processes that use a core all the time, while something else is measured."""
+"""Processes that keep cores busy while something else is measured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from benchmarks.harness.processes import cpu_seconds
 
 
 class BusyProcesses:
-    """Processes that use a core only inside `running` and are stopped otherwise.
+    """Processes that keep cores busy inside a `with processes.running()` block, and are stopped outside.
 
-    Each process has its own session, as other programs have. Some Linux systems share the cores among
-    sessions, and processes of one session would count as one.
+    Each process has its own session, as the processes of other programs have. Some Linux systems divide the
+    cores among sessions, and processes of one session would count as one.
     """
 
     def __init__(self, number: int) -> None:
@@ -47,13 +47,13 @@ class BusyProcesses:
             self._stop()
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds that the processes have used; call it while they exist."""
+        """Return the CPU seconds that the processes have used. Call this before the processes end."""
         return sum(cpu_seconds(process.pid) for process in self._processes)
 
     def _stop(self) -> None:
         """Stop the processes and wait until they have stopped.
 
-        A process on another core goes on until the signal reaches it.
+        A process on another core still runs for a moment, until the signal reaches it.
         """
         self._tell_all(signal.SIGSTOP)
         for process in self._processes:

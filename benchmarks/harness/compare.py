@@ -1,4 +1,4 @@
-"""Repeated runs of a measure, with two trees in turn, and the comparison of the values."""
+"""Repeated runs of a measure with two trees in turn, and the comparison of their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 def taken(measure: Measure, this: Tree, other: Tree | None, times: int, tell: Tell) -> Entry:
     """Return `times` values of each figure.
 
-    With another tree, these are pairs, in the order A B, B A, A B ...
+    If there is another tree, the values are pairs. The trees run in the order A B, B A, A B ...
     """
     before = os.getloadavg()[0]
     series = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -51,7 +51,7 @@ def words_for(values: Mapping[str, float], figures: Mapping[str, Figure]) -> str
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of an entry, as it is shown to people."""
+    """One figure of an entry, as it is printed."""
 
     measure: str
     name: str
@@ -91,10 +91,11 @@ def row_of(entry: Entry, name: str, figure: Figure) -> Row:
 
 
 def worse(new: Entry, landed: Entry, figures: Mapping[str, Figure]) -> dict[str, str]:
-    """Return a line, by figure, for each figure that is worse than the landed one by more than the noise.
+    """Return a line for each figure that is worse than the stored figure by more than the noise.
 
-    If the new entry has pairs with the landed commit, these pairs decide. Otherwise only steady figures of the
-    same machine are compared. Seconds that were measured at another time are not compared.
+    If the new entry has pairs with the commit of the stored figures, these pairs decide. Otherwise only
+    steady figures of the same machine are compared, because seconds that were measured at different times
+    cannot be compared.
     """
     found = {}
     for row in rows(new, figures):

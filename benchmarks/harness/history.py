@@ -1,4 +1,4 @@
-"""The history of figures: a JSON line for each time that a measure was taken; lines are only ever added."""
+"""The history of figures: a JSON line for each run of a measure. Lines are only added and never changed."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from pathlib import Path
 from benchmarks.harness.trees import ROOT
 
 FILE = ROOT / "benchmarks" / "results" / "history.jsonl"
-DIGITS = 4  # Number of digits that are kept.
+DIGITS = 4  # Number of significant digits that are stored.
 
-Series = dict[str, list[float]]  # The values of each figure, by its name.
+Series = dict[str, list[float]]  # The values of each figure, by the figure's name.
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The values of one measure.
 
-    If there is `other`, its i-th value and this tree's i-th value were taken one after the other.
+    If `other` is not empty, value i of the other tree and value i of this tree were measured one after the
+    other.
     """
 
     measure: str
     date: str
     commit: str
     machine: dict[str, str | int]
-    load: list[float]  # Load of the machine before and after: the number of processes that wanted a core.
+    # Load of the machine before and after the measure: the mean number of processes that wanted a core.
+    load: list[float]
     this: Series
-    against: str = ""  # Commit of the other tree.
+    against: str = ""  # Commit of the other tree; "" if there is none.
     other: Series = field(default_factory=dict)
 
 
@@ -72,9 +74,9 @@ def append(entry: Entry, file: Path = FILE) -> None:
 
 
 def read(file: Path = FILE) -> list[Entry]:
-    """Return the entries in the order in which they were taken.
+    """Return the entries in the order in which they were measured.
 
-    Raise ValueError if a line is not an entry.
+    If a line is not an entry, a ValueError is raised.
     """
     if not file.exists():
         return []

@@ -12,28 +12,28 @@ Better = Literal["lower", "higher"]
 
 
 class MeasureError(Exception):
-    """An error for a run that went wrong: there is no figure, and the message states the reason."""
+    """The error for a run that has failed. There is no figure, and the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     unit: str
     better: Better = "lower"
-    # True for counts, bytes and ratios within one run, because other work on the machine hardly changes them.
+    # True for counts, bytes and ratios within one run. Other work on the machine hardly changes such figures.
     steady: bool = False
 
 
 class Measure(Protocol):
-    """A measure, whose `take` runs it once with the code of a tree, in an empty folder.
+    """A measure. The method `take` runs it once in an empty folder, with the code of a tree.
 
-    `take` raises MeasureError if it cannot be sure of a figure.
+    If `take` cannot be sure of a figure, it raises MeasureError.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def what(self) -> str:
-        """Return a description in one line."""
+        """Return a description of the measure in one line."""
 
     @property
     def figures(self) -> dict[str, Figure]: ...

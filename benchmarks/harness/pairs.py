@@ -1,4 +1,4 @@
-"""Statistics of pairs: median and spread of a ratio, and whether it differs from 1 by more than the noise."""
+"""Statistics of pairs: the median and spread of ratios, and the verdict whether a ratio differs from 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from enum import Enum
 from benchmarks.harness.measure import Better
 
 COVERAGE = 0.9
-# Smallest number of pairs. With fewer, the true median is between the extremes in less than 7 of 8 cases.
+# Smallest number of pairs. With fewer pairs, the true median is less often than in 7 of 8 cases between the
+# smallest and the largest ratio.
 FEWEST = 4
 
 
@@ -26,15 +27,15 @@ class Verdict(Enum):
 class Spread:
     n: int
     median: float
-    low: float  # Start of the interval that holds the true median in 9 of 10 cases, for any distribution.
-    high: float  # End of this interval.
-    first: float  # First quartile.
-    third: float  # Third quartile.
+    low: float  # Start of the interval. In 9 of 10 cases, the true median is in the interval, for any distribution.
+    high: float  # End of the interval.
+    first: float  # The first quartile.
+    third: float  # The third quartile.
 
 
 def spread(values: Sequence[float]) -> Spread:
     if not values:
-        raise ValueError("there is nothing to take a median of")
+        raise ValueError("a median needs at least one value")
     found = sorted(values)
     skipped = outside_interval(len(found))
     first, _, third = (
@@ -46,7 +47,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def outside_interval(n: int) -> int:
-    """Return how many of n sorted values lie outside the interval for their median at each end."""
+    """Return how many of n sorted values are outside the interval for their median, at each end."""
     skipped, tail = 0, 0.0
     while skipped < n // 2:
         tail += math.comb(n, skipped) / 2**n
@@ -57,7 +58,7 @@ def outside_interval(n: int) -> int:
 
 
 def ratios(these: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the ratios of values that were taken one after the other; the ratio of 0 to 0 is 1."""
+    """Return the ratios of the values of each pair. The ratio of 0 to 0 is 1."""
     return [ratio(a, b) for a, b in zip(these, others, strict=True)]
 
 
@@ -68,7 +69,7 @@ def ratio(a: float, b: float) -> float:
 
 
 def verdict(of: Spread, better: Better) -> Verdict:
-    """Return the verdict on the ratios this / other."""
+    """Return the verdict on the ratios of this tree's values to the other tree's values."""
     if of.low <= 1.0 <= of.high:
         return Verdict.SAME
     if of.n < FEWEST:
@@ -77,9 +78,9 @@ def verdict(of: Spread, better: Better) -> Verdict:
 
 
 def apart(these: Spread, others: Spread, better: Better) -> Verdict:
-    """Return the verdict on two series that were not taken in pairs.
+    """Return the verdict on two series that were not measured in pairs.
 
-    They differ only if their whole intervals do not touch.
+    The series differ only if their intervals have no common value.
     """
     if these.low <= others.high and others.low <= these.high:
         return Verdict.SAME

@@ -1,4 +1,4 @@
-"""Processes that can be found, measured and ended together, and a proxy that counts the bytes they send."""
+"""Processes that can be found, measured and ended together, and a proxy that counts the bytes that they send."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KILL_SECONDS, SETTLE_SECONDS = 10.0, 90.0
 
 
 class Family:
-    """All processes with the mark of one folder in their environment, which their children inherit.
+    """All processes whose environment names the same folder. Children inherit the environment.
 
-    A process group would not be enough: Flower's superlink starts its helper in its own session.
+    A process group would not be enough, because Flower's superlink starts its helper in its own session.
     """
 
     def __init__(self, folder: Path, extra: dict[str, str] | None = None) -> None:
@@ -42,7 +42,8 @@ class Family:
     ) -> None:
         signal.signal(signal.SIGTERM, self._before)
         deadline = time.monotonic() + KILL_SECONDS
-        while alive := self.members():  # Repeat, because a new process may have started in between.
+        # The loop is repeated, because a new process may have started in the meantime.
+        while alive := self.members():
             for process in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -59,13 +60,14 @@ class Family:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 env={**self.environment, **more}, start_new_session=True,
-                cwd=self.folder,  # Its children must import nothing from a checkout in the current folder.
+                # The process must not import anything from a checkout in the current folder.
+                cwd=self.folder,
             )  # fmt: skip
         self.started.append(process)
         return log
 
     def finish(self, name: str, seconds: float, *command: str) -> str:
-        """Run a process to its end, and return its output."""
+        """Run a process until it ends, and return its output."""
         said = self.start(name, *command)
         self.wait(name, seconds)
         return said.read_text()
@@ -77,14 +79,14 @@ class Family:
         except subprocess.TimeoutExpired:
             code = -1
         if code != 0:
-            raise RuntimeError(f"{name} failed or took over {seconds:.0f} s; {self.last_words()}")
+            raise RuntimeError(f"{name} failed or took more than {seconds:.0f} s; {self.last_words()}")
 
     def members(self) -> list[int]:
         mark = f"{MARK}={self.folder}".encode()
         return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if mark in _variables(p)]
 
     def settled_memory(self) -> dict[str, float]:
-        """Return the memory of all processes after it has stopped growing."""
+        """Return the memory of all processes after the memory has stopped growing."""
         deadline = time.monotonic() + SETTLE_SECONDS
         before, now = self.memory(), self.memory()
         while time.monotonic() < deadline:
@@ -98,9 +100,9 @@ class Family:
         return held(self.members())
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds of all running processes, and of their ended children.
+        """Return the CPU seconds of all running processes and of their children that have ended.
 
-        An ended child counts if its parent has waited for it.
+        A child counts after its parent has waited for it.
         """
         return sum(cpu_seconds(p) for p in self.members())
 
@@ -112,7 +114,7 @@ class Family:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # This exits every `with` block.
+    sys.exit(128 + number)  # The exit leaves every `with` block, and these blocks end the processes.
 
 
 def _variables(environ: Path) -> list[bytes]:
@@ -122,7 +124,7 @@ def _variables(environ: Path) -> list[bytes]:
 
 
 def held(processes: Iterable[int]) -> dict[str, float]:
-    """Return the memory of the processes that still exist."""
+    """Return the memory of those processes that still exist."""
     rollups = [text for p in processes if (text := _rollup(p))]
     return {
         "processes": len(rollups),
@@ -142,7 +144,7 @@ def _field(rollup: str, name: str) -> float:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the CPU seconds in user and system mode, with ended children; 0 if the process has ended."""
+    """Return the CPU seconds of a process and of its ended children, in user and system mode; 0 if it has ended."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -151,10 +153,11 @@ def cpu_seconds(process: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The kernel's counters of a running process, for all threads together."""
+    """The kernel's counters of a running process, summed over all its threads."""
 
     cpu_ns: int
-    # Bytes of pages that the process has made dirty, minus pages that were dropped before they were written.
+    # Bytes that the process has written to the page cache, without bytes that were deleted before they reached
+    # the disk.
     written: int
 
     def __sub__(self, before: Counters) -> Counters:
@@ -167,14 +170,14 @@ def counters(process: int) -> Counters:
 
 
 def cpu_ns(process: int) -> int:
-    """Return the CPU nanoseconds of all threads that the process has now."""
+    """Return the CPU time of all threads that the process has now, in nanoseconds."""
     return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{process}").glob("task/*/schedstat"))
 
 
 def resident_megabytes(field: str, process: object = "self") -> float:
     """Return a number from the kernel's status of a process, in megabytes.
 
-    VmHWM is the highest resident memory so far, and VmRSS is the resident memory now.
+    VmHWM is the highest resident memory so far. VmRSS is the present resident memory.
     """
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith(field):
@@ -189,7 +192,7 @@ def listens(port: int) -> bool:
 
 
 class CountingProxy(socketserver.ThreadingTCPServer):
-    """A proxy that passes TCP streams on to a port of this machine, and counts bytes in both directions."""
+    """A proxy that forwards TCP streams to a port of this machine, and counts the bytes in both directions."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -209,7 +212,8 @@ class CountingProxy(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # One of the two ends is closed, and the other will close soon.
+        # One of the two connections is closed, and the other one will be closed soon.
+        with contextlib.suppress(OSError):
             while data := source.recv(1 << 18):
                 with self._lock:
                     self.bytes += len(data)

@@ -1,4 +1,4 @@
-"""A counter of the syncs of processes, which can also slow them down, with a library that is built here."""
+"""A counter of the syncs of processes. It can also slow the syncs down, and uses a library that is compiled here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SIZE = 8
 
 
 class Syncs:
-    """The count of the syncs of every process that is started with `environment`."""
+    """The number of syncs of every process that is started with `environment`."""
 
     def __init__(self, folder: Path, pause_seconds: float = 0.0) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             raise MeasureError(
-                "syncs are counted by a library that has to be compiled, and there is no compiler: install gcc"
+                "the library that counts syncs cannot be compiled, because there is no compiler; install gcc"
             )
         library, self._file = folder / "syncs.so", folder / "syncs"
         command = [compiler, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]

@@ -1,9 +1,10 @@
 """The code that is measured: this checkout, another folder, or the content of a git ref.
 
-All trees run on one Python with the same packages. The folders of a tree are linked together under their
-import name, and come before the installed packages. The programs that play devices are those of this checkout
-if they can be imported with the other tree's code, so that both sides meet the same load. Otherwise they are
-the other tree's own programs.
+All trees run on one Python with the same packages. For each tree, a folder has links to the tree's folders
+under their import names. Python searches this folder before the installed packages.
+
+The programs that play devices come from this checkout, if they can be imported with the other tree's code.
+Both trees then have the same load. Otherwise the other tree's own programs are used.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LIMIT = 120.0
 
 
 class TreeError(Exception):
-    """An error for a tree that does not exist, or whose code does not run."""
+    """The error for a tree that does not exist or whose code does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Tree:
     label: str
     commit: str
     folder: Path
-    path: tuple[Path, ...]  # Folders in which Python looks first.
+    path: tuple[Path, ...]  # Folders that Python searches first.
     python: str = sys.executable
 
     def environment(self) -> dict[str, str]:
@@ -39,7 +40,7 @@ class Tree:
         return {**kept, "PYTHONPATH": os.pathsep.join(map(str, self.path)), "OMP_NUM_THREADS": "1"}
 
     def command(self, module: str, *arguments: str) -> list[str]:
-        """Return a command that runs a module; nothing of the working directory is imported."""
+        """Return a command that runs a module. The module cannot import anything from the working directory."""
         safe = ("-P",) if sys.version_info >= (3, 11) else ()
         return [self.python, *safe, "-m", module, *arguments]
 
@@ -49,7 +50,7 @@ def this_tree(scratch: Path) -> Tree:
 
 
 def other_tree(wanted: str, scratch: Path) -> Tree:
-    """Return the tree of a folder, or of a git ref of this checkout."""
+    """Return the tree for a folder, or for a git ref of this checkout."""
     if Path(wanted).is_dir():
         return tree_of(Path(wanted).resolve(), wanted, scratch / "other")
     folder = scratch / "checkout"
@@ -60,7 +61,7 @@ def other_tree(wanted: str, scratch: Path) -> Tree:
 def unpack(ref: str, folder: Path) -> str:
     """Write the content of a git ref into a folder, and return its commit.
 
-    Git makes an archive, so it keeps no worktree.
+    Git writes an archive, so no worktree is left.
     """
     commit = git(ROOT, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if not commit:
@@ -87,7 +88,7 @@ def tree_of(folder: Path, label: str, scratch: Path, commit: str = "") -> Tree:
 
 
 def link_packages(folder: Path, into: Path) -> None:
-    """Link the tree's packages under the names of its pyproject.toml."""
+    """Link the packages of a tree under the import names in its pyproject.toml."""
     try:
         places: dict[str, str] = read_toml(folder / "pyproject.toml")["tool"]["setuptools"]["package-dir"]
     except (SettingsError, KeyError) as error:
@@ -103,7 +104,7 @@ def link_packages(folder: Path, into: Path) -> None:
 
 
 def fault_in(tree: Tree) -> str:
-    """Return why the code of a tree cannot be measured, or ""."""
+    """Return the reason why the code of a tree cannot be measured; "" if it can."""
     code = "import sys, importlib, protofleet as p; print(p.__file__); [*map(importlib.import_module, sys.argv[1:])]"
     programs = [f"benchmarks.programs.{p.stem}" for p in tree.path[-1].glob("benchmarks/programs/[a-z]*.py")]
     done = subprocess.run(

@@ -1,1 +1,1 @@
-"""The measures: a module for each question of users, and the catalog of all measures."""
+"""The measures: a module for each thing that users want to know, and the catalog of all measures."""

@@ -1,8 +1,8 @@
-"""The cost of an update for a coordinator: CPU, seconds, bytes on wire and disk, syncs, repeated updates.
+"""The cost of an update for a coordinator: CPU, seconds, bytes on the wire and on the disk, syncs, repeated updates.
 
 A real coordinator process runs with a real Mosquitto, and robots (benchmarks/programs/robots.py) play the
-devices: FedProto, with 20 kB of prototypes each. The figures are counted from the end of the first round to
-the end of the last training round.
+devices. The method is FedProto, with 20 kB of prototypes for each device. The figures are counted from the
+end of the first round to the end of the last training round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAST_SEEN = "protofleet_device_last_seen_timestamp_seconds{"
 
 # Settings with updates of 20 kB.
 PROTOTYPES = {"method": {"name": "fedproto"}, "network": {"name": "cnn4"}, "size": 32}
-# The figures that `cost` gives.
+# The figures in the result of `cost`.
 COST = {
     "coordinator's CPU an answer": Figure("ms"),
     "from the ask to the last answer": Figure("s"),
@@ -80,7 +80,7 @@ class Answers:
 
 
 def cost(before: Sample, after: Sample, records: list[dict[str, Any]], answers: int) -> dict[str, float]:
-    """Return the figures of `answers` updates between two samples, in the rounds of these records."""
+    """Return the figures for `answers` updates that arrived between two samples, in the rounds of these records."""
     said = after.told["answers said"] - before.told["answers said"]
     seconds = [phase["seconds"] for record in records for phase in record["phases"]]
     return {
@@ -96,22 +96,22 @@ def total(records: list[dict[str, Any]], what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    process: Counters  # Counters of the coordinator.
+    process: Counters  # Counters of the coordinator's process.
     syncs: int
     told: dict[str, int]  # Counts that the robots reported.
 
 
 class Swarm:
-    """A coordinator and its robots, which run inside the `with` block."""
+    """A coordinator and its robots. They run while the `with` block is executed."""
 
     def __init__(
         self, tree: Tree, folder: Path, robots: int, rounds: int, *,
         cohort: int = 0, hold_seconds: float = 0.0, sync_seconds: float = 0.0,
         learning: Mapping[str, Any] = PROTOTYPES,
     ) -> None:  # fmt: skip
-        """Keep the settings; `learning` has the settings of the robots' tasks."""
+        """Keep the settings. `learning` has the settings of the method and the network."""
         self.tree, self.folder, self.rounds, self.cohort = tree, folder, rounds, cohort or robots
-        # The names are short, so that ten thousand fit into one argument of a command.
+        # The names are short, so that ten thousand of them fit into one argument of a command.
         self.names = [f"r{i}" for i in range(robots)]
         self.hold_seconds, self.sync_seconds, self.learning = hold_seconds, sync_seconds, learning
         self.lines = folder / "runs" / FEDERATION / "rounds.jsonl"
@@ -176,7 +176,7 @@ class Swarm:
         return {"answers said": 0, "hellos": 0, "answers": 0, "back again": 0, **told}
 
     def heard_since(self, moment: float) -> int:
-        """Return the number of robots from which the coordinator has received a message since this moment."""
+        """Return the number of robots from which the coordinator has received a message since `moment`."""
         with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=60) as page:
             lines = page.read().decode().splitlines()
         return sum(float(line.split()[-1]) > moment for line in lines if line.startswith(LAST_SEEN))
@@ -185,7 +185,7 @@ class Swarm:
         return Sample(counters(self.process.pid), self.syncs.count, self.ask_robots())
 
     def at_round(self, number: int) -> Sample:
-        """Return a sample as soon as `number` rounds have ended."""
+        """Wait until `number` rounds have ended, and return a sample."""
         self.until(lambda: self._ended() >= number, f"round {number}")
         return self.sample()
 
@@ -196,7 +196,7 @@ class Swarm:
                 raise MeasureError(f"before {what} a process ended: {self.family.last_words()}")
             if time.monotonic() > deadline:
                 raise MeasureError(
-                    f"{what} did not come in {LIMIT_SECONDS:.0f} s: {self.family.last_words()}"
+                    f"{what} did not happen within {LIMIT_SECONDS:.0f} s: {self.family.last_words()}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -204,19 +204,25 @@ class Swarm:
         return self.lines.read_bytes().count(b"\n") if self.lines.exists() else 0
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the records of all rounds after the end of the run; raise MeasureError if it went wrong."""
+        """Wait for the end of the run, and return the records of all rounds.
+
+        If the run has failed, MeasureError is raised.
+        """
         code = self.process.wait(LIMIT_SECONDS)
         records: list[dict[str, Any]] = [json.loads(line) for line in self.lines.read_text().splitlines()]
         told = self.ask_robots()
         if code != 0 or len(records) != self.rounds + 1:
-            raise MeasureError(f"exit code {code} after {len(records)} rounds: {self.family.last_words()}")
+            raise MeasureError(
+                f"the coordinator ended with exit code {code} after {len(records)} rounds: "
+                f"{self.family.last_words()}"
+            )
         for record in records:
             answered = [len(phase["answered"]) for phase in record["phases"]]
             asked = len(self.names) if record["kind"] == "evaluation" else self.cohort
             if set(answered) != {asked} or record["late"] or record["dropped"] or record["attempt"] > 1:
                 raise MeasureError(f"round {record['round']} went wrong: {answered} answered of {asked}")
         if odd := {k: n for k, n in told.items() if k.startswith(("connections lost", "receipts: refused"))}:
-            raise MeasureError(f"the robots met {odd}")
+            raise MeasureError(f"the robots counted errors: {odd}")
         if not self.syncs.count:
-            raise MeasureError("not one sync was counted: the library that counts them was not loaded")
+            raise MeasureError("no sync was counted, so the library that counts syncs was not loaded")
         return records

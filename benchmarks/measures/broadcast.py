@@ -1,4 +1,4 @@
-"""One model to a thousand devices, and a thousand models back: bytes on the wire over those of the arrays."""
+"""One model to a thousand devices, and a thousand models back: bytes on the wire divided by bytes of arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost, total
 
-# A model of 193*253 + 254*16 + 17*10 = 53,063 parameters: 212 kB, four blocks.
+# The model has 193*253 + 254*16 + 17*10 = 53,063 parameters: 212 kB in four blocks.
 MODEL = {"method": {"name": "fedavg"}, "network": {"name": "mlp", "feature_size": 253}, "size": 8}
 
 

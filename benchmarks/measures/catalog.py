@@ -1,6 +1,6 @@
 """All measures, by name.
 
-Some measures take minutes, or need something that not every machine has. They run only if they are named.
+Some measures take minutes, or need something that is not on every machine. These run only if they are named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.measures.stack import Stack
 
 
 def ratio() -> Figure:
-    """Return a figure for a ratio within one run, which is valid on any machine."""
+    """Return a figure for a ratio within one run. Such a ratio can be compared between machines."""
     return Figure("", steady=True)
 
 
@@ -142,7 +142,7 @@ LARGE_DEVICE = Program(
     },
     {"megabytes": 180.0, "devices": 1, "rounds": 1},
 )
-SIZES = (0.02, 1.0, 10.0, 45.0, 180.0)  # Megabytes of a model.
+SIZES = (0.02, 1.0, 10.0, 45.0, 180.0)  # Sizes of a model in megabytes.
 
 
 def of_size(megabytes: float) -> Program:

@@ -1,4 +1,4 @@
-"""Fleets in which few devices get tasks: ten thousand connected, and a broker restart with a thousand."""
+"""Fleets in which few devices get tasks: ten thousand connected devices, and a broker restart with a thousand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost
 
-STABLE_SECONDS = 12.0  # Seconds after which a lost connection is tried again at once.
+STABLE_SECONDS = (
+    12.0  # A connection that lasted this number of seconds is tried again at once after it is lost.
+)
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 120.0
 
@@ -76,11 +78,11 @@ class Restart:
         }
 
     def _watch(self, swarm: Swarm, killed: float) -> tuple[float, float, float]:
-        """Return the seconds from the broker's start to three moments.
+        """Return three numbers of seconds since the broker's start.
 
-        They are the hello of the first robot, the hello of the last robot, and the moment when the
-        coordinator has received a message from every robot. A hello is lost if the coordinator is not
-        connected again yet, but the first message of a robot's new connection is retained.
+        They are the times of the first robot's hello, of the last robot's hello, and of the moment when the
+        coordinator has received a message from every robot. A hello is lost if the coordinator has not
+        connected again. But the first message of a robot's new connection is retained.
         """
         began, first, last = time.monotonic(), 0.0, 0.0
         while (seconds := time.monotonic() - began) < LIMIT_SECONDS:
@@ -92,5 +94,6 @@ class Restart:
                     return first, last, time.monotonic() - began
             time.sleep(POLL_SECONDS)
         raise MeasureError(
-            f"after {LIMIT_SECONDS:.0f} s {swarm.ask_robots()}, {swarm.heard_since(killed)} robots heard"
+            f"after {LIMIT_SECONDS:.0f} s {swarm.ask_robots()}, {swarm.heard_since(killed)} robots have sent a "
+            "message"
         )

@@ -2,13 +2,14 @@
 
 Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in
 its own virtual environment with Flower and NumPy. Its app trains nothing and needs no torch, so it is as
-light as Flower can be. Our devices load torch and train a real network. Telemetry and the check for updates
-are off, and so is `uv sync` for every task. No other setting is changed.
+light as an app of Flower can be. Our devices load torch and train a real network. Telemetry, the check for
+updates and `uv sync` for every task are off. No other setting is changed.
 
 A round of Flower is timed from the end of the previous round, and a round of protofleet from the task to the
-last update. The same proxy counts the bytes of both. It is in front of the superlink or the broker, and counts
-from the moment when all devices are present to the end of the last round. It counts all bytes of the devices'
-TCP streams, including polls. Bytes that Flower's processes of one device send to each other are not counted.
+last update. The same proxy counts the bytes of both. It is in front of the superlink or the broker, and
+counts from the moment when all devices are present to the end of the last round. It counts all bytes of the
+devices' TCP streams, including polls. Bytes between Flower's processes of one device are not counted.
+
 Idle memory is the memory of all processes before the first round, when all devices are present. RSS counts
 shared pages in each process, and PSS counts them once.
 """
@@ -36,10 +37,10 @@ from benchmarks.programs.counted import payload
 from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS
 from protofleet.federation.brokers.ports import free_port
 
-VERSION = "1.41.0"  # Flower's command line changes every few versions.
+VERSION = "1.41.0"  # The version is fixed, because Flower's command line changes every few versions.
 PEER = f"Flower {VERSION}"
 WANTED = (f"flwr=={VERSION}", "numpy>=2,<3")
-# The limits leave room for a busy machine, which takes ten times as long.
+# These limits are long enough for a busy machine, which needs ten times as long.
 INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 600.0, 1800.0
 SHAPES = [list(w.shape) for w in MODEL.model().state_dict().values()]
 QUIET = {
@@ -103,7 +104,8 @@ class Flower:
     def _flower(self, programs: Path, folder: Path) -> dict[str, Any]:
         folder.mkdir()
         with contextlib.ExitStack() as stack:
-            path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # A superlink starts its helpers by name.
+            # A superlink starts its helper programs by name, so their folder must be in PATH.
+            path = f"{programs}{os.pathsep}{os.environ['PATH']}"
             family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": str(folder), "PATH": path}))
             link = superlink(family)
             proxy = stack.enter_context(CountingProxy(link))
@@ -124,7 +126,7 @@ class Flower:
 
 
 def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Path:
-    """Return the Python of a virtual environment with Flower, which is kept from one run to the next."""
+    """Return the Python of a virtual environment with Flower. The environment is kept for later runs."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "protofleet" / name
     python = folder / "bin" / "python"
@@ -133,7 +135,7 @@ def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Pa
             asked([sys.executable, "-m", "venv", str(folder)])
         asked([str(python), "-m", "pip", "install", "--quiet", *wanted])
     except NotInstalled:
-        shutil.rmtree(folder, ignore_errors=True)  # An incomplete environment would fail every time.
+        shutil.rmtree(folder, ignore_errors=True)  # An incomplete environment would fail in every later run.
         raise
     return python
 
@@ -145,7 +147,7 @@ def asked(command: Sequence[str]) -> None:
         said = (error.stderr or error.stdout or "it said nothing").strip().splitlines()
         raise NotInstalled(f"{' '.join(command[1:])}: {said[-1]}") from None
     except subprocess.TimeoutExpired:
-        raise NotInstalled(f"{' '.join(command[1:])}: no end after {INSTALL_SECONDS:.0f} s") from None
+        raise NotInstalled(f"{' '.join(command[1:])}: not finished after {INSTALL_SECONDS:.0f} s") from None
 
 
 def superlink(family: Family) -> int:
@@ -172,14 +174,14 @@ def until(what: str, true: Callable[[], bool], family: Family) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not true():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"not after {START_SECONDS:.0f} s: {what}; {family.last_words()}")
+            raise RuntimeError(f"still not true after {START_SECONDS:.0f} s: {what}; {family.last_words()}")
         time.sleep(0.2)
 
 
 def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
-    """Give the app to the superlink, and return the file in which it will note the end of each round.
+    """Give the app to the superlink, and return the file that will contain the time at the end of each round.
 
-    The server part of the app writes the notes.
+    The server part of the app writes these times.
     """
     (family.folder / "config.toml").write_text(CONFIG.format(address=f"{LOOPBACK}:{link}"))
     notes, wish = family.folder / "notes", family.folder / "run.toml"
@@ -192,7 +194,7 @@ def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
 
 
 def follow(notes: Path, proxy: CountingProxy, rounds: int) -> list[tuple[float, int]]:
-    """Return pairs of the end of a round and the bytes until this end.
+    """Return for each round the time of its end, and the bytes until then.
 
     The first pair is for the beginning of the first round.
     """

@@ -1,10 +1,10 @@
 """A round of ten devices that train: ours in shared processes, and Flower's simulation, in the same run.
 
-Both train the network of benchmarks/programs/bare.py on the same number of samples with the same steps, with
-as many worker processes of one torch thread as there are cores. Our messages are sealed and go through a
-real broker, and each update is stored on the disk. Flower's simulation (Ray, in its own environment) passes
-objects in memory. Neither evaluates. Seconds and CPU of all processes are counted from the end of the first
-round to the end of the last one.
+Both train the network of benchmarks/programs/bare.py on the same number of samples with the same steps. Both
+have as many worker processes as there are cores, each with one torch thread. Our messages are sealed and go
+through a real broker, and each update is stored on the disk. Flower's simulation (Ray, in its own
+environment) passes objects in memory. No model is evaluated. Seconds and CPU of all processes are counted
+from the end of the first round to the end of the last one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.programs.hosted_round import ROUNDS
 from benchmarks.programs.round_cost import EXAMPLES
 from benchmarks.programs.rounds import DEVICES
 
-# The torch is the same as ours.
+# Flower's environment has the same version of torch as ours.
 WANTED = (f"flwr[simulation]=={VERSION}", "numpy>=2,<3", f"torch=={version('torch')}")
 LIMIT_SECONDS, POLL_SECONDS = 1800.0, 0.01
 
@@ -98,11 +98,11 @@ class FlowerSimulation:
         return {"seconds": (last - first) / rounds, "cpu": (after - before) / rounds}
 
     def _ended(self, family: Family, notes: Path, number: int) -> tuple[float, float]:
-        """Return the moment when this round ended, and the CPU seconds of all processes just after it."""
+        """Wait for the end of a round. Return its time, and the CPU seconds of all processes just after it."""
         deadline = time.monotonic() + LIMIT_SECONDS
         while True:
             moments = notes.read_text().split("\n")[:-1] if notes.exists() else []
-            if len(moments) > number:  # The first moment is before the first round.
+            if len(moments) > number:  # The first time in the file is the beginning of the first round.
                 return float(moments[number]), family.cpu_seconds()
             if time.monotonic() > deadline or family.started[-1].poll() is not None:
                 raise RuntimeError(f"round {number} did not end; {family.last_words()}")

@@ -1,4 +1,4 @@
-"""The cost of devices without a task: in a round, only ten of many devices get a task.
+"""The cost of devices without a task. In the measured round, only ten of many devices get a task.
 
 These ten devices send their updates only after minutes.
 """
@@ -19,7 +19,7 @@ from benchmarks.measures.answers import Swarm
 class Idle:
     robots: int
     asked: int = 10
-    settle_seconds: float = 60.0  # Seconds from the first task to the start of the count.
+    settle_seconds: float = 60.0  # Seconds from the first task until the counting begins.
     seconds: float = 120.0
     figures: ClassVar = {
         "coordinator's CPU": Figure("% of a core"),
@@ -47,9 +47,9 @@ class Idle:
             time.sleep(self.seconds)
             after = swarm.sample()
         if after.told["connected"] != self.robots or after.told["answers said"]:
-            raise MeasureError(f"they were not idle: {after.told}")
+            raise MeasureError(f"the robots were not idle: {after.told}")
         if not after.syncs:
-            raise MeasureError("not one sync was counted: the library that counts them was not loaded")
+            raise MeasureError("no sync was counted, so the library that counts syncs was not loaded")
         return {
             "coordinator's CPU": (after.process - before.process).cpu_ns / 1e7 / self.seconds,
             "syncs": (after.syncs - before.syncs) / self.seconds,

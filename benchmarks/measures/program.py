@@ -1,4 +1,4 @@
-"""A measure that a program in benchmarks/programs makes, with the tree's code."""
+"""A measure that a program in benchmarks/programs takes, with the code of a tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Program:
     name: str
     what: str
     program: str  # Name of a program in benchmarks/programs.
-    # Figures by the names that the program prints; "table: name" is a figure in an inner table.
+    # Figures by the names that the program prints. "table: name" is the value `name` in the inner table `table`.
     figures: dict[str, Figure]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -33,7 +33,9 @@ class Program:
                 raise MeasureError(str(error)) from None
         found = flat(json.loads(said.splitlines()[-1]))
         if missing := sorted(self.figures.keys() - found.keys()):
-            raise MeasureError(f"{self.program} gave no {', '.join(missing)}; it gave {sorted(found)}")
+            raise MeasureError(
+                f"{self.program} did not print {', '.join(missing)}; it printed {sorted(found)}"
+            )
         return {name: float(found[name]) for name in self.figures}
 
 

@@ -1,4 +1,4 @@
-"""`protofleet run` as a user starts it: seconds, CPU and memory until its first round, and until its end."""
+"""`protofleet run` as a user starts it: seconds, CPU and memory until the end of its first round, and of the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LIMIT_SECONDS = 600.0
 class Run:
     devices: int = 10
     rounds: int = 5
-    process_each: bool = False  # Each device has its own process, also if devices would share processes.
+    # True if each device must have its own process, also where devices would usually share processes.
+    process_each: bool = False
     figures: ClassVar = {
         "first round": Figure("s"),
         "CPU of all until then": Figure("s"),
@@ -67,13 +68,13 @@ class Run:
             "memory of all then": memory["pss_MB"],
             "whole run": whole,
             "after the last round": whole - last,
-            # CPU of all processes for which `run` and then this process waited.
+            # CPU of all processes that have ended: `run` has waited for its children, and this process for `run`.
             "CPU of the whole run": after.children_user + after.children_system
             - spent.children_user - spent.children_system,
         }  # fmt: skip
 
     def start(self, tree: Tree, folder: Path, family: Family) -> Path:
-        """Start the run, and return the file into which it writes its rounds."""
+        """Start the run, and return the path of its rounds.jsonl."""
         (folder / "experiment.toml").write_text(write_toml(self._experiment()))
         command = tree.command(
             "protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")
@@ -95,7 +96,9 @@ class Run:
         summary = lines.with_name("summary.json")
         records = [json.loads(line) for line in lines.read_text().splitlines()]
         if not summary.exists() or len(records) != self.rounds + 1:
-            raise MeasureError(f"the run wrote {len(records)} rounds of {self.rounds} and an evaluation")
+            raise MeasureError(
+                f"the run wrote {len(records)} records instead of {self.rounds} rounds and an evaluation"
+            )
         missing = [r["round"] for r in records[:-1] if len(r["participants"]) != self.devices]
         if missing:
             raise MeasureError(f"rounds {missing} ended without all of the {self.devices} devices")

@@ -1,6 +1,6 @@
-"""Memory of all processes of `protofleet run`, sampled from start to end: the highest value counts.
+"""Memory of all processes of `protofleet run`, sampled from start to end. One figure is the highest value.
 
-The median through the rounds is a second figure.
+The other figure is the median over the samples during the rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.harness.processes import Family
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.run import LIMIT_SECONDS, Run
 
-# Seconds between two samples. A batch of samples takes less time, and the training of a device takes more.
+# Seconds between two samples. Training a batch takes less time, and the training of a device takes more.
 PAUSE_SECONDS = 0.05
 
 
@@ -44,7 +44,7 @@ class RunMemory:
         self.run.check(lines)
         through = [held for rounds, held in seen if 1 <= rounds < self.run.rounds]
         if not through:
-            raise MeasureError("the rounds were over before anybody looked; take more of them")
+            raise MeasureError("the rounds were over before the memory was sampled; use more rounds")
         return {
             "memory of all at most": max(held for _, held in seen),
             "memory of all, median through the rounds": statistics.median(through),

@@ -1,7 +1,7 @@
-"""`make up` on images that exist: seconds to its first round, and the memory of each container in the third.
+"""`make up` on images that exist: seconds until its first round, and the memory of each container in the third round.
 
-The environment variable UP has further arguments, in the form of `make up ARGS=`. Memory is the kernel's PSS:
-pages that containers share, such as those of torch, are counted once and divided among them.
+The environment variable UP contains further arguments, as in `make up ARGS=`. Memory is the kernel's PSS:
+pages that containers share, such as those of torch, are counted once and divided among the containers.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Programs that run with the code of the measured tree; each measures something itself, and prints JSON."""
+"""Programs that run with the code of the measured tree. Each program measures something and prints JSON."""

@@ -1,8 +1,8 @@
 """The training of a round and a plain PyTorch loop over the same data, in turn in this process.
 
 The loop is a round of federated averaging without a framework: it loads the model, trains on each device's
-data, and sums the weights. The product's trainer does the same without the sum. It includes everything
-that a process of devices adds (jobs, signs of life at each module, deadlines), but no network and no disk.
+data, and sums the weights. The product's trainer does the same without the sum. It includes everything that a
+process of devices adds (jobs, signs of life at each module, deadlines), but no network and no disk.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Array
 
-CLASSES, SIZE, WIDTH = 31, 8, 251  # These give 53,002 parameters.
+CLASSES, SIZE, WIDTH = 31, 8, 251  # With these numbers, the network has 53,002 parameters.
 BATCH, LR, MOMENTUM, DECAY = 32, 0.01, 0.9, 1e-5
 
 
 def measure(
     devices: int = 10, examples: int = 600, rounds: int = 6, width: int = WIDTH, epochs: int = 1
 ) -> dict[str, float]:
-    """Return the medians of CPU and seconds of a round, and the median ratio of CPU in pairs."""
+    """Return the medians of the CPU and the seconds of a round, and the median ratio of the CPU of each pair."""
     torch.set_num_threads(1)
     Process("bare").heartbeats.beat("work")
     hyper = {"epochs": epochs, "batch": BATCH, "lr": LR}
@@ -48,7 +48,7 @@ def measure(
         with no_hooks():
             bare.append(cost(partial(bare_round, model, shards, epochs)))
         ours.append(cost(partial(trained, broadcast, jobs, number + 1)))
-    bare, ours = bare[1:], ours[1:]  # The first round of each also contains preparations.
+    bare, ours = bare[1:], ours[1:]  # The first rounds are left out, because they also contain preparations.
     return {
         "bare cpu": statistics.median(cpu for cpu, _ in bare),
         "bare seconds": statistics.median(wall for _, wall in bare),
@@ -68,9 +68,9 @@ def job_of(plan: Plan, shard: MadeUp, name: str) -> Job:
 
 @contextlib.contextmanager
 def no_hooks() -> Iterator[None]:
-    """Remove the hooks on all modules of the process inside this context.
+    """Remove the hooks on all modules of the process during the `with` block.
 
-    The product's hook is one of them, and the plain loop would pay for it too.
+    The product adds such a hook, which would also slow down the plain loop.
     """
     hooks = torch_modules._global_forward_hooks
     kept = dict(hooks)

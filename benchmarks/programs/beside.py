@@ -1,7 +1,7 @@
 """The bytes that a round costs a device on the wire in addition to its arrays, by kind of message.
 
-A federation runs in one process, with sealed messages. Every PUBLISH is measured where the broker takes it,
-with the size that it would have on a socket.
+A federation runs in one process, with sealed messages. The size of every PUBLISH is measured where the broker
+receives it. It is the size that the PUBLISH would have on a socket.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLICY = Policy(
     settle_seconds=0.5,
 )
 KINDS = ("task", "block", "want", "update", "receipt")
-# Widths of an embedding, by the size of ten prototypes in float32 with their labels and counts.
+# The width of the embedding for each size of ten prototypes. The size includes labels and counts.
 WIDTHS = {
     "10 kB": 256,
     "3.5 kB": 85,
@@ -39,10 +39,10 @@ BLOCK = b"PF\x02"
 
 
 class Scale:
-    """A meter that weighs every packet on its way into the simulated broker."""
+    """A meter that measures the size of every packet on its way into the simulated broker."""
 
     def __init__(self, run: Simulation) -> None:
-        # Bytes by (device, kind); messages to all devices have the device "".
+        # Bytes by (device, kind of message). Messages to all devices are counted for the device "".
         self.bytes: Counter[tuple[str, str]] = Counter()
         self._publish = run.broker.publish
         run.broker.publish = self.publish  # type: ignore[method-assign]
@@ -54,12 +54,12 @@ class Scale:
         self._publish(topic, frame, retain)
 
     def of(self, devices: Sequence[str], kind: str) -> float:
-        """Return the mean bytes of one device, with the messages to all devices."""
+        """Return the mean number of bytes of a kind for one device, including the messages to all devices."""
         return self.bytes["", kind] + sum(self.bytes[device, kind] for device in devices) / len(devices)
 
 
 def kind_of(frame: bytes) -> str:
-    """Return the kind of a message, as a broker can read it."""
+    """Return the kind of a message, which a broker can also read."""
     if frame[:3] == BLOCK:
         return "block"
     header: list[str] = msgpack.unpackb(frame[5 : 5 + int.from_bytes(frame[3:5], "little")])
@@ -67,7 +67,7 @@ def kind_of(frame: bytes) -> str:
 
 
 def weighed(folder: Path, width: int) -> tuple[Simulation, Scale]:
-    """Run FedProto to its end, and return the run with its meter."""
+    """Run FedProto until the run ends, and return the run and its meter."""
     shards = {
         name: measured(made_up(name, CLASSES, SIZE, 40)) for name in map("device-{}".format, range(DEVICES))
     }
@@ -86,7 +86,7 @@ def measured(data: MadeUp) -> MadeUp:
 def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, float]:
     """Return the bytes of one device in a round: those of the arrays, and the other bytes by kind of message.
 
-    The evaluation counts as one round.
+    The evaluation counts as one more round.
     """
     rounds, payload = ROUNDS + 1, run.service.link.meter.payload
     up = sum(n for (way, _), n in payload.items() if way == UP) / len(run.agents)
@@ -97,18 +97,18 @@ def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, fl
 
 
 def beside(found: dict[str, float]) -> float:
-    """Return the bytes of a round without those of its arrays."""
+    """Return the bytes of a round that do not belong to arrays."""
     return sum(found[kind] for kind in KINDS)
 
 
 def ratio(found: dict[str, float]) -> float:
-    """Return wire over payload, for both directions."""
+    """Return the bytes on the wire divided by the bytes of arrays, for both directions together."""
     payload = found["arrays up"] + found["arrays down"]
     return (payload + beside(found)) / payload
 
 
 def ratio_up(found: dict[str, float]) -> float:
-    """Return wire over payload for the update, including the messages that ask for its blocks."""
+    """Return the same ratio for updates only. The messages that request their blocks are included."""
     return (found["arrays up"] + found["want"] + found["update"]) / found["arrays up"]
 
 

@@ -1,7 +1,7 @@
 """Our side of the comparison with Flower (benchmarks/measures/flower.py): rounds, socket bytes, idle memory.
 
-`python -m benchmarks.programs.counted FOLDER [DEVICES ROUNDS]` runs in its own process, so that its memory is
-that of a coordinator.
+`python -m benchmarks.programs.counted FOLDER [DEVICES ROUNDS]` runs in its own process. The memory of this
+process is then the memory of a coordinator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLES = 31
 
 
 def payload(devices: int) -> int:
-    """Return the bytes of a round's arrays; each device counts with one model down and one model up."""
+    """Return the bytes of the arrays of a round: for each device, one model down and one model up."""
     model: int = sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
     return 2 * devices * model
 
@@ -48,7 +48,7 @@ def measured(folder: Path, devices: int = DEVICES, rounds: int = ROUNDS) -> dict
 
 
 class Present(Clockwork):
-    """An observer that takes the idle memory, and notes the bytes so far, when the last device has joined."""
+    """An observer that measures idle memory and the bytes so far at the moment when the last device has joined."""
 
     def __init__(self, family: Family, devices: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A real fleet for measuring: a broker, device processes with random data, a coordinator in this process."""
+"""A real fleet for measures: a broker, device processes with random data, and a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ PATIENCE = 120.0
 class EndRun(BaseException):
     """An exception with which an observer ends the run.
 
-    An `Exception` of an observer does not affect a run, so this is a BaseException.
+    If an observer raises an `Exception`, the run goes on. Therefore this is a BaseException.
     """
 
 
 @dataclass
 class Clockwork:
-    """An observer that notes the duration of each phase, and the working time of its slowest device."""
+    """An observer that notes the duration of each phase, and how long its slowest device worked."""
 
     asked_at: float = 0.0
     slowest: float = 0.0
-    # Tuples (phase, seconds of the phase, seconds of work in the phase).
+    # Tuples of the phase, the seconds of the phase, and the seconds that its slowest device worked.
     phases: list[tuple[str, float, float]] = field(default_factory=list)
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
-        """Do nothing, because phases are timed from the task to the last update."""
+        """Do nothing. The duration of a phase is noted in another method."""
 
     def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
-        """Do nothing; this is called every few seconds while an update is transferred."""
+        """Do nothing. The coordinator calls this method every few seconds while an update is transferred."""
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
         self.asked_at, self.slowest = time.monotonic(), 0.0
@@ -86,9 +86,9 @@ def members(
     examples: int,
     ports: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start device processes that have random data and do real work on it.
+    """Start device processes with random data, on which they really train.
 
-    `ports` has the ports of the devices that do not reach the broker at its own port.
+    If a device does not use the broker's own port, `ports` has its port.
     """
     for name in (COORDINATOR, *names):
         make_keys(folder / "keys", name)
@@ -114,7 +114,7 @@ def members(
 def conduct(
     folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, observer: Clockwork
 ) -> CoordinatorService:
-    """Run a whole federation from here, over the broker, and return the coordinator's service afterwards."""
+    """Run a whole federation from this process over the broker, and return the coordinator's service."""
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     topics = Topics(FEDERATION)
     spool = Spool(folder / "spool")

@@ -2,7 +2,7 @@
 
 The network has 53,002 parameters, and each device trains one epoch on 600 samples, as in `round_cost`. The
 coordinator runs in this process. CPU is counted from the end of the first training phase to the end of the
-last one.
+last training phase.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUNDS = 3
 
 
 class MadeUpShards(Shards):
-    """Random images, different ones for each device."""
+    """Random images. Each device has its own images."""
 
     def load(self, settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
         data = made_up(f"device-{settings.part}", MODEL.classes, MODEL.size, EXAMPLES)
@@ -51,7 +51,7 @@ class MadeUpShards(Shards):
 class MemoryClock(CpuClock):
     """An observer that also notes the memory of its processes at the end of the first training phase.
 
-    A training phase ends with its last update.
+    The phase ends with its last update.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def measure(devices: int, processes: int = 1, rounds: int = ROUNDS, epochs: int 
             conduct(folder, plan, policy, running.address, clock)
     (first, began), (last, ended), counted = clock.marks[0], clock.marks[-1], len(clock.marks) - 1
     if counted != rounds - 1:
-        raise RuntimeError(f"{counted + 1} training phases of {rounds} were seen to their end")
+        raise RuntimeError(f"{counted + 1} training phases of {rounds} have ended")
     return {
         "memory of all": clock.memory, "first round": clock.first_round,
         "CPU a device's round": 1000 * (last - first) / counted / devices,

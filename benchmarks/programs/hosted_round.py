@@ -1,9 +1,9 @@
 """A round of ten devices in shared processes, with all its costs, and a plain PyTorch loop in one process.
 
 The loop (benchmarks/programs/bare.py) has the same network, samples and steps and takes the mean of the
-weights. It is measured before the federation and after it, so that both meet the same machine. For the
-federation everything that a round needs is counted: devices, coordinator and broker, sealed messages,
-everything on the disk.
+weights. It is measured before and after the federation, so that a change of the machine's load does not
+favour one of them. The cost of the federation includes everything that a round needs: devices, coordinator
+and broker, sealed messages and all writes to the disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS = 10
 def measure(
     epochs: int = 1, processes: int = 1, rounds: int = ROUNDS, devices: int = DEVICES
 ) -> dict[str, float]:
-    """Return the cost of a round; with `processes` = 0 there is one process for each core."""
+    """Return the cost of a round. If `processes` is 0, there is one process for each core."""
     before = bare.measure(devices, EXAMPLES, epochs=epochs)
     found = hosted.measure(devices, processes or os.cpu_count() or 1, rounds, epochs)
     after = bare.measure(devices, EXAMPLES, epochs=epochs)

@@ -1,4 +1,4 @@
-"""Keys for benchmarks, without a root of a federation."""
+"""Keys for benchmarks. They need no root key of a federation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 
 def make_keys(folder: Path, name: str) -> None:
-    """Make a key pair under `folder` if there is none; devices' public keys go to `public/`."""
+    """Make a key pair under `folder` if there is none. The public keys of devices are written to `public/`."""
     path = folder / f"{name}.key"
     if path.exists():
         keys = load_keys(path)

@@ -1,4 +1,4 @@
-"""Large models: the bytes that a coordinator writes for its updates, and the peak memory of a device."""
+"""Large models: the bytes that a coordinator writes to the disk for updates, and the peak memory of a device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from protofleet.protocol.link.meter import UP
 from protofleet.protocol.wire.messages import Update
 from protofleet.runtime.allocator import return_large_blocks
 
-INPUTS = 3 * 32 * 32 + 1  # Numbers of an image, and one for the bias.
+INPUTS = 3 * 32 * 32 + 1  # Numbers of an image, plus one for the bias.
 
 
 def plan_of(megabytes: float, rounds: int, steps: int) -> Plan:
-    """Return a plan whose model is nearly all in one array.
+    """Return a plan in which one array has nearly all weights of the model.
 
     A device has so few samples that an epoch is one step.
     """
@@ -44,9 +44,9 @@ class Peaks(Clockwork):
 
 
 def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: int = 1) -> dict[str, float]:
-    """Measure peaks, and the ratio of the bytes that this process makes dirty on the disk to those of updates.
+    """Measure peaks of memory, and the bytes written to the disk divided by the bytes of updates.
 
-    This process conducts the run.
+    This process is the coordinator of the run.
     """
     plan, names, peaks = plan_of(megabytes, rounds, steps), [f"device-{i}" for i in range(devices)], Peaks()
     with tempfile.TemporaryDirectory() as place:
@@ -57,11 +57,14 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: i
         with broker(folder) as running, members(folder, names, running.address, examples=2) as processes:
             peaks.process = processes[names[0]].pid
             service = conduct(folder, plan, policy, running.address, peaks)
-            # This is read before the devices end, because the kernel adds the bytes of an ended child to its parent.
+            # The counter is read before the devices end, because the kernel adds the bytes of an ended child to
+            # its parent.
             made_dirty = counters(os.getpid()).written
     came = sum(size for (way, _), size in service.link.meter.payload.items() if way == UP)
     model = sum(v.numel() * v.element_size() for v in plan.model().state_dict().values()) / MB
-    if came < 0.99 * devices * rounds * model * MB:  # Small values such as counters may be missing.
+    if (
+        came < 0.99 * devices * rounds * model * MB
+    ):  # Updates may lack small values of the model, such as counters.
         raise RuntimeError(
             f"{came / MB:.0f} MB of answers came, not {rounds} rounds of {devices} x {model:.0f} MB"
         )

@@ -1,4 +1,4 @@
-"""One device process of a benchmark: the product's Agent and transport, with random data."""
+"""A device process of a benchmark: the product's Agent and transport, with random data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass
 class MadeUp:
-    """Random images of a given number, in the shape that the plan's network takes."""
+    """Random images, as many as requested, in the shape that the plan's network takes."""
 
     domain: str
     classes: int

@@ -1,6 +1,7 @@
-"""The memory that a coordinator needs for a cohort of large updates, and that an idle device needs.
+"""The memory that a coordinator needs for a cohort of large updates, and the memory that an idle device needs.
 
-It is peak memory (VmHWM) or resident memory (VmRSS) as the kernel counts it, each in its own process.
+The kernel counts this as peak memory (VmHWM) or as resident memory (VmRSS). Each value is measured in its own
+process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.runtime.allocator import return_large_blocks
 
 COHORTS = (2, 20)
-# One array of 44.7 MB, which is the hardest shape for code that keeps one array at a time in memory.
+# The model is one array of 44.7 MB. This is the hardest case for code that keeps one array at a time in memory.
 LARGE = Plan("fedavg", 10, 1, size=32, network=Network("mlp", 3641), hyper={"epochs": 1, "lr": 1e-6})
 SMALL = Plan("fedavg", 10, 1000, size=32, network=Network("cnn23"), hyper={"epochs": 1})
 
@@ -47,20 +48,20 @@ def in_child(what: str, *arguments: object) -> float:
 
 
 def coordinator(cohort: int) -> float:
-    """Return the peak of this process when it conducts a round of device processes with large updates."""
+    """Return the peak memory of this process while it conducts a round with device processes and large updates."""
     names = [f"device-{i}" for i in range(cohort)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": LARGE.classes, "size": LARGE.size}))
         policy = Policy(quorum=cohort, cohort=cohort, settle_seconds=600.0, patience_seconds=1200.0)
-        return_large_blocks()  # protofleet.coordinator.main does the same.
+        return_large_blocks()  # protofleet.coordinator.main makes the same call.
         with broker(folder) as running, members(folder, names, running.address, examples=2):
             conduct(folder, LARGE, policy, running.address, Clockwork())
     return resident_megabytes("VmHWM")
 
 
 def device() -> float:
-    """Return the memory of a device that has accepted its plan, loaded its model and waits for work."""
+    """Return the memory of a device that has accepted its plan and loaded its model, and waits for a task."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": SMALL.classes, "size": SMALL.size}))
@@ -76,7 +77,7 @@ def device() -> float:
 class Joining(Clockwork):
     """An observer that ends the run when the device has joined.
 
-    The run would wait for a second device, which does not exist.
+    Otherwise the run would wait for a second device, which does not exist.
     """
 
     def __init__(self, process: int) -> None:
@@ -95,7 +96,7 @@ def torch() -> float:
 
 
 def torch_without_files() -> float:
-    """Return the memory of `import torch` without the pages of files, whose number depends on the page cache."""
+    """Return the memory of `import torch`. Pages of files are not counted, because they depend on the page cache."""
     return torch() - resident_megabytes("RssFile")
 
 

@@ -1,9 +1,9 @@
 """Devices that use the real protocol but train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`.
 
-Many devices run in one process, on one thread. They use the product's link and stores, and its times for hellos
-and repeats. Their updates are made-up prototypes, or the model of the broadcast with changed numbers. For every
-line on standard input, the program prints a line of JSON with the counts so far. At the end of the input, or at
-a signal, all devices leave.
+Many devices run in one process, on one thread. They use the product's link and stores, and the product's
+times for hellos and repeated messages. Their updates are random prototypes, or the model of the broadcast
+with changed numbers. For every line on standard input, the program prints a line of JSON with the counts so
+far. At the end of the input, or after a signal, all devices leave.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ from protofleet.protocol.wire.reasons import DisconnectReason, Rejected
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 
-CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 float32 are 20,480 bytes of prototypes.
+CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 numbers of float32 are 20,480 bytes of prototypes.
 METRICS = {
     "accuracy.test.personal": 0.5, "loss.test.personal": 1.0, "samples.test": 20.0, "seconds.work": 0.0,
 }  # fmt: skip
-TICK_SECONDS = 0.1  # Seconds between two checks for robots that must send something again.
+TICK_SECONDS = 0.1  # Seconds between two checks which robots must send something again.
 KEEPALIVE_SECONDS = 60
-LOOK_SECONDS = 10.0  # Seconds between two checks whether an idle connection needs a ping.
-RETRY_SECONDS = (0.5, 30.0)  # Seconds before a lost connection is tried again, the same as in the product.
+LOOK_SECONDS = 10.0  # Seconds between two checks whether an idle connection must send a ping.
+RETRY_SECONDS = (
+    0.5,
+    30.0,
+)  # Shortest and longest pause before a lost connection is tried again, as in the product.
 MAX_PACKET = 268_435_455
 
 
@@ -70,15 +73,15 @@ class Wish:
 
     names: list[str]
     federation: str
-    enrolled: str  # Folder that has a folder for each name.
+    enrolled: str  # A folder that contains a folder of keys for each name.
     folder: str
     port: int
     host: str = "127.0.0.1"
-    hold_seconds: float = 0.0  # Seconds between the task and the update of a robot.
+    hold_seconds: float = 0.0  # Seconds from a robot's task to its update.
 
 
 class Robot:
-    """One device: its connection, its link, and its state in the conversation."""
+    """One device: its connection, its link, and the messages that it waits for."""
 
     def __init__(self, wish: Wish, number: int, counts: Counter[str]) -> None:
         self.name, self.number, self.wish, self.counts = wish.names[number], number, wish, counts
@@ -98,7 +101,7 @@ class Robot:
         self.hello_at = self.held_until = self.reconnect_at = float("inf")
         self.finished = self.connected = self.sent_hello = self.was_lost = False
 
-    # Methods that the link calls on a transport.
+    # Methods that the link calls, because the robot is its transport.
 
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
         self.client.publish(topic, frame, 1, retain)
@@ -112,7 +115,7 @@ class Robot:
     def reject_connection(self, why: str) -> None:
         raise BrokerError(why)
 
-    # The connection to the broker.
+    # Methods for the connection to the broker.
     def connect(self) -> None:
         will = self.link.will(self.topics.device_state(self.name))
         self.client.will_set(will.topic, will.frame, 1, True)
@@ -141,7 +144,7 @@ class Robot:
 
     def _connected(self, _c: object, _d: object, _f: object, code: Any, told: Any) -> None:
         if code.is_failure:
-            raise BrokerError(f"{self.name}: the broker said {code}")
+            raise BrokerError(f"{self.name}: the broker refused the connection with code {code}")
         for topic in self.topics.device_subscriptions(self.name):
             self.subscribe(topic)
         self.link.adapt(getattr(told, "MaximumPacketSize", MAX_PACKET))
@@ -158,7 +161,7 @@ class Robot:
         if not self.finished:
             self.counts["connections lost"] += 1
 
-    # The conversation with the coordinator.
+    # Methods for the messages to and from the coordinator.
     @property
     def wake_at(self) -> float:
         if not self.connected:
@@ -180,7 +183,7 @@ class Robot:
             self._say(now)
 
     def hello_in_turn(self) -> None:
-        """Send a hello after a random delay, because all devices have a reason to send it at the same moment."""
+        """Send a hello after a random delay, because otherwise all devices would send it at the same moment."""
         self.timer.spread(time.monotonic())
         self.hello()
 
@@ -291,13 +294,13 @@ def over(message: Message) -> bool:
 
 
 class Robots:
-    """All robots of one process, with one selector for their sockets and a heap of their next times to act."""
+    """All robots of one process. They share a selector for sockets and a heap of the times at which they must act."""
 
     def __init__(self, wish: Wish) -> None:
         self.counts: Counter[str] = Counter()
         self.all = [Robot(wish, number, self.counts) for number in range(len(wish.names))]
         self.selector = selectors.DefaultSelector()
-        # The handle of each robot's socket, and the events for which the selector waits, by the robot's number.
+        # By the robot's number: the handle of the robot's socket, and the events for which the selector waits.
         self._watched: dict[int, tuple[int, int]] = {}
         self._due: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
@@ -307,13 +310,14 @@ class Robots:
         for robot in self.all:
             robot.connect()
             self._settle(robot, time.monotonic())
-            # Otherwise the broker would wait for the first robot until the last has connected.
+            # Without this call, the broker would get no bytes of the first robot until the last robot has
+            # connected.
             self._move_bytes(0.0)
         while self._move_bytes(TICK_SECONDS):
             self._wake_those_due(time.monotonic())
 
     def _move_bytes(self, seconds: float) -> bool:
-        """Move the bytes of all sockets that are ready, and return False when standard input has ended."""
+        """Send and receive bytes on all sockets that are ready. Return False if standard input has ended."""
         for key, events in self.selector.select(seconds):
             if key.data is not None:
                 self._move(key.data, events)
@@ -331,7 +335,7 @@ class Robots:
         while self._heap and self._heap[0][0] <= now:
             due, number = heapq.heappop(self._heap)
             if due != self._due.get(number):
-                continue  # Another time has been set since then.
+                continue  # The robot's time has been changed after this entry was added.
             robot = self.all[number]
             if not robot.finished:
                 robot.wake(now)
@@ -346,10 +350,11 @@ class Robots:
         self._settle(robot, time.monotonic())
 
     def _settle(self, robot: Robot, now: float) -> None:
-        """Set the events to wait for on a robot's socket, and the time of the next check of the robot."""
+        """Set the events for which the selector waits on a robot's socket, and the time of the robot's next check."""
         self._watch(robot, now)
         due = now + LOOK_SECONDS if robot.finished else min(robot.wake_at, now + LOOK_SECONDS)
-        # If the new time is later, the earlier check finds nothing to do. This is cheaper than a change of the heap.
+        # A later time needs no change: at the earlier time, the check finds nothing to do. This costs less than
+        # changing the heap.
         if not now < self._due.get(robot.number, 0.0) <= due:
             self._due[robot.number] = due
             heapq.heappush(self._heap, (due, robot.number))
@@ -372,7 +377,7 @@ class Robots:
         self._watched[robot.number] = handle, events
 
     def _forget(self, robot: Robot, handle: int) -> None:
-        """Remove a closed socket from the selector, unless another robot has taken its handle."""
+        """Remove a closed socket from the selector, if no other robot has its handle by now."""
         del self._watched[robot.number]
         key = self.selector.get_map().get(handle)
         if key is not None and key.data is robot:

@@ -1,9 +1,9 @@
 """The CPU of a whole round, for all processes together.
 
 Ten device processes and a broker run, with a coordinator in this process. The network has 53,002 parameters,
-and each device trains one epoch on 600 samples. The cost is counted from the end of the first training phase
-to the end of the last one. It is compared with the same training as a plain PyTorch loop in one process
-(benchmarks/programs/bare.py).
+and each device trains one epoch on 600 samples. The CPU is counted from the end of the first training phase
+to the end of the last training phase. It is compared with the same training as a plain PyTorch loop in one
+process (benchmarks/programs/bare.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure() -> dict[str, float]:
             conduct(folder, MODEL, policy, running.address, clock)
     (first, began), (last, ended), rounds = clock.marks[0], clock.marks[-1], len(clock.marks) - 1
     if rounds != MODEL.rounds - 1:
-        raise RuntimeError(f"{rounds + 1} training phases of {MODEL.rounds} were seen to their end")
+        raise RuntimeError(f"{rounds + 1} training phases of {MODEL.rounds} have ended")
     cpu, seconds = (last - first) / rounds, (ended - began) / rounds
     return {
         "cpu": cpu, "seconds": seconds, "cpu over bare": cpu / alone["bare cpu"],

@@ -1,6 +1,6 @@
 """`python -m benchmarks.programs.show NAME ['{"argument": ...}']`: prints the result of `measure` as JSON.
 
-NAME is a program in this folder.
+NAME is the name of a program in this folder.
 """
 
 from __future__ import annotations

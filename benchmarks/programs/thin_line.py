@@ -1,9 +1,9 @@
 """A 1 MB update over a slow, long, lossy line: 250 kbit/s, 300 ms for each round trip, 2 of 100 packets lost.
 
 A proxy between the device and the broker delays the bytes. It cannot lose a packet of a TCP stream that it
-forwards, so it copies the effect of a loss on the stream. The segment arrives one retransmission later (a
-round trip and 200 ms), nothing behind it arrives before it, and it uses its share of the line twice.
-Congestion control does not lower the rate itself, so a real line with many losses is slower.
+forwards, so it imitates the effect of a loss on the stream. A lost segment arrives later, after a round trip
+and 200 ms. The segments behind it wait for it, and it uses its share of the line twice. The proxy does not
+lower the rate as congestion control would, so a real line with many losses is slower.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 SIZE = 1_000_000
 SEGMENT = 1448
-RETRANSMIT_SECONDS = 0.2  # Seconds that a retransmission takes in addition to a round trip.
-BUFFER_SECONDS = 0.5  # Seconds of data that wait in the sender's system for the line.
+RETRANSMIT_SECONDS = 0.2  # Seconds that a retransmission takes, in addition to a round trip.
+BUFFER_SECONDS = (
+    0.5  # The line accepts data for this number of seconds in advance, like the send buffer of a system.
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Line:
 
 
 class Direction:
-    """One direction of the line: it computes when bytes that are read now will arrive."""
+    """One direction of the line. It computes when the bytes that are read now will arrive."""
 
     def __init__(self, line: Line, seed: int) -> None:
         self._line, self._random = line, random.Random(seed)
@@ -55,7 +57,7 @@ class Direction:
 
 
 class ThinLine:
-    """A port of this machine that leads to another port through the line, inside the `with` block."""
+    """A port of this machine. During the `with` block, its bytes go through the line to another port."""
 
     def __init__(self, target: int, line: Line) -> None:
         self._target, self._line = target, line
@@ -70,7 +72,7 @@ class ThinLine:
         self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # The listener is closed at the end.
+        with contextlib.suppress(OSError):  # The listener is closed when the block ends.
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._target))

@@ -1,8 +1,8 @@
-"""The speed of 64 MiB from a device to the coordinator, and of a plain 64 MiB publish on the same broker.
+"""The speed of 64 MiB from a device to the coordinator, and of a plain publish of 64 MiB on the same broker.
 
 Our transfer is timed from the offer of a finished update to the moment when the coordinator has checked every
-block and the file on its disk has its final name. The plain publish is timed from `publish` to the receiver's
-`on_message`. Its bytes are not checked and not stored. Each receiver has its own process.
+block and has given the file on its disk its final name. The plain publish is timed from `publish` to the
+receiver's `on_message`. Its bytes are not checked and not stored. Each receiver has its own process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from protofleet.protocol.wire.topics import Topics
 SIZE = 64 << 20
 TOPICS = Topics("bench")
 PLAIN = "bench/plain"
-WAIT_SECONDS = 600.0  # Seconds; with busy processes the plain publish takes up to half a minute.
+# Seconds until a transfer has failed. With busy processes, the plain publish takes up to half a minute.
+WAIT_SECONDS = 600.0
 NOBODY = BusyProcesses(0)
 
 
@@ -54,7 +55,7 @@ class TakeAll:
 
 
 def measure(qos: int = 1, busy: int = 0, size: int = SIZE) -> dict[str, float]:
-    """Measure one transfer of each kind, ours first; the order matters less than the spread of pairs.
+    """Measure one transfer of each kind, ours first. The order matters less than the spread of the pairs.
 
     `qos` is the QoS of our blocks. `busy` is the number of processes that use a core during both transfers.
     """
@@ -76,7 +77,7 @@ def timed(
     folder: Path, address: BrokerAddress, how: str, size: int = SIZE, through: BrokerAddress | None = None,
     qos: int = 1, beside: BusyProcesses = NOBODY,
 ) -> float:  # fmt: skip
-    """Return the seconds from this process's send until the receiving process has everything.
+    """Return the seconds from the start of sending in this process until the receiving process has all bytes.
 
     Our transfer reaches the broker at the address `through`.
     """
@@ -85,7 +86,7 @@ def timed(
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert receiver.stdout is not None
-    receiver.stdout.readline()  # The receiver prints a line when it is subscribed.
+    receiver.stdout.readline()  # The receiver prints a line when its subscription is active.
     if how == "ours":
         sent = send_ours(folder, through or address, receiver, size, qos, beside)
     else:
@@ -161,7 +162,7 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
     ring = load_keyring(folder / "keys" / "public")
     transport.connect()
-    # Each store is kept, as in the product, because a new store would hash everything again.
+    # Each store is kept, as in the product. A new store would compute all hashes again.
     stores: dict[str, ObjectStore] = {}
     link = CoordinatorLink(
         me, ring, TOPICS, transport, lambda d: stores.setdefault(d, ObjectStore(folder / "spool" / d)), ""
@@ -169,7 +170,9 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     link.answers.admission_controller = TakeAll()
     while not isinstance(inbox.get(), Connected):
         pass
-    time.sleep(0.2)  # The SUBACK follows the CONNACK; a lost offer would make our transfer look slow.
+    # The broker sends the SUBACK after the CONNACK. If an offer came earlier, it would be lost, and our transfer
+    # would look slow.
+    time.sleep(0.2)
     print("ready", flush=True)
     while True:
         item = inbox.get()

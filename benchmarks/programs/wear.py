@@ -1,6 +1,6 @@
-"""The bytes that a round writes on a device's disk, because flash cards wear out and are small.
+"""The bytes that a round writes on a device's disk. They matter because flash cards are small and wear out.
 
-The program counts the bytes of every file that a device makes durable in whole simulated rounds. It also
+The program counts the bytes of every file that a device syncs to its disk in whole simulated rounds. It also
 measures the largest size of the device's folder.
 """
 
@@ -21,20 +21,21 @@ from protofleet.protocol.storage.disk import Disk
 
 ROUNDS, DEVICES, EXAMPLES, CLASSES = 6, 2, 60, 10
 METHODS = ("fedavg", "fedproto", "fedlsa", "fedplcc", "fedpall")
-# ".part" is a broadcast. ".new" is the book that names all other files. All other files are updates and states.
+# ".part" is a broadcast. ".new" is the book, which lists all other files. The remaining files are updates and
+# states.
 KINDS = {".part": "received", ".new": "book"}
 
 
 @dataclass
 class Written:
-    """The bytes and syncs of one device until now."""
+    """The bytes and syncs of one device so far."""
 
     bytes: Counter[str] = field(default_factory=Counter)
     syncs: int = 0
 
 
 class MeteredDisk(Disk):
-    """A disk that counts the bytes that are made durable, and does not wait for the real disk."""
+    """A disk that counts the bytes that are synced, and does not wait for the real disk."""
 
     def __init__(self, written: Written) -> None:
         super().__init__(durable=False)
@@ -63,7 +64,7 @@ def one(method: str, rounds: int = ROUNDS, network: Network | None = None) -> di
 
 
 def run(plan: Plan, folder: Path, written: Written) -> int:
-    """Run to the end, and return the largest size of the device's folder at the beginning of a round."""
+    """Run until the run ends, and return the largest size of the device's folder at the beginning of a round."""
     names, most = [f"device-{i}" for i in range(DEVICES)], 0
     shards = {name: made_up(name, CLASSES, plan.size, EXAMPLES) for name in names}
     policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)

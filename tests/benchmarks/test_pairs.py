@@ -44,7 +44,7 @@ def test_one_value_is_its_own_spread():
 
 
 def test_nothing_has_no_median():
-    with pytest.raises(ValueError, match="nothing to take a median of"):
+    with pytest.raises(ValueError, match="a median needs at least one value"):
         of([])
 
 

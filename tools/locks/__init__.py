@@ -1,1 +1,1 @@
-"""Write the locks of runtime/locks, and look up known vulnerabilities of the locked packages."""
+"""Write the lock files in runtime/locks, and look up known vulnerabilities of the locked packages."""

@@ -1,9 +1,9 @@
-"""python -m tools.locks: write the locks anew, from pyproject.toml and runtime/constraints.txt.
+"""python -m tools.locks: write the lock files again, from pyproject.toml and runtime/constraints.txt.
 
-uv resolves the versions for every Python and machine at once, and lists the hash of every file of each version. It
-is installed in its own environment and is no dependency. `--wheels DIR` adds builds that are on no public index, such
-as some builds of torch. `--check` writes nothing: it looks up on the index whether every locked package can be
-installed for each Python and machine.
+uv resolves the versions for all Python versions and machines in one step, and lists the hash of every file of
+each version. uv is installed in its own environment and is no dependency of the project. `--wheels DIR` adds
+builds that are on no public index, such as some builds of torch. `--check` writes nothing: it asks the index
+whether every locked package can be installed for each Python and machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = LOCKS_FOLDER.parent.parent
 CONSTRAINTS: Final = LOCKS_FOLDER.parent / "constraints.txt"
 DATA_REQUIREMENTS: Final = LOCKS_FOLDER.parent / "requirements-data.txt"
-PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")  # These are the same as in pyproject.toml.
+PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")  # The same versions as in pyproject.toml.
 MACHINES: Final = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 CHECK_SECONDS: Final = 120.0
 NOT_CHECKED: Final = 3
 TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
-# The build of our own wheel needs these packages; pyproject.toml lists them too.
+# The build of our own wheel needs these packages. pyproject.toml also lists them.
 BUILD_PACKAGES: Final = frozenset({"setuptools"})
 CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
-EXTRAS: Final = {  # The order is that of the locks: a package is in the first lock that needs it.
+EXTRAS: Final = {  # The order of the lock files. A package is in the first lock file that needs it.
     "broker": ("broker",),
     "export": ("export",),
     "dev": ("broker", "export", "tensorboard", "dev"),
@@ -62,7 +62,9 @@ HEADERS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.locks", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is installed")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(".venv") / "locks", help="the folder in which uv is installed"
+    )
     wheels = "with more builds to allow"
     parser.add_argument("--wheels", type=Path, action="append", default=[], metavar="DIR", help=wheels)
     only = "write nothing; is all that is locked to be had for each Python?"
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uv = install_tool(RESOLVER, options.folder, "--only-binary=:all:")
         locks = group_by_lock(lambda *more: resolve(uv, *more))
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(f"locks: nothing was written: {reason_of(error)}", file=sys.stderr)
+        print(f"locks: no lock file was written: {reason_of(error)}", file=sys.stderr)
         return 1
     own = [wheel for folder in options.wheels for path in folder.glob("*.whl") if (wheel := read_wheel(path))]
     locks["cpu"] = cpu_builds(locks["torch"], LOCKS_FOLDER / "cpu.txt", own)
@@ -85,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_with_tool(folder: Path) -> int:
-    """Check the locks; return 3 if no index can be reached.
+    """Check the lock files; return 3 if no index can be reached.
 
-    Without an index, the check must not report that the locks can be installed.
+    Without an index, the check must not report that the locked packages can be installed.
     """
     try:
         uv = install_tool(RESOLVER, folder, "--only-binary=:all:")
@@ -100,9 +102,9 @@ def check_with_tool(folder: Path) -> int:
 
 
 def check(uv: Path, locks: Sequence[Path]) -> int:
-    """Print a line for each Python and machine: whether all locked packages can be installed.
+    """Print for each Python and machine whether all locked packages can be installed. Return 1 if not.
 
-    Nothing is downloaded but the index's data about each package.
+    Only the index's data about each package are downloaded.
     """
     code = 0
     for python, machine in itertools.product(PYTHONS, MACHINES):
@@ -110,12 +112,12 @@ def check(uv: Path, locks: Sequence[Path]) -> int:
             print(f"locks: Python {python} on {machine}: {problem}", file=sys.stderr)
             code = 1
         else:
-            print(f"Python {python} on {machine}: all that is locked can be installed")
+            print(f"Python {python} on {machine}: all locked packages can be installed")
     return code
 
 
 def problem_on(python: str, machine: str, uv: Path, locks: Sequence[Path]) -> str:
-    """Return the reason why the locks cannot be installed there, or ""."""
+    """Return the reason why the packages cannot be installed for this Python and machine; "" if they can."""
     how = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--target", str(uv.parent / "nowhere"))
     command = [str(uv), "pip", "install", "--dry-run", "--quiet", *how]
     command += ["--python-version", python, "--python-platform", machine]
@@ -124,7 +126,8 @@ def problem_on(python: str, machine: str, uv: Path, locks: Sequence[Path]) -> st
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
         return f"the index has not answered in {CHECK_SECONDS:g} s"
-    why = " ".join(done.stderr.split()) or "uv failed and said nothing"  # uv breaks its lines for a terminal.
+    # uv breaks its messages into lines for a terminal, so the lines are joined.
+    why = " ".join(done.stderr.split()) or "uv failed and said nothing"
     return why.partition("cause: ")[2] or why if done.returncode else ""
 
 
@@ -135,7 +138,7 @@ def reason_of(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) 
 
 
 def resolve(uv: Path, *more: str) -> list[LockedPackage]:
-    """Return all packages that the project needs, with the extras or requirements that `more` names."""
+    """Return all packages that the project needs. `more` names further extras or files of requirements."""
     output = ("--generate-hashes", "--no-header", "--no-annotate", "-q")
     command = [str(uv), "pip", "compile", "--universal", "--python-version", PYTHONS[0], *output]
     command += ["-c", str(CONSTRAINTS), *more]
@@ -144,7 +147,7 @@ def resolve(uv: Path, *more: str) -> list[LockedPackage]:
 
 
 def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list[LockedPackage]]:
-    """Put each package into the first lock that needs it."""
+    """Put each package into the first lock file that needs it."""
     project = str(SOURCE / "pyproject.toml")
     base = resolve(project)
     locks = {
@@ -161,9 +164,10 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
 
 
 def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPackage]]) -> list[LockedPackage]:
-    """Return the packages that no other lock has for the same Pythons or for all.
+    """Return the packages that no other lock file has for the same Python versions or for all of them.
 
-    A package that other locks have for some Pythons only may be needed for all of them here.
+    If another lock file has a package for some Python versions only, this lock file may need it for all
+    versions.
     """
     locked = {(package.name, package.marker) for lock in known for package in lock}
     return [
@@ -174,7 +178,7 @@ def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPack
 def cpu_builds(packages: list[LockedPackage], lock: Path, wheels: list[Wheel]) -> list[LockedPackage]:
     """Return the builds of locked versions that are on no public index.
 
-    These are the given wheels, and the wheels that the lock allowed before.
+    These are the given wheels, and the wheels that the lock file allowed before.
     """
     hashes: dict[tuple[str, str], set[str]] = {}
     for old in read_lock(lock.read_text()) if lock.exists() else []:

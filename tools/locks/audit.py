@@ -1,8 +1,8 @@
 """make audit: known vulnerabilities of the pinned packages, as pip-audit finds them in a public database.
 
-pip-audit is installed in its own virtual environment, so it is no dependency of the project that it scans. If the
-scanner or the database cannot be reached, or does not know a package, the command prints this in one line and ends
-with exit code 3, because a package that was not looked up can be vulnerable.
+pip-audit is installed in its own virtual environment, so it is no dependency of the project that it scans. A
+package that was not looked up can be vulnerable. Therefore the command ends with exit code 3 and one line of
+output if the scanner or the database cannot be reached, or if the database does not know a package.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ NETWORK_ERRORS: Final = re.compile(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make audit", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--service", choices=("osv", "pypi"), default="osv", help="whose database is asked")
-    parser.add_argument("--folder", type=Path, default=Path(".venv") / "audit", help="where pip-audit is put")
-    parser.add_argument("--scanner", help="a pip-audit that is here already")
+    parser.add_argument("--service", choices=("osv", "pypi"), default="osv", help="the database to search")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(".venv") / "audit",
+        help="the folder in which pip-audit is installed",
+    )
+    parser.add_argument("--scanner", help="the path of an installed pip-audit, which is used instead")
     options = parser.parse_args(arguments)
     try:
         scanner = options.scanner or str(install_tool(SCANNER, options.folder))
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report_findings(code: int, out: str, err: str, service: str) -> int:
-    """Print what pip-audit found; do not call packages clean that it could not look up."""
+    """Print the findings of pip-audit. A package that pip-audit could not look up does not count as clean."""
     try:
         packages = json.loads(out)["dependencies"] if code in (0, 1) else []
     except (ValueError, KeyError, TypeError):

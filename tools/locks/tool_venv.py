@@ -11,7 +11,7 @@ INSTALL_SECONDS: Final = 300.0
 
 
 def install_tool(requirement: str, folder: Path, *pip_options: str) -> Path:
-    """Install the program that `requirement` (name==version) names, once; return its path."""
+    """Install the program of `requirement` (name==version) if it is not installed yet; return its path."""
     program = folder / "bin" / requirement.partition("==")[0]
     if not program.exists():
         venv.create(folder, with_pip=True, clear=True)

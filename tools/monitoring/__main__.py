@@ -1,4 +1,4 @@
-"""python -m tools.monitoring: writes deploy/compose/grafana/dashboards/*.json anew."""
+"""python -m tools.monitoring: writes deploy/compose/grafana/dashboards/*.json again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the dashboard for the progress of the run, its accuracy, and the cost of a round."""
+"""Define the dashboard for the progress of the run, for its accuracy, and for the cost of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the dashboard for the devices, their state, and which of them are stragglers."""
+"""Define the dashboard for the devices: their states, and which of them are slow."""
 
 from __future__ import annotations
 

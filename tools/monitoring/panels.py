@@ -1,6 +1,6 @@
-"""Make the panels of a Grafana dashboard as plain dicts, and lay them out.
+"""Make the panels of a Grafana dashboard as plain dicts, and arrange them.
 
-This module does not depend on the metrics.
+This module knows nothing about our metrics.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 Panel = dict[str, Any]
-Query = tuple[str, str]  # a PromQL expression, and the legend of its series
+Query = tuple[str, str]  # A PromQL expression, and the legend for its series.
 
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
-COLUMNS: Final = 24  # the columns of Grafana's grid
-SCHEMA: Final = 39  # the version of the dashboards' schema in Grafana 11
+COLUMNS: Final = 24  # The number of columns in Grafana's grid.
+SCHEMA: Final = 39  # The version of the dashboard schema in Grafana 11.
 
 
 def time_series(
@@ -25,7 +25,7 @@ def time_series(
     width: int = 8,
     floor: float | None = None,
 ) -> Panel:
-    """Return a panel of values over time; `stacked` draws parts of a whole as stacked bars."""
+    """Return a panel of values over time. If `stacked` is true, the values are parts of a whole, as stacked bars."""
     custom = {
         "drawStyle": "bars" if stacked else "line",
         "fillOpacity": 60 if stacked else 8,
@@ -51,9 +51,9 @@ def stat(
     width: int = 4,
     bad_below: bool = False,
 ) -> Panel:
-    """Return a panel of the present value, which is red beyond `warn`.
+    """Return a panel of the present value. The value is red if it is above `warn`.
 
-    With `bad_below`, it is red below `warn`.
+    If `bad_below` is true, the value is red if it is below `warn`.
     """
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if warn is not None:
@@ -86,7 +86,7 @@ def table(
     hide: Iterable[str] = (),
     largest_first: bool = True,
 ) -> Panel:
-    """Return a panel with a row for each series and its labels as columns."""
+    """Return a panel with a table: a row for each series, and a column for each label."""
     options = {
         "showHeader": True,
         "cellHeight": "sm",
@@ -131,7 +131,7 @@ def data_source() -> dict[str, Any]:
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """Return a variable for the values of a label; any number of them can be chosen."""
+    """Return a variable with which a user of the dashboard chooses any number of a label's values."""
     return {
         "name": name, "label": label, "type": "query", "datasource": SOURCE, "query": query,
         "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*", "hide": 0,
@@ -140,7 +140,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def lay_out(panels: Iterable[Panel]) -> Iterator[Panel]:
-    """Place the panels from left to right; a panel that does not fit into its row begins the next row."""
+    """Place the panels from left to right. If a panel does not fit into a row, it begins the next row."""
     x = y = tallest = 0
     for i, panel in enumerate(panels, 1):
         place = panel["gridPos"]

@@ -1,4 +1,4 @@
-"""Define queries that several dashboards share: template variables and expressions."""
+"""Define the queries that several dashboards use: template variables and expressions."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tools.monitoring.panels import variable
 DEVICE: Final = variable("device", "Device", 'label_values(up{job="devices"}, device)')
 DOMAIN: Final = variable("domain", "Domain", "label_values(protofleet_accuracy_ratio, domain)")
 VIEW: Final = variable("view", "View", "label_values(protofleet_accuracy_ratio, view)")
-ALL_DEVICES: Final = "all devices|other"  # rows of the bytes by device that belong to no single device
+ALL_DEVICES: Final = "all devices|other"  # Two values of the label `device` that stand for several devices.
 METHOD: Final = variable("method", "Method", "label_values(protofleet_round_bytes, method)")
 
 ACCURACY: Final = 'protofleet_accuracy_ratio{split="test", domain=~"$domain", view=~"$view"}'
 OURS: Final = "protofleet_rounds_bytes_total"
 FEDAVG: Final = "protofleet_fedavg_bytes_total > 0"
-# Reasons of rejections that no honest device or coordinator causes.
+# Reasons for rejected messages that honest devices and coordinators never cause.
 FORGED: Final = (
     "bad_signature|equivocation|stale_boot|unknown_sender|"
     "wrong_topic|wrong_recipient|wrong_federation|not_sealed"
 )  # fmt: skip
-OVER: Final = "15m"  # the time over which a recent mean is taken: several rounds of most runs
+OVER: Final = "15m"  # The time span of a recent mean. In most runs, it contains several rounds.
 
 
 def recent_mean(histogram: str) -> str:
-    """Return the query for the recent mean of a histogram, if there were recent observations.
+    """Return the query for the mean of a histogram's recent observations. Without such observations, it has no value.
 
-    A mean since the start would hide changes.
+    A mean since the start of the process would hide changes.
     """
     return f"increase({histogram}_sum[{OVER}]) / (increase({histogram}_count[{OVER}]) > 0)"
 

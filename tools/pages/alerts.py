@@ -16,7 +16,7 @@ COLUMNS: Final = {"meaning": "Means: ", "look_at": "Look at: ", "what_to_do": "D
 
 
 def entries(rules: str) -> Iterator[str]:
-    """Yield a section for each alert. The alert links to its section."""
+    """Yield a section for each alert rule. The message of the alert contains a link to this section."""
     names = re.findall(r"- alert: (\w+)", rules)
     for name, rule in zip(names, rules.split("- alert: ")[1:], strict=True):
         words = dict(re.findall(r'^ +(\w+): (".*")$', rule, re.MULTILINE))
@@ -26,7 +26,7 @@ def entries(rules: str) -> Iterator[str]:
 
 
 def linked(text: str, names: list[str]) -> str:
-    """Return the text with links to other pages and to other alerts."""
+    """Return the text with links to the other pages and to the other alerts that it names."""
     text = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
     return re.sub(r"`(\w+)`", lambda m: f"[{m[0]}](#{m[1].lower()})" if m[1] in names else m[0], text)
 

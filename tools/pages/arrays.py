@@ -1,6 +1,6 @@
 """Write the table of arrays in docs/protocol.md: python -m tools.pages.arrays.
 
-The table shows every method's arrays as the coordinator requires them.
+The table shows the arrays that the coordinator requires for every method.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from protofleet.protocol.wire.messages import ArraySpec
 from tools.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "protocol.md"
-# Number of classes, width of the embedding, number of examples. No other number of the tables equals one of
-# these.
+# C is the number of classes, D the width of the embedding, and N the number of examples. These values are chosen
+# so that no other number in the tables is equal to one of them.
 C, D, N = 7, 48, 35
 SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
 
-# The phase, the arrays that are sent, and the arrays that an update must have.
+# The phase, the arrays that the server half sends, and the arrays that an update must have.
 Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]
 
 
 def questions(method: str) -> Iterator[Question]:
-    """Yield the tasks that a server half gives its cohort in two rounds and at the end.
+    """Yield the tasks of a server half in two rounds and in the last evaluation.
 
-    The updates are the smallest ones that the server half accepts.
+    Each update that the server half gets has the smallest arrays that are accepted.
     """
     plan = Plan(
         method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=cheap_settings(method)
@@ -57,7 +57,7 @@ def _round(server: ServerHalf) -> Iterator[Question]:
 
 
 def cheap_settings(method: str) -> dict[str, int]:
-    """Return settings that shorten the computation and change no array."""
+    """Return settings that make the computation short and change no array."""
     known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
     return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
 
@@ -85,7 +85,8 @@ def table() -> str:
 def _lines(method: str) -> Iterator[str]:
     """Yield one line for each phase.
 
-    The arrays that are sent may differ from round to round, but the arrays that an update must have are the same.
+    The arrays that the server half sends may differ between rounds. The arrays that an update must have do
+    not.
     """
     sent: dict[tuple[str, str], dict[str, None]] = {}
     for phase, payload, rows in questions(method):

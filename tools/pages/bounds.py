@@ -59,7 +59,7 @@ def section(title: str, cls: type) -> str:
 
 
 def all_settings() -> Iterator[str]:
-    """Yield a table of keys for each TOML table; a method's table has only the keys that are special to it."""
+    """Yield a table of keys for each TOML table. For a method, it has only keys that are special to the method."""
     for cls, tables in by_class([*file_tables(), LOCAL]):
         yield described(tables, summary(cls), keys(cls))
     for name in names():
@@ -87,9 +87,9 @@ def numbers(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def nested_bounds(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Within]]:
-    """Yield the bounds of a number, or of all numbers of a table.
+    """Yield the bounds of a number, or of all numbers in a table.
 
-    Numbers inside a list, under any name, or that may be left out are included.
+    This includes numbers inside a list, numbers under any name, and numbers that may be left out.
     """
     if dataclasses.is_dataclass(hint):
         yield from numbers(hint, path)  # type: ignore[arg-type]

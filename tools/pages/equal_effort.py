@@ -1,6 +1,6 @@
 """Write the table "With equal effort" of docs/results.md: python -m tools.pages.equal_effort RUNS.
 
-RUNS is the folder in which the commands of that page have left their sweeps.
+RUNS is the folder with the sweeps that the commands on that page have made.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ORIGIN: Final = ("setting", "method, predicting by", "commit", "sources", "exper
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the table: a method, and the trials of a sweep that belong to it."""
+    """A row of the table: a method and the trials of a sweep that belong to this method."""
 
     label: str
     sweep: str
-    inference: str = ""  # Only trials that predict in this way; "": all.
+    inference: str = ""  # Only trials with this value of method.inference are used; "" means all trials.
 
 
 SETTINGS: Final = {
@@ -61,27 +61,27 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True)
 class SweptMethod:
-    """The trials of one entry, each with its rate, its runs and the measurements of its seeds."""
+    """The trials of one entry. A trial has a learning rate, its runs and the measurements of its seeds."""
 
     entry: Entry
     trials: Sequence[dict[str, Any]]
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the trial with the best validation mean. Only trials with a result for every seed count."""
+        """Return the trial with the best validation mean. A trial without a result for every seed is not compared."""
         whole = [trial for trial in self.trials if len(trial["validation"]) == len(trial["runs"])]
         return max(whole, key=lambda trial: sum(trial["validation"]))
 
     @property
     def rate(self) -> str:
-        """Return the rate chosen, and a mark where it is the largest or the smallest rate of the grid."""
+        """Return the chosen learning rate, with a mark if it is the largest or smallest rate of the grid."""
         rates = [float(trial["settings"][RATE]) for trial in self.trials]
         rate = float(self.chosen["settings"][RATE])
         return f"{rate:g}, the grid's end" if rate in (min(rates), max(rates)) else f"{rate:g}"
 
     @property
     def others(self) -> str:
-        """Return the mean test accuracy at each rate that was not chosen."""
+        """Return the mean test accuracy for each learning rate that was not chosen."""
         shown = []
         for trial in self.trials:
             if trial is not self.chosen:
@@ -92,7 +92,7 @@ class SweptMethod:
         return ", ".join(shown)
 
     def apart(self, first: SweptMethod) -> str:
-        """Return by how much this method is above the first one, seed by seed."""
+        """Return the mean difference to the accuracy of the first method, with its deviation over the seeds."""
         if self is first:
             return ""
         pairs = zip(self.chosen["test"], first.chosen["test"], strict=True)
@@ -130,7 +130,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequen
 
 
 def tables(runs: Path) -> str:
-    """Return both tables: accuracy, and the commit and the experiment that each row came from."""
+    """Return two tables: the accuracies, and for each row the commit and the experiment of its runs."""
     rows, origins = [], []
     for setting, entries in SETTINGS.items():
         found = [read_method(entry, runs) for entry in entries]

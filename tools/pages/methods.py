@@ -92,7 +92,7 @@ def generate() -> str:
 
 
 def what_it_is(of: Overview) -> str:
-    # Otherwise the row would have the authors and the place twice.
+    # For other papers, the row would contain the authors and the place twice.
     number = of.method.paper if of.method.paper.startswith("arXiv:") or not of.source else ""
     place = ", ".join(filter(None, (of.source, number)))
     measured = "; ".join(part for part in (of.method.reports, ", ".join(of.method.other_rules)) if part)
@@ -108,7 +108,7 @@ def what_crosses(of: Overview) -> str:
 
 
 class RankOne(Mapping[str, int]):
-    """The ranks that give the least cost: 1 for every matrix."""
+    """Ranks that give the least cost: the rank 1 for every matrix."""
 
     def __getitem__(self, name: str) -> int:
         return 1
@@ -123,7 +123,8 @@ class RankOne(Mapping[str, int]):
 def cost_of_rank_one(of: Overview) -> Cost:
     """Return the cost if every matrix has rank 1.
 
-    Ranks depend on the data. If small ranks need fewer bytes, the page has "at most" before the usual number.
+    Ranks depend on the data. If small ranks need fewer bytes than the usual ranks, the page shows the usual
+    number after "at most".
     """
     reference = Reference()
     plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)

@@ -72,9 +72,9 @@ HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 
 
 class Rows(CollectorRegistry):
-    """The rows of the page: one for each registered metric, in that order.
+    """The rows of the page: one for each registered metric, in the order of registration.
 
-    The metrics need not have any values yet.
+    The metrics need not have values.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Rows(CollectorRegistry):
     def register(self, collector: Any) -> None:
         super().register(collector)
         for family in collector.describe():
-            # The client library has the names of labels in a private attribute of the family or the metric.
+            # The client library keeps the names of labels in a private attribute, of the metric or of its family.
             named = collector if isinstance(collector, MetricWrapperBase) else family
             self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
 
@@ -95,7 +95,7 @@ def row(name: str, kind: str, labels: tuple[str, ...], description: str) -> str:
 
 
 def meaning(description: str) -> str:
-    """Return the description as a cell, in which docs/x.md is a link to that page."""
+    """Return the description as a cell of a table. In the cell, docs/x.md is a link to that page."""
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", description.replace("|", r"\|"))
 
 

@@ -1,6 +1,6 @@
 """Write the tables of docs/security-limits.md: python -m tools.pages.security_limits.
 
-These tables hold limits of the code, and each number is read from the code.
+The tables show limits of the code. Each number is read from the code.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 from tools.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "security-limits.md"
-# The columns: the limited thing; its bound, if the bound is not a number in the code; the place in the code;
-# what happens above the bound.
+# The columns of a table: the limited thing, the bound ("" if it is only the number), the place of the number in
+# the code, and what happens above the bound.
 Row: TypeAlias = tuple[str, ...]
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (
@@ -253,7 +253,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
 
 
 def row(what: str, bound: str, place: str, *beyond: str) -> str:
-    """Return a row. The first name in `place` is the name of the number.
+    """Return a row of a table. The first name in `place` is the name of the number in the code.
 
     In `bound`, {} is replaced by this number.
     """

@@ -1,1 +1,1 @@
-"""Build the documentation site: the pages of docs/, the public Python API and the commands."""
+"""Build the documentation site from the pages of docs/, the public Python API and the commands."""

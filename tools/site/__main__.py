@@ -1,4 +1,4 @@
-"""make docs: build the documentation site in build/docs; a warning or a broken link fails the build."""
+"""make docs: build the documentation site in build/docs. A warning or a broken link fails the build."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> int:
     if find_spec("sphinx") is None:
-        print(
-            "docs: there is no Sphinx: the site needs Python 3.11 or newer, and `make docs`", file=sys.stderr
-        )
+        print("docs: Sphinx is not installed; use Python 3.11 or newer, and run `make docs`", file=sys.stderr)
         return 2
     site = ROOT / "build" / "docs"
     try:

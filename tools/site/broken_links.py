@@ -1,6 +1,6 @@
-"""Check every link of a built site: the file exists, and so does the section in it.
+"""Check every link of a built site: the file exists, and the section exists in the file.
 
-This also covers what the theme writes, such as the navigation and the index of names.
+This includes links that the theme writes, such as the navigation and the index of names.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 ATTRIBUTES: Final = ("href", "src")
-TEMPLATES: Final = "_static"  # The theme copies templates to it, which no page uses.
+TEMPLATES: Final = "_static"  # A folder of the theme's templates, which are no pages of the site.
 
 
 @dataclass
 class Page(HTMLParser):
-    """The links of a page, and the names that links to its sections use."""
+    """The links of a page, and the names of its sections, to which links can point."""
 
     links: list[str] = field(default_factory=list)
     sections: set[str] = field(default_factory=set)
@@ -34,7 +34,7 @@ class Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Return one line for each link that leads nowhere; links to other hosts are not followed."""
+    """Return one line for each broken link. Links to other hosts are not checked."""
     written = [path.resolve() for path in sorted(site.rglob("*.html")) if TEMPLATES not in path.parts]
     pages = {path: read_page(path) for path in written}
     return [

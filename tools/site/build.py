@@ -1,4 +1,4 @@
-"""Stage the sources of the site in one folder, run Sphinx on it, and check every link of what it wrote."""
+"""Collect the sources of the site in one folder, run Sphinx on them, and check every link of the built site."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CONFIGURATION: Final = Path(__file__).parent
 
 
 class BrokenSiteError(Exception):
-    """The reasons why no site was built, one on each line."""
+    """The error for a site that was not built. Each line of the message is one reason."""
 
 
 def build(root: Path, site: Path, work: Path) -> None:
-    """Build the site of the repository at `root` in the folder `site`; `work` holds the staged sources.
+    """Build the site of the repository at `root` in the folder `site`. The sources are collected in `work`.
 
-    Both are emptied first: Sphinx warns only about the pages that it reads again.
+    Both folders are emptied first, because Sphinx warns only about the pages that it reads again.
     """
     for folder in (site, work):
         shutil.rmtree(folder, ignore_errors=True)
@@ -44,7 +44,8 @@ def write(source: Source, root: Path, folder: Path) -> None:
 
 
 def run_sphinx(source: Path, site: Path, doctrees: Path) -> None:
-    from sphinx.cmd.build import build_main  # Only the extra `docs` has it, and only this function needs it.
+    # Sphinx comes only with the extra `docs`, so it is imported only where it is needed.
+    from sphinx.cmd.build import build_main
 
     options = ["--fail-on-warning", "--keep-going", "--quiet", "--no-color", "--builder", "html"]
     said = io.StringIO()

@@ -1,4 +1,4 @@
-"""Write the page with every command and its arguments from the parser of the command line."""
+"""Write a page with every command and its arguments, from the parser of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ prints the same.
 """
 CODE: Final = re.compile(r"(`[^`]+`)")
 MARKS: Final = re.compile(r"([\\<>*_|\[\]{}$#])")
-COMMON_TITLES: Final = ("positional arguments", "options")  # argparse's own.
+# The titles that argparse gives to its own groups of arguments.
+COMMON_TITLES: Final = ("positional arguments", "options")
 
 
 def commands_page(top: argparse.ArgumentParser) -> str:
@@ -23,9 +24,9 @@ def commands_page(top: argparse.ArgumentParser) -> str:
 
 
 def walk(command: argparse.ArgumentParser, about: str = "") -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Yield a command and all its sub-commands, each with what the list of commands says about it."""
+    """Yield a command and all its sub-commands, each with its description in the list of commands."""
     yield command, about or command.description or ""
-    for action in command._actions:  # argparse has no public list of them.
+    for action in command._actions:  # argparse has no public list of the actions of a parser.
         if isinstance(action, argparse._SubParsersAction):
             said = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, inner in action.choices.items():
@@ -44,7 +45,7 @@ def command_section(command: argparse.ArgumentParser, about: str) -> str:
 
 
 def usage(command: argparse.ArgumentParser) -> str:
-    """Return the usage in lines of 80 letters, whatever terminal the site is built in."""
+    """Return the usage in lines of at most 80 letters. The width of the terminal does not matter."""
     formatter = argparse.HelpFormatter(command.prog, width=80)
     formatter.add_usage(command.usage, command._actions, command._mutually_exclusive_groups, prefix="")
     return formatter.format_help()
@@ -60,7 +61,7 @@ def table(title: str, actions: Sequence[argparse.Action], prog: str) -> str:
 
 
 def spelling(action: argparse.Action) -> str:
-    """Return the ways to write an argument, each as code, with the name of its value."""
+    """Return all spellings of an argument as code, each with the name of its value."""
     value = " ".join(part for part in (value_name(action), repetition(action)) if part)
     names = [f"{option} {value}".strip() for option in action.option_strings] or [value]
     return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
@@ -88,7 +89,7 @@ def as_sentence(text: str) -> str:
 
 
 def as_prose(text: str) -> str:
-    """Return a text for Markdown in which only code in backticks means something, also in a cell of a table."""
+    """Return a text for Markdown, also for a cell of a table. Only code in backticks keeps its meaning."""
     parts = CODE.split(" ".join(text.split()))
     return "".join(
         part.replace("|", "\\|") if CODE.match(part) else MARKS.sub(r"\\\1", part) for part in parts

@@ -15,11 +15,11 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.githubpages"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 root_doc = "index"
 exclude_patterns = ["files/*"]
-smartquotes = False  # GitHub shows two hyphens as they are.
+smartquotes = False  # Two hyphens stay two hyphens, as on GitHub.
 
 myst_heading_anchors = 6
 autodoc_typehints_format = "short"
-toc_object_entries = False  # Each name has a heading already.
+toc_object_entries = False  # Names are not listed in the navigation, because each name already has a heading.
 python_use_unqualified_type_names = True
 
 html_theme = "pydata_sphinx_theme"
@@ -40,21 +40,21 @@ html_theme_options = {
 
 
 def setup(app: Any) -> None:
-    app.add_lexer("hex", TextLexer)  # The bytes of messages in docs/protocol.md.
+    app.add_lexer("hex", TextLexer)  # This lexer is for the bytes of messages in docs/protocol.md.
     app.connect("autodoc-process-docstring", docstring)
     app.connect("autodoc-process-signature", signature)
 
 
 def docstring(app: Any, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
-    # The docstring of an alias such as Payload is that of the type for which it stands.
+    # An alias such as Payload has the docstring of the type that it stands for, so this docstring is not shown.
     lines[:] = to_restructured_text(lines) if what != "data" else []
 
 
 def signature(
     app: Any, what: str, name: str, thing: object, options: Any, arguments: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Write the default of a dataclass's field that a function makes as "...".
+    """Write "..." for the default of a dataclass's field if a function makes the default.
 
-    Sphinx cannot read `<factory>`, and would then show all types of that signature unread.
+    Sphinx cannot read `<factory>`. Without this change, it would not convert the types in the signature.
     """
     return (arguments and arguments.replace("<factory>", "..."), returned)

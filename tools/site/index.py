@@ -1,7 +1,7 @@
-"""Read the navigation of the site from docs/README.md, which is the index of the pages on GitHub too.
+"""Read the navigation of the site from docs/README.md, which on GitHub is the index of the pages.
 
-A section is a heading of the second level. Its pages are those to which it links, in that order. A row of a table is
-about the first page that it links to.
+A section begins with a heading of the second level. Its pages are the pages to which it links, in the same
+order. A row of a table describes the first page to which it links.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 from tools.site.links import linked_targets
 
 HEADING: Final = re.compile(r"^##? (.+)$", re.MULTILINE)
-# A line such as "Fleets:" or "### Fleets" names the group of pages that follows.
+# A line such as "Fleets:" or "### Fleets", which is the caption of the pages below it.
 CAPTION: Final = re.compile(r"^(?:### +(.+)|(\w[\w ,]*):)$")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Pages that stand together under a caption, by their paths in the repository; the caption may be empty."""
+    """Pages under one caption, by their paths in the repository. The caption may be empty."""
 
     caption: str
     pages: tuple[str, ...]
@@ -28,7 +28,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the navigation, with its text in docs/README.md."""
+    """A section of the navigation, with its text in docs/README.md."""
 
     title: str
     text: str
@@ -40,7 +40,10 @@ class Section:
 
 
 def read_sections(index: str, path: str, pages: frozenset[str]) -> list[Section]:
-    """Return the sections of the index at `path` that link to pages; a page is in the first that links to it."""
+    """Return the sections of the index at `path` that link to pages.
+
+    A page belongs to the first section with a link to it.
+    """
     left, found = set(pages), []
     for title, text in _parts(index):
         groups = tuple(_groups(text, path, left))
@@ -55,7 +58,7 @@ def _parts(index: str) -> Iterator[tuple[str, str]]:
 
 
 def _groups(text: str, path: str, left: set[str]) -> Iterator[Group]:
-    """Yield the groups of a section, and remove their pages from those that are left."""
+    """Yield the groups of a section, and remove the pages of these groups from `left`."""
     caption, members = "", list[str]()
     for line in text.splitlines():
         if named := CAPTION.match(line):

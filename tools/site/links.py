@@ -1,7 +1,8 @@
-"""Turn the links of a page in the repository into links of the site, and report those that lead nowhere.
+"""Turn the links of a page in the repository into links of the site, and report broken links.
 
-A link to a page of the site becomes a link to its name there, and a link to another file becomes a link to a copy of
-it. A folder and a Markdown file become pages of their own. Sphinx checks the sections that links name.
+A link to a page of the site becomes a link to the page's name in the site. A link to another file becomes a
+link to a copy of the file. A folder and a Markdown file become pages of their own. Sphinx checks the sections
+that links name.
 """
 
 from __future__ import annotations
@@ -12,27 +13,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-# Code comes first, because what looks like a link inside it is none.
+# Code is matched first, because a text in code that looks like a link is no link.
 LINK: Final = re.compile(
     r"^ *```.*?^ *```$|(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?P=ticks)(?!`)"
     r"|(?P<file>\[[\w./-]+\.md)?\]\((?P<target>[^)\s#]*)(?P<section>#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
 ELSEWHERE: Final = re.compile(r"[a-z]+:")
-ORPHAN: Final = "---\norphan: true\n---\n\n"  # Tells Sphinx that no index needs to have this page.
+ORPHAN: Final = (
+    "---\norphan: true\n---\n\n"  # With this mark, Sphinx does not warn that the page is in no index.
+)
 
 
 class Links:
-    """The links of all pages; `names` has the name in the site of each page, by its path in the repository."""
+    """The links of all pages. `names` has the name of each page in the site, by the page's path in the repository."""
 
     def __init__(self, root: Path, names: Mapping[str, str]) -> None:
         self.root, self.names = root, names
         self.problems: list[str] = []
-        self.files: dict[str, str] = {}  # The names in the site, by the paths in the repository.
+        # Names of copied files in the site, by the paths of the files in the repository.
+        self.files: dict[str, str] = {}
         self.further: dict[str, str] = {}
 
     def rewrite(self, page: str, text: str) -> str:
-        """Return the text of a page with the links that it has in the site."""
+        """Return the text of a page with its links changed to links of the site."""
 
         def replace(link: re.Match[str]) -> str:
             if not link["target"] or ELSEWHERE.match(link["target"]):
@@ -55,7 +59,7 @@ class Links:
         return self.files.setdefault(path, f"files/{path}")
 
     def further_pages(self) -> dict[str, str]:
-        """Return the pages that only links lead to, and that no index has."""
+        """Return the pages that are in no index, but to which other pages link."""
         texts = dict[str, str]()
         while left := [path for path, name in self.further.items() if name not in texts]:
             for path in left:
@@ -71,17 +75,17 @@ class Links:
 
 
 def shown_text(link: re.Match[str]) -> str:
-    """Return "[" where a link shows the name of its file: Sphinx then shows the title of the page."""
+    """Return "[" for a link whose text is only the name of its file. Sphinx then shows the title of the page."""
     shown = link["file"] or ""
     return "[" if shown and shown[1:].endswith(posixpath.basename(link["target"])) else shown
 
 
 def resolve(page: str, target: str) -> str:
-    """Return the path in the repository of what a page links to."""
+    """Return the path in the repository of the file to which a page links."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
 
 
 def linked_targets(page: str, text: str) -> list[str]:
-    """Return the paths in the repository to which a text of this page links, in order."""
+    """Return the paths in the repository to which a text on this page links, in the order of the links."""
     found = [link["target"] for link in LINK.finditer(text) if link["target"]]
     return [resolve(page, target) for target in found if not ELSEWHERE.match(target)]

@@ -1,4 +1,4 @@
-"""Write the page of the public Python API; Sphinx fills in signatures and docstrings."""
+"""Write the page of the public Python API. Sphinx adds the signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Python API
 
 Every public name of the package, written from the code.
 """
-KINDS: Final = ("autofunction", "autoclass", "autodata", "autoexception")  # In the order of the page.
+# The kinds of names, in the order of the page.
+KINDS: Final = ("autofunction", "autoclass", "autodata", "autoexception")
 WITH_MEMBERS: Final = ("autoclass", "autoexception")
 MEMBERS: Final = "   :members:\n   :undoc-members:\n   :member-order: bysource\n"
 
@@ -25,7 +26,7 @@ def api_page() -> str:
 
 
 def section(module: ModuleType) -> str:
-    """Return the part about one module: functions first, then types, then exceptions."""
+    """Return the part about one module: first its functions, then its types and its exceptions."""
     names = sorted(module.__all__, key=lambda name: (KINDS.index(kind(getattr(module, name))), name.lower()))
     title = f"``{module.__name__}``"
     about = (inspect.getdoc(module) or "").split("\n")[0]
@@ -39,7 +40,7 @@ def entry(module: ModuleType, name: str) -> str:
 
 
 def kind(thing: object) -> str:
-    """Return the directive of Sphinx that shows a thing; a name of another type is data."""
+    """Return the Sphinx directive for an object. An object that is no function, class or exception is data."""
     if inspect.isclass(thing):
         return "autoexception" if issubclass(thing, Exception) else "autoclass"
     return "autofunction" if inspect.isroutine(thing) else "autodata"

@@ -1,4 +1,4 @@
-"""Collect the sources of the site: the pages of the repository, the sections of its index, and generated pages."""
+"""Collect the sources of the site: the repository's pages, the sections of their index, and generated pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tools.site.python_api import api_page
 
 INDEX: Final = "docs/README.md"
 FRONT: Final = "README.md"
-REFERENCE: Final = "Reference"  # The section of docs/README.md to which the generated pages are added.
+REFERENCE: Final = (
+    "Reference"  # The title of the section in docs/README.md to which the generated pages are added.
+)
 GENERATED: Final = ("python-api.rst", "commands.md")
 ABOUT_GENERATED: Final = """
 From the code:
@@ -30,7 +32,7 @@ From the code:
 
 @dataclass(frozen=True)
 class Source:
-    """What Sphinx reads: texts by their names in the site, and copies of files, with what is wrong with all that."""
+    """The input of Sphinx: texts by their names in the site, files to copy, and problems in the texts."""
 
     texts: Mapping[str, str]
     files: Mapping[str, str]
@@ -43,7 +45,8 @@ def read_sources(root: Path) -> Source:
     texts = {name: links.rewrite(path, (root / path).read_text("utf-8")) for path, name in names.items()}
     texts |= links.further_pages()
     sections = read_sections((root / INDEX).read_text("utf-8"), INDEX, frozenset(names) - {INDEX, FRONT})
-    # The sections repeat the text of the index, whose problems are known by now.
+    # The list of problems is complete here. The pages of sections repeat texts of the index and would add
+    # problems twice.
     problems = [*links.problems, *pages_in_no_section(names, sections)]
     sections = with_generated(sections)
     taken = {*map(section_name, sections), *GENERATED}
@@ -64,14 +67,14 @@ def pages_in_no_section(names: Mapping[str, str], sections: Sequence[Section]) -
 
 
 def page_names(root: Path) -> dict[str, str]:
-    """Return the name in the site of each page, by its path in the repository."""
+    """Return the name of each page in the site, by the page's path in the repository."""
     found = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]
     names = {path.relative_to(root).as_posix(): path.name.lower() for path in found}
     return {**names, FRONT: "index.md", INDEX: "all-pages.md"}
 
 
 def with_generated(sections: list[Section]) -> list[Section]:
-    """Add the generated pages to the reference, which is made if there is none."""
+    """Add the generated pages to the section "Reference". If there is no such section, add the section."""
     if REFERENCE not in [section.title for section in sections]:
         sections = [*sections, Section(REFERENCE, "", ())]
     added = Group("From the code", GENERATED)
