@@ -87,7 +87,7 @@ def check(chosen: Sequence[Measure], times: int) -> int:
     landed, found = history.read(), list[str]()
     for measure in chosen:
         if (before := history.last(landed, measure.name)) is None:
-            tell(f"{measure.name} has no landed figures yet")
+            tell(f"{measure.name} has no stored figures yet")
         elif suspects := worse(beside(measure, before, times), before, measure.figures):
             again = worse(beside(measure, before, times), before, measure.figures)
             found += [line for name, line in again.items() if name in suspects]

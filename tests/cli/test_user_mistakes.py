@@ -45,7 +45,7 @@ MISTAKES = {
     "report garbled": "summary.json cannot be read",
     "compare none afile": "none, afile hold no finished run",
     "compare folder --share 2": "it must be a number, above 0 and at most 1",
-    "sweep exp.toml": "has no [grid]",
+    "sweep exp.toml": "has no table [grid]",
     "sweep exp.toml --grid method.lr": "not of the form table.key=value,value",
     "centralised folder": "folder cannot be read",
     "centralised exp.toml --runs afile": "cannot be made: Not a directory",

@@ -245,7 +245,7 @@ def test_no_folder_of_somebody_else_is_taken(runs, tmp_path, capsys):
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     out = ["--format", "safetensors", "--out"]
     assert "does not contain an earlier export" in said(capsys, runs / "all", *out, tmp_path / "mine", code=2)
-    assert "is no folder" in said(capsys, runs / "all", *out, tmp_path / "mine" / "thesis.txt", code=2)
+    assert "is not a folder" in said(capsys, runs / "all", *out, tmp_path / "mine" / "thesis.txt", code=2)
     assert "cannot be made" in said(capsys, runs / "all", *out, tmp_path / "mine" / "thesis.txt" / "m")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 

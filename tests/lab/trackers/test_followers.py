@@ -288,9 +288,9 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_begins(word
 
 def test_a_folder_that_is_no_runs_is_one_line(tmp_path, capsys):
     assert main(["track", str(tmp_path / "nothing"), "--to", "tensorboard"]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     assert main(["track", str(tmp_path), "--to", "tensorboard"]) == 2
-    assert "no round of a run has ended there" in capsys.readouterr().err
+    assert "no round has ended there" in capsys.readouterr().err
     both = ["track", str(tmp_path), "--to", "tensorboard", "--to", "tensorboard=x", "--follow"]
     assert main(both) == 2 and "one run into one tracker" in capsys.readouterr().err
     assert not list(Path(tmp_path).iterdir())
