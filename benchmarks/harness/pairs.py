@@ -27,7 +27,7 @@ class Verdict(Enum):
 class Spread:
     n: int
     median: float
-    low: float  # Start of the interval. In 9 of 10 cases, the true median is in the interval, for any distribution.
+    low: float  # Start of an interval that contains the true median in 9 of 10 cases, for any distribution.
     high: float  # End of the interval.
     first: float  # The first quartile.
     third: float  # The third quartile.

@@ -48,7 +48,7 @@ class Family:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             if time.monotonic() > deadline:
-                raise RuntimeError(f"processes {alive} do not end")
+                raise RuntimeError(f"processes {alive} have not ended after they were killed")
             time.sleep(0.05)
         for child in self.started:
             child.wait(KILL_SECONDS)

@@ -377,7 +377,7 @@ class Robots:
         self._watched[robot.number] = handle, events
 
     def _forget(self, robot: Robot, handle: int) -> None:
-        """Remove a closed socket from the selector, if no other robot has its handle by now."""
+        """Remove a closed socket from the selector, unless another robot has the same handle now."""
         del self._watched[robot.number]
         key = self.selector.get_map().get(handle)
         if key is not None and key.data is robot:

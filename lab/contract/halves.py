@@ -239,7 +239,7 @@ def left_out(subject: Subject) -> str:
     """
     halves, again = two_rounds(subject)
     halves.begin(3)
-    again.begin(3)  # Both halves now have the values that every round sets, which state() need not save.
+    again.begin(3)  # Every round sets these values, so state() need not save them.
     found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
     words = next((f"{names} of {who}" for who, names in found.items() if names), "")
     return f"; state() leaves out {words}" if words else ""

@@ -63,7 +63,7 @@ def require(holds: bool, words: str) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A method with a network. A check tests one of these two. Every device allows the hashes of the plug-ins."""
+    """A method and a network. A check tests one of these two. Every device allows the plug-ins that they need."""
 
     method: str
     plugin: str = ""  # The SHA-256 of the method's plug-in; "" for a built-in method.

@@ -41,7 +41,7 @@ class BubbleRow:
 
 @dataclass(frozen=True)
 class BubbleGrid:
-    """The rows and columns of the picture. If there are too many devices or classes, several of them share one."""
+    """The rows and columns of the picture. If there are too many, several devices or classes share one."""
 
     columns: tuple[str, ...]
     rows: tuple[BubbleRow, ...]
