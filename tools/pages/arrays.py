@@ -85,8 +85,7 @@ def table() -> str:
 def _lines(method: str) -> Iterator[str]:
     """Yield one line for each phase.
 
-    The arrays that the server half sends may differ between rounds. The arrays that an update must have do
-    not.
+    The arrays that the server half sends may differ between rounds. The arrays of an update are always the same.
     """
     sent: dict[tuple[str, str], dict[str, None]] = {}
     for phase, payload, rows in questions(method):
