@@ -1,4 +1,4 @@
-"""The methods, one file for each paper, with both halves of the method; there are no other files here.
+"""The federated methods: one file for each paper, which has the server half and the client half of the method.
 
 May import: methods.*, protocol.settings.
 """

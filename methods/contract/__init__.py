@@ -1,4 +1,4 @@
-"""The contract of a method: halves, wants, plans, costs; and the catalog of methods by name.
+"""The parts that every method has or uses: its halves, the arrays of its updates, its plan and its cost; the catalog.
 
 May import: methods.nets, methods.plugins, protocol.wire, protocol.settings.
 """

@@ -47,7 +47,7 @@ class Samples(Protocol):
 class Reply:
     """The reply of one device, as the server half gets it.
 
-    `payload` may be on the disk; then each array is read when it is used.
+    If `payload` is on the disk, each array is read only when it is used.
     """
 
     device: str
@@ -61,7 +61,7 @@ class Member:
 
     device: str
     examples: int
-    counts: tuple[int, ...] = ()  # Samples per class; only for methods with `needs_counts`.
+    counts: tuple[int, ...] = ()  # Number of samples of each class, for methods with `needs_counts`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +98,18 @@ def seeded(*parts: object) -> torch.Generator:
 class ServerHalf(ABC):
     """The part of a method that runs on the coordinator and owns the global state.
 
-    `round` is the loop of the paper. At each `yield`, data is sent over the network.
+    `round` computes one round of the paper's algorithm. At each `yield`, data is sent over the network.
     """
 
-    # Number of rounds of the run, from its plan; 0: unknown, and each round may be the last.
+    # Number of rounds of the run, as in its plan. 0 means that the number is unknown, so each round may be the last.
     rounds: int = 0
     number: int = 0  # Number of the current round, counted from 1.
     cohort: Sequence[Member] = ()
-    # N: number of devices that were enrolled when the run began, with or without a task in this round. It never
-    # changes.
+    # N: number of devices that were enrolled when the run began. Devices without a task in this round count too.
+    # The number never changes.
     fleet: int = 1
     kinds: Kinds = UNDECLARED  # Kinds of the arrays that this half may send, as METHOD declares them.
-    # Description of the run's public set, without its images; for methods with `public`.
+    # Description of the run's public set, for methods with `public`. The server half does not get the samples.
     public: PublicSet = PublicSet()
 
     def __init__(self, model: Net, hyper: Any, seed: int) -> None:
@@ -150,15 +150,15 @@ class ServerHalf(ABC):
 class ClientHalf(ABC):
     """The part of a method that runs on a device and owns the model and the data of that device.
 
-    The client half handles no topics and no bytes, and knows no other device.
+    The client half sends and receives no messages itself, and knows no other device.
     """
 
     rounds: int = 0  # Number of rounds of the run, as in the server half.
     number: int = 0
     kinds: Kinds = UNDECLARED  # Kinds of the arrays, as in the server half.
-    # Validation samples of the device, if it has any; for methods that train with their own validation results.
+    # Validation samples of the device, or None. Only methods that use validation results in training read them.
     validation: Samples | None = None
-    public: Sequence[Tensor] = ()  # Batches of the images that all devices have, for methods with `public`.
+    public: Sequence[Tensor] = ()  # Batches of the public set, for methods with `public`.
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
@@ -226,7 +226,7 @@ class ClientHalf(ABC):
         return self.model.embed(x)
 
     def after_last_round(self) -> None:  # noqa: B027 - most methods do nothing
-        """Do what the paper does to a personal model after the last round and before the last evaluation."""
+        """Change the personal model before the last evaluation, if the paper does so after the last round."""
 
     @abstractmethod
     def state(self) -> Payload:
@@ -252,22 +252,22 @@ class Method:
     Client: type[ClientHalf]
     reports: str = "global"  # Model whose accuracy the paper reports: "global" or "personal".
     private: str = ""  # Description of the data that a device keeps from round to round and never sends.
-    needs_counts: bool = False  # Devices state their samples per class when they join.
+    needs_counts: bool = False  # True if devices state their number of samples per class when they join.
     alike: Alike = "network"  # Property that all devices of a run must have in common.
-    # True if the server half has another network than the devices, and each device also trains this network.
+    # True if the server half has a mutual network, which each device trains in addition to its own network.
     mutual: bool = False
-    # True if the devices compare the outputs of their networks on images that all of them have.
+    # True if the method uses a public set: samples that all devices have and on which outputs are compared.
     public: bool = False
-    # True if at least one device must have validation samples; without any, it would be another method.
+    # True if at least one device must have validation samples. Without them, the result would be another method's.
     validates: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
-    # Kinds of the arrays that the halves send: the first parts of their names. Bytes are counted by kind.
-    # None: not declared, and all arrays are of the kind "other".
+    # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are
+    # counted by kind. None means that no kinds are declared; then all arrays are of the kind "other".
     arrays: tuple[str, ...] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
-    # Function of the settings that returns the method with the fields above changed for these settings.
+    # Function that gets the settings, and returns this method with the fields above changed for these settings.
     variant: Callable[[Any], Method] | None = None
-    # Function that returns why settings cannot be used with a number of classes; "" if they can.
+    # Function that gets the settings and the number of classes. It returns why they do not fit each other, or "".
     misfit: Callable[[Any, int], str] | None = None
     # Settings that a user should lower if training diverges, in this order. Names that Hyper lacks are ignored.
     calmer: tuple[str, ...] = ("lr",)
@@ -275,7 +275,7 @@ class Method:
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
 
     def __post_init__(self) -> None:
-        """Raise TypeError or ValueError if the author has mixed up arguments.
+        """Raise TypeError or ValueError if an argument has a wrong type or value.
 
         The author then sees the error at the definition of the method, and not in the middle of a run.
         """
@@ -290,13 +290,15 @@ class Method:
             if lacking := ", ".join(f"{call}()" for call in sorted(getattr(half, "__abstractmethods__", ()))):
                 raise TypeError(f"{half.__name__} lacks {lacking}, which a {base.__name__} has to have")
         if self.reports not in self.VIEWS:
-            raise ValueError(f"Method(reports={self.reports!r}), it must be one of {', '.join(self.VIEWS)}")
+            raise ValueError(
+                f"Method(reports={self.reports!r}): reports must be one of {', '.join(self.VIEWS)}"
+            )
         for name, call in {"cost": self.cost, "variant": self.variant, "misfit": self.misfit}.items():
             if not (call is None or callable(call)):
-                raise TypeError(f"Method({name}={call!r}), it must be a function")
+                raise TypeError(f"Method({name}={call!r}): this argument must be a function")
         if not (self.arrays is None or isinstance(self.arrays, tuple)):
             raise TypeError(
-                f'Method(arrays={self.arrays!r}), it must be a tuple of names: ("weights", "labels")'
+                f'Method(arrays={self.arrays!r}): arrays must be a tuple of names such as ("weights", "labels")'
             )
         try:
             declared_kinds(self.arrays or ())
@@ -317,8 +319,8 @@ class Method:
     def views(self) -> frozenset[str]:
         """Return the names of all results that the devices measure.
 
-        A result by the `rule` of a model has the name of the model. A result by another rule has the name of the
-        model with the name of the rule appended.
+        A result of the client half's `rule` is named after the model, for example "personal". A result of another
+        rule has the name of the rule appended, for example "personal-classifier".
         """
         models = self.VIEWS if self.reports == "global" else ("personal",)
         others = [f"-{name}" for name in self.other_rules]

@@ -1,4 +1,4 @@
-"""Conversion between wire arrays and torch tensors; only this module knows both."""
+"""Conversion between arrays of messages and torch tensors; no other module knows both forms."""
 
 from __future__ import annotations
 
@@ -55,14 +55,16 @@ class LazyPayload(Mapping[str, Tensor]):
     def flat(self, name: str, start: int, stop: int) -> Tensor:
         """Return the numbers [start, stop) of the flattened array.
 
-        If the arrays allow it, the rest of the array is not read.
+        If the array is on the disk, the rest of the array is not read.
         """
         if isinstance(self._arrays, Body):
             return _view(self._arrays.flat(name, start, stop)).to(self._place)
         return _copy(self._arrays[name].reshape(-1)[start:stop]).to(self._place)
 
     def __contains__(self, name: object) -> bool:
-        return any(name == known for known in self._arrays)  # Mapping.__contains__ would read the array.
+        return any(
+            name == known for known in self._arrays
+        )  # The inherited __contains__ would read the array.
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -44,7 +44,7 @@ class BrokenMethodError(SettingsError):
 
 
 def described(error: Exception) -> str:
-    """Return an error with the file and the line that must be corrected."""
+    """Return the message of an error, with the file and the line that must be corrected."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

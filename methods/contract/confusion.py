@@ -2,7 +2,7 @@
 
 The counts are made at the last evaluation, on the test samples. They are a table [C, C]: a row is the true
 class, a column is the predicted class. No method declares the table, so its bytes are counted as `control`.
-It reveals a device's own class counts, so the coordinator or the device may leave it out.
+The table reveals how many samples of each class a device has, so the coordinator or the device may leave it out.
 """
 
 from __future__ import annotations

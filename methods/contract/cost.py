@@ -1,9 +1,9 @@
-"""The arrays that a participant sends and receives in a round: numbers by kind, and their bytes.
+"""The cost of a device in a round: how many numbers of each kind it sends and receives, and how many bytes.
 
-Both are formulas in closed form. Kinds are the first parts of the wire's array names ("weights.head.bias" is of
-kind "weights"). Numbers are counted as papers count them: labels, ids and counts are one each, and weights
-are parameters. Bytes are the bytes that are sent over the network: an int64 takes eight. The statistics of
-BatchNorm also count as bytes, although no paper counts them.
+The cost is computed by formulas. The kind of an array is the first part of its name in a message
+("weights.head.bias" is of the kind "weights"). Numbers are counted as papers count them: a label, an id or a count
+is one number, and a network has as many numbers as parameters. Bytes are the bytes that are sent over the network:
+an int64 takes eight. The statistics of BatchNorm also count as bytes, although no paper counts them.
 """
 
 from __future__ import annotations
@@ -62,18 +62,19 @@ class Sizes:
     held: int  # |C_i|: number of classes that the device holds.
     examples: int = 0  # N_i: number of examples of the device.
     clients: int = 1  # N: number of devices.
-    # Sum over classes of J_i^c, for methods with several prototypes of a class.
+    # Sum over the classes c of J_i^c, the number of prototypes that the device has of class c.
     local_prototypes: int = 0
-    global_prototypes: int = 0  # Sum over classes of C^m.
+    global_prototypes: int = 0  # Sum over the classes m of C^m, the number of global prototypes of class m.
     first_round: bool = False
     last_rounds: bool = False  # True in the last rounds of RUCR, in which heads are retrained.
-    # Rank of each matrix that a device sends in factors.
+    # Rank of each matrix that a device sends as two factors, by the name of the matrix.
     ranks: Mapping[str, int] = field(default_factory=dict)
-    # Rank of each matrix that a device receives in factors.
+    # Rank of each matrix that a device receives as two factors, by the name of the matrix.
     ranks_down: Mapping[str, int] = field(default_factory=dict)
     public: tuple[int, ...] = ()  # Number of images in each batch of the public set.
     mutual: Net | None = None  # Mutual network of all devices, if it differs from the device's own network.
-    known: int | None = None  # Number of classes that any device has held before this round; None: all.
+    # Number of classes that at least one device has held before this round; None means all classes.
+    known: int | None = None
 
     @property
     def weights(self) -> Numbers:
@@ -100,7 +101,7 @@ class Sizes:
 class Cost:
     """The numbers that a device sends and receives in a round, by kind.
 
-    A plain int counts float32. `eight_bytes` and `Numbers` state other sizes.
+    A plain int is a count of float32 numbers. `eight_bytes` and `Numbers` state other sizes.
     """
 
     up: Mapping[str, int] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Cost:
     def bytes_down(self) -> dict[str, int]:
         """Return the payload in bytes that one device receives in a round, by kind.
 
-        A broadcast is sent once for the whole cohort.
+        The coordinator sends a broadcast only once, for the whole cohort.
         """
         return {kind: bytes_of(count) for kind, count in self.down.items() if bytes_of(count)}
 

@@ -1,7 +1,7 @@
-"""The first weights of a run's network, from a file that every party has, and the part that is not trained.
+"""The first weights of a run's network, if they come from a file; and the choice of a part that is not trained.
 
-Without such a file, the first weights are drawn. The plan names the file by its hash. Each party has the file
-in its folder of weights, where `protofleet weights` puts it.
+Without such a file, the first weights are drawn at random. The plan names the file by its hash. Each party has the
+file in its folder of weights, where `protofleet weights` puts it.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class FirstWeights:
         try:
             if sha256_of_file(path) != self.sha256:
                 raise SettingsError(
-                    f"{path} is damaged: it has not the hash that it is called by; {self._way_out()}"
+                    f"{path} is damaged: its hash is not the hash in its name; {self._way_out()}"
                 )
             load_from(model, as_first_weights(read_weights(path), model))
         except FileNotFoundError:
             raise SettingsError(
-                f"the run begins with the weights {self.name}, and there is no {path}; {self._way_out()}"
+                f"the run begins with the weights {self.name}, but this machine has no {path}; {self._way_out()}"
             ) from None
         except (OSError, WeightsFileError) as error:
             raise SettingsError(f"the run's first weights, {self.name}, cannot be used: {error}") from None
 
     def _way_out(self) -> str:
-        return f"bring {self.name} here and say `protofleet weights {self.name}`"
+        return f"bring {self.name} to this machine and run `protofleet weights {self.name}`"
 
 
 def weights_folder() -> Path:
@@ -75,6 +75,6 @@ def weights_folder() -> Path:
         data = Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
     except RuntimeError:  # The user has no entry in the user database, as in some containers.
         raise SettingsError(
-            "this user has no home folder to look for weights in; set the environment variable PROTOFLEET_DATA"
+            "this user has no home folder for files of weights; set the environment variable PROTOFLEET_DATA"
         ) from None
     return data / "weights"

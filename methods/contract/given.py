@@ -1,6 +1,6 @@
-"""Checks of the values that halves return, by kind.
+"""Checks of the values that the halves of a method return.
 
-If a method returns a wrong value, the error tells its author which line to correct.
+If a value is wrong, the error names the line that the author of the method must correct.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def first_ask(server: ServerHalf, story: Round) -> Ask:
     try:
         return ask_of(server, next(story))
     except StopIteration:
-        raise wrong(server.round, "must yield Ask(...), at least once; it ends without") from None
+        raise wrong(server.round, "must yield Ask(...), at least once; it ended without an Ask") from None
 
 
 def ask_of(server: ServerHalf, found: object) -> Ask:
@@ -55,7 +55,7 @@ def demand_declared(kinds: Kinds, names: Iterable[str], call: Callable[..., obje
     if undeclared := kinds.undeclared(names):
         raise wrong(
             call,
-            f"has the array {undeclared[0][:64]!r} cross, which METHOD does not declare; write "
+            f"sends the array {undeclared[0][:64]!r}, which METHOD does not declare; write "
             f"{declaration({*kinds.declared, *undeclared})}",
         )
 
@@ -73,7 +73,9 @@ def tensors_of(found: object, call: Callable[..., object], says: str = "must giv
     """
     if not isinstance(found, Mapping):
         raise wrong(call, f'{says} {{"name": tensor, ...}}', found)
-    if type(found) is dict:  # Another kind of mapping is read from the disk, tensor by tensor.
+    if (
+        type(found) is dict
+    ):  # Other mappings are not checked, because they would read each tensor from the disk.
         for name, value in found.items():
             if not (isinstance(name, str) and isinstance(value, Tensor)):
                 raise wrong(call, f'{says} {{"name": tensor, ...}}; {name!r} is {type(value).__name__}')

@@ -8,7 +8,8 @@ from typing import Final
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-_CALLS: Final[list[Callable[[], None]]] = []  # One list for the whole process, like the hooks of torch.
+# One list for the whole process, because torch's hooks are for the whole process.
+_CALLS: Final[list[Callable[[], None]]] = []
 
 
 def on_progress(call: Callable[[], None]) -> None:
@@ -24,7 +25,8 @@ def on_progress(call: Callable[[], None]) -> None:
 def report_progress() -> None:
     """Report progress from a loop that passes through no torch module.
 
-    Every such loop must call this function if another party decides how long the loop is.
+    Every such loop must call this function if another party decides how long the loop runs. Otherwise the
+    watchdog could end a process that works.
     """
     for call in _CALLS:
         call()

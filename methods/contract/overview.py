@@ -37,7 +37,7 @@ class NoSamples:
 
 @dataclass(frozen=True)
 class Reference:
-    """The setting for which the numbers of all methods are counted, so that they can be compared."""
+    """The example run for which the costs of all methods are counted, so that the costs can be compared."""
 
     classes: int = 10
     size: int = 32
@@ -100,8 +100,8 @@ class Overview:
 def overview(name: str, reference: Reference | None = None) -> Overview:
     """Return the overview of a method.
 
-    Raise LookupError if there is no such method, and ValueError if its file does not begin as all method
-    files do.
+    Raise LookupError if there is no such method, and ValueError if the first line of its file does not have the
+    form of FIRST_LINE.
     """
     reference = reference or Reference()
     plan = Plan(name, reference.classes, 1, size=reference.size, network=reference.network)
@@ -128,7 +128,7 @@ def variants(method: Method) -> Mapping[str, tuple[str, ...]]:
 
 
 def choices(hint: object) -> tuple[str, ...]:
-    """Return the possible values of a setting if it has a list of them; other settings are numbers."""
+    """Return the possible values of a setting, or nothing if the setting is a number."""
     if get_origin(hint) is Literal:
         return tuple(map(shown, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):

@@ -38,7 +38,9 @@ class OwnMetrics:
         name = self.name or Path(self.file).stem
         found = plugins.hash_of("metrics", name, self.file, ours=False)
         if not found:
-            raise PlugInError(f"metrics.name is {self.name!r}, which no package has; say metrics.file")
+            raise PlugInError(
+                f"metrics.name is {self.name!r}, but no installed package has metrics of this name; set metrics.file"
+            )
         metrics_of(found)
         return found
 
@@ -46,7 +48,7 @@ class OwnMetrics:
 def metrics_of(sha256: str) -> Mapping[str, Metric]:
     """Return the metrics of a plug-in that this process has loaded.
 
-    Return an empty table if the run has no hash of such a plug-in.
+    If `sha256` is empty, the run has no own metrics, and the result is an empty table.
     """
     if not sha256:
         return {}
@@ -60,13 +62,13 @@ def metrics_of(sha256: str) -> Mapping[str, Metric]:
         found, where = own.load(), str(own)
     if not isinstance(found, Mapping) or not found or len(found) > MOST:
         raise PlugInError(
-            f"{where}: METRICS is {type(found).__name__}; say a table of 1 to {MOST} names and functions"
+            f"{where}: METRICS is {type(found).__name__}; it must be a table of 1 to {MOST} names and functions"
         )
     for name, function in found.items():
         if not (isinstance(name, str) and NAME.fullmatch(name) and name not in OURS and callable(function)):
             raise PlugInError(
-                f"{where}: METRICS has {name!r}; a name is small letters, digits and _, none of "
-                f"{', '.join(sorted(OURS))}, and what it names is a function"
+                f"{where}: METRICS has {name!r}; a name consists of small letters, digits and _, it is none of "
+                f"{', '.join(sorted(OURS))}, and its value is a function"
             )
     return found
 

@@ -1,6 +1,6 @@
 """The plan of a run, which the coordinator sends and every device accepts.
 
-A plan has plain values with types, and a hash.
+A plan has only plain values with fixed types. The hash of its bytes identifies it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from protofleet.protocol.settings.suggest import there_are
 
 DEFAULT_NETWORK: Final = "cnn23"
 
-PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]  # Takes the shape of a sample.
+# A function from the shape of a sample to the samples of the public set in this shape.
+PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Network:
             raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
 
     def taken(self, plugins: PlugIns) -> Network:
-        """Return the network in the form of a plan, in which a plug-in has its hash and never a path."""
+        """Return the network in the form for a plan, which names a plug-in by its hash and never by a path."""
         ours = self.name in nets.names()
         return replace(self, file="", plugin=plugins.hash_of("network", self.name, self.file, ours))
 
@@ -94,7 +95,9 @@ class Plan:
     mutual: Network | None = None
     # Public set on which the devices compare their outputs, for methods with `public`; None: the drawn images.
     public: PublicSet | None = None
-    init: FirstWeights | None = None  # First weights of the network of every party; None: they are drawn.
+    init: FirstWeights | None = (
+        None  # First weights of every party's network; None: they are drawn at random.
+    )
     freeze: Freeze | None = None  # Part of the network that is not trained.
     # Kind -> SHA-256 of each plug-in that is not a network. (`Network` has its own field.) Only hashes are sent.
     plugins: dict[str, str] = field(default_factory=dict)
@@ -118,12 +121,12 @@ class Plan:
             raise SettingsError(str(error).strip('"')) from None
         if self.mutual is not None and not self.load().mutual:
             raise SettingsError(
-                f"{self.method} trains no mutual network, and the run's is {self.mutual.name}; leave `mutual` "
-                f"out, or take one of the methods {', '.join(name for name in names() if load(name).mutual)}"
+                f"{self.method} trains no mutual network, but the run has `mutual` {self.mutual.name}; leave "
+                f"`mutual` out, or take one of the methods {', '.join(name for name in names() if load(name).mutual)}"
             )
         if self.public is not None and not self.load().public:
             raise SettingsError(
-                f"{self.method} uses no public set, and the run's is {self.public.title}; leave `public` out, or "
+                f"{self.method} uses no public set, but the run has {self.public.title}; leave `public` out, or "
                 f"take one of the methods {', '.join(name for name in names() if load(name).public)}"
             )
 
@@ -155,9 +158,10 @@ class Plan:
         return metrics_of(self.plugins.get("metrics", ""))
 
     def demand_fit(self) -> None:
-        """Raise SettingsError if no run may begin with these settings and this number of classes.
+        """Raise SettingsError if the method cannot learn with these settings and this number of classes.
 
-        Models that an earlier version trained with such settings can still be opened.
+        Only the start of a run calls this. Models that an earlier version trained with such settings can still be
+        opened.
         """
         misfit = self.load().misfit
         if misfit and (problem := misfit(self.settings(), self.classes)):
@@ -169,7 +173,7 @@ class Plan:
     def model(self, network: Network | None = None) -> Net:
         """Return a network whose first weights are the same on every machine.
 
-        `network` is the network of a device that does not use the network of the run.
+        `network` is given for a device that does not use the network of the run.
         """
         built = self._built(network or self.network, self.seed)
         if self.init is not None and network in (None, self.network) and not torch.empty(0).is_meta:
@@ -223,7 +227,7 @@ class Plan:
         if images is None and chosen.source == DRAWN:
             images = chosen.draw
         if images is None:
-            raise SettingsError(f"the run's public set is {chosen.title}, and this device was given none")
+            raise SettingsError(f"the run's public set is {chosen.title}, but this device has no public set")
         # Without a hash, the check would accept different samples on each device.
         if chosen.source != DRAWN and not chosen.sha256:
             raise no_hash(chosen)
@@ -238,8 +242,9 @@ class Plan:
         if not self.variant.mixed_networks:
             message = " with these settings" if self.load().mixed_networks else ""
             raise SettingsError(
-                f"{self.method}{message} needs the same network on every device: the run's is {self.network.name}, "
-                f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
+                f"{self.method}{message} needs the same network on every device: the run's network is "
+                f"{self.network.name}, but this device's network is {network.name}; leave `network` out on the "
+                f"device, or take one of the methods "
                 f"{', '.join(name for name in methods_for_mixed_networks() if name != self.method)}"
             )
         own = self.model(network)
@@ -249,13 +254,14 @@ class Plan:
         common = self.model().embedding_size
         if own.embedding_size != common:
             raise SettingsError(
-                f"the run's prototypes have {common} numbers, this device's network {network.name} gives "
+                f"the run's prototypes have {common} numbers, but this device's network {network.name} gives "
                 f"{own.embedding_size}; set network.feature_size = {common} on the device and in the run"
             )
         if self.variant.alike == "head" and network.head != self.network.head:
             raise SettingsError(
-                f"{self.method} shares the head, and the run's is {self.network.head}, that of this device's network "
-                f"{network.name} is {network.head}; set network.head = {self.network.head!r} on the device"
+                f"{self.method} shares the head: the run's head is {self.network.head}, but the head of this "
+                f"device's network {network.name} is {network.head}; set network.head = {self.network.head!r} on the "
+                "device"
             )
         return own
 
@@ -283,7 +289,7 @@ class Plan:
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:
     """Return the public set for the plan of a run, with a hash.
 
-    With the hash, each device checks that its samples are the same as those of the others.
+    With the hash, each device checks that it has the same samples as the other devices.
     """
     # If the method is unknown or uses no public set, the plan raises the error later.
     if not (plugin or method in names()) or not load(method, plugin).public:
@@ -298,8 +304,8 @@ def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -
 
 def no_hash(chosen: PublicSet) -> SettingsError:
     return SettingsError(
-        f"public.sha256 is missing, and the run's public set is {chosen.title}, of files that devices bring; "
-        f"`{command_for(chosen)}` prints what to set"
+        f"public.sha256 is missing: the run's public set, {chosen.title}, comes from files on the devices; "
+        f"`{command_for(chosen)}` prints the value"
     )
 
 
@@ -317,7 +323,7 @@ def methods_for_mixed_networks() -> list[str]:
 
 
 def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
-    """Return the plan of a message, or raise SettingsError if this party cannot follow it.
+    """Read the plan of a message, or raise SettingsError if this party cannot take part in its run.
 
     `plugins` are the plug-ins that the owner of this party has allowed. Only those that the plan names by their
     hashes are loaded.
@@ -341,7 +347,7 @@ def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
         given = table.get(kind)
         for key in {"file", "plugin"} & given.keys() if isinstance(given, dict) else ():
             raise PlugInError(
-                f"plan.{kind}.{key} is not a setting of a plan; it names plug-ins in plan.plugins"
+                f"plan.{kind}.{key} is not a setting of a plan; a plan names plug-ins only in plan.plugins"
             )
     if "plugins" not in table:
         return table
@@ -350,7 +356,7 @@ def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
     for kind, number in hashes.items():
         place = {"name": table.get("method")} if kind == "method" else table.get(kind, {"name": kind})
         if not isinstance(place, dict) or not isinstance(place.get("name", DEFAULT_NETWORK), str):
-            raise PlugInError(f"plan.{kind} has no name, and plan.plugins has a hash of it")
+            raise PlugInError(f"plan.{kind} has no name, but plan.plugins has a hash for this part")
         allowed.take(PLANNED[kind], place.get("name", DEFAULT_NETWORK), number)
         if kind in ("network", "mutual"):
             changed[kind] = {**place, "plugin": number}

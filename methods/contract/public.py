@@ -1,14 +1,14 @@
 """The public set: samples without labels that all devices of a run have.
 
-The samples are never sent. The devices send results that they computed from these samples, and the results
-can be compared.
+The samples are never sent. The devices send results that they computed from these samples. The results can be
+compared, because all devices have the same samples.
 
 By default the samples are drawn images. They are drawn with whole numbers only, so every machine draws the
-same images. For a run that learns from series, the channels of a series are the rows of a grey image; for vectors,
-the image has one row. Other samples come from the data sources of the devices.
+same images. A run on series uses grey images: each row of an image is one channel of a series. A run on vectors uses
+images with a single row. Other samples come from the data sources of the devices.
 
-The plan of the run has a hash of the samples. Images are hashed at 32 x 32, all other samples in their
-shape in the run.
+The plan of the run has a hash of the samples. For images it is the hash of their 32 x 32 pixel version. All other
+samples are hashed in the shape that they have in the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
 HASHED: Final = InputShape((3, 32, 32))
-# The largest number of pairs of images of the same batch, over all batches; their similarities take 64 MB.
+# The largest number of pairs of images in the same batch, summed over all batches. Their similarities take 64 MB.
 MOST_PAIRS: Final = 1 << 24
 FIGURES: Final = 3  # Number of figures in a picture.
 FIGURE_BYTES: Final = 8
@@ -98,13 +98,16 @@ class PublicSet:
         return np.repeat(grey(images)[:, None], shape.channels, axis=1)
 
     def check(self, images: PublicSamples) -> None:
-        """Raise SettingsError if these samples are not those of the run; they have the shape of `hashed`."""
+        """Raise SettingsError if these samples are not those of the run.
+
+        The samples must have the shape that `hashed` returns.
+        """
         found = sha256_of(images)
         if self.sha256 and found != self.sha256:
             raise SettingsError(
-                f"the run's public set ({self.title}) has sha256 {self.sha256[:64]}, this device's {found}: put the "
-                "same files, and the same version of protofleet, on all devices; or set public.sha256 to this at the "
-                "coordinator, if these are the right ones"
+                f"the run's public set ({self.title}) has sha256 {self.sha256[:64]}, but this device's has {found}: "
+                "put the same files, and the same version of protofleet, on all devices; or, if this device has the "
+                "right files, set public.sha256 at the coordinator to the hash of this device"
             )
 
 
@@ -172,7 +175,10 @@ def figure(
     kind: NDArray[np.int32], x: NDArray[np.int32], y: NDArray[np.int32], width: NDArray[np.int32],
     height: NDArray[np.int32],
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """Return a mask of the pixels in each figure, [N, height, width]; positions are relative to its centre."""
+    """Return a mask of the pixels in one figure of each picture, [N, height, width].
+
+    `x` and `y` are the positions of the pixels relative to the centre of the figure.
+    """
     box = (abs(x) <= width) & (abs(y) <= height)
     distance = x * x * (height * height) + y * y * (width * width)
     edge = width * width * (height * height)

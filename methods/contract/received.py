@@ -17,7 +17,7 @@ from protofleet.methods.contract.wants import TensorSpec, not_finite, problem_wi
 class WrongArraysError(RuntimeError):
     """The error for an array that a half cannot use.
 
-    The message has the name of the array, its form and the required form.
+    The message has the name of the array, the form that it has, and the form that it must have.
     """
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 def compute_deterministically(*, strict: bool) -> None:
-    """Make torch raise an error (`strict`) or a warning for operations that give other bits each time.
+    """Make torch raise an error (`strict`) or a warning for operations that can give different bits at each call.
 
     `torch.use_deterministic_algorithms` sets these flags too. But it also sets a flag of torch's compiler, and
     for this it imports the whole compiler: 800 modules, 70 MB and a second of CPU in each process. Protofleet
@@ -22,7 +22,7 @@ def one_thread_here(threads: int) -> Callable[[], None]:
     """Let the calling thread compute with one thread from now on, and return a function for other threads.
 
     The returned function lets the thread that calls it compute with `threads` threads. If `threads` is 0, it
-    takes the number that torch used here before.
+    uses the number that the calling thread had before.
 
     In torch each thread has its own number of threads to compute with. A thread that computes for the first
     time takes the last number that any thread has set. So each thread that computes sets its own number.

@@ -26,7 +26,9 @@ MULTIPLE = "most, or a multiple of "
 # Count of numbers in a slice. Checks work in slices, because an array may be as large as a whole data set.
 SLICE = 1 << 17
 
-Dim: TypeAlias = int | str  # A name means any length; equal names mean equal lengths.
+Dim: TypeAlias = (
+    int | str
+)  # A name stands for any length. Dimensions with the same name have the same length.
 
 ITEM_BYTES: dict[str, int] = {
     name: getattr(torch, name).itemsize
@@ -44,12 +46,13 @@ class TensorSpec:
     high: float | None = None
     most: int = 1 << 20  # The largest length that a named dimension may have.
     optional: bool = False
-    of_examples: bool = False  # The numbers count samples; their sum is at most the examples of the device.
-    # True if each row is a sample; there are at most as many rows as the device has examples.
+    # True if the numbers count samples. Then their sum must not exceed the number of examples of the device.
+    of_examples: bool = False
+    # True if each row is a sample. Then the array must not have more rows than the device has examples.
     row_per_example: bool = False
-    # Name of another array. If a value is in several rows of that array, this array has 2 or more in those rows.
+    # Name of another array. If a value is in several rows of that array, this array must be at least 2 in those rows.
     repeated: str = ""
-    step: int = 0  # If not 0, the length of a named dimension is `most` or a multiple of `step`, but not 0.
+    step: int = 0  # If not 0, the length of a named dimension must be `most`, or 1, 2, 3 ... times `step`.
 
     def most_bytes(self) -> int:
         """Return the size in bytes of the largest allowed array."""
@@ -58,7 +61,7 @@ class TensorSpec:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return the further rules in the words of the protocol, such as `optional`."""
+        """Return the rules besides shape, type and bounds, in the words of the protocol, such as `optional`."""
         said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
         rules = tuple(rule for rule, holds in said.items() if holds)
         rules = (*rules, f"{MULTIPLE}{self.step}") if self.step else rules
@@ -73,10 +76,10 @@ class TensorSpec:
 def table_of(
     wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor], norm: float
 ) -> tuple[ArraySpec, ...]:
-    """Return the rules of `problem_with` as rows, for a program that makes an update and knows no method.
+    """Return the rules that `problem_with` checks as rows, for a device program that does not know the method.
 
-    The first row whose name fits an array is its rule. `*` fits any letters, but only names of arrays in the
-    broadcast.
+    The rule of an array is the first row whose name fits the name of the array. A `*` in a row's name stands for
+    any letters, but such a row is only for arrays that are in the broadcast.
     """
     alike = {
         name: _row(spec, norm, alike=True)
@@ -111,8 +114,8 @@ def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
 def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
     """Return one row for most arrays, and further rows for the arrays that have another rule.
 
-    If all arrays with the same last part of the name have the same rule, a further row is for all of them.
-    Otherwise it is for one array.
+    If all arrays with the same last part of the name have the same rule, they share one further row. Otherwise
+    each of them has its own row.
     """
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))
@@ -133,7 +136,7 @@ def _dtype(value: Tensor) -> str:
 
 
 def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
-    """Return specifications with the names, shapes and dtypes of these tensors, to average weights."""
+    """Return specifications with the names, shapes and dtypes of these tensors, for arrays that are averaged."""
     return {
         name: TensorSpec(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()
     }

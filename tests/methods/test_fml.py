@@ -227,7 +227,7 @@ def test_without_one_it_is_as_the_runs_network_with_first_weights_of_its_own():
 
 
 def test_a_method_that_trains_none_refuses_one_and_names_those_that_do():
-    words = "fedavg trains no mutual network, and the run's is cnn4; leave `mutual` out, or take one of .*fml"
+    words = "fedavg trains no mutual network, but the run has `mutual` cnn4; leave `mutual` out, or take one of .*fml"
     with pytest.raises(SettingsError, match=words) as said:
         Plan("fedavg", 3, 1, mutual=SMALL)
     assert "\n" not in str(said.value)

@@ -50,7 +50,7 @@ class Wants(fedavg.Server):
     (method(client=Sends), "secret", "run"), (method(Asks), "logits", "round"), (method(Wants), "logits", "round"),
 ])  # fmt: skip
 def test_an_array_that_is_not_declared_is_refused_by_name_where_it_is_sent(made, name, call):
-    words = rf"test_declared.py:\d+: {call}\(\) has the array '{name}' cross, which METHOD does not declare; "
+    words = rf"test_declared.py:\d+: {call}\(\) sends the array '{name}', which METHOD does not declare; "
     with pytest.raises(protofleet.RunError, match=words) as raised:
         simulate(made, DATA, rounds=1, settings=QUICK)
     assert str(raised.value).endswith(f'write Method(..., arrays=("{name}", "weights"))')

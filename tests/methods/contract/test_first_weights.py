@@ -287,14 +287,15 @@ def test_a_party_without_the_file_says_where_it_looked_and_what_to_do():
     with pytest.raises(SettingsError) as found:
         made.client_half(shard(0).train, "device-0")
     assert str(weights_folder() / ("ab" * 32 + ".safetensors")) in str(found.value)
-    assert "bring resnet.safetensors here and say `protofleet weights resnet.safetensors`" in str(found.value)
+    words = "bring resnet.safetensors to this machine and run `protofleet weights resnet.safetensors`"
+    assert words in str(found.value)
 
 
 def test_a_file_that_was_changed_afterwards_is_not_used(kept):
     named = kept(other_weights())
     path = weights_folder() / f"{named.sha256}.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    with pytest.raises(SettingsError, match="is damaged: it has not the hash that it is called by"):
+    with pytest.raises(SettingsError, match="is damaged: its hash is not the hash in its name"):
         plan(init=named).model()
 
 

@@ -54,7 +54,9 @@ def test_another_embedding_size_is_refused_with_the_way_out():
 @pytest.mark.parametrize("method", ["lgfedavg", "fedpall"])
 def test_another_kind_of_head_is_refused_where_the_head_is_shared_and_taken_where_it_is_not(method):
     run, own = Network("cnn_bn", 64), Network("cnn4", 64, head="mlp")
-    words = f"{method} shares the head, and the run's is linear, that of .*cnn4 is mlp; set network.head = 'linear'"
+    words = (
+        f"{method} shares the head: the run's head is linear, but .*cnn4 is mlp; set network.head = 'linear'"
+    )
     with pytest.raises(SettingsError, match=words):
         Plan(method, 3, 1, network=run).device_model(own)
     assert Plan("fedproto", 3, 1, network=run).device_model(own).embedding_size == 64

@@ -168,7 +168,7 @@ def test_a_device_that_has_no_such_images_says_so_in_one_line(public, message, t
 
 
 def test_where_a_device_is_given_no_images_of_files_the_plan_is_refused():
-    with pytest.raises(SettingsError, match="the run's public set is digits mnist, .*was given none"):
+    with pytest.raises(SettingsError, match="the run's public set is digits mnist, .*has no public set"):
         half(plan(MNIST))
 
 

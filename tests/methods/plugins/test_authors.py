@@ -156,7 +156,7 @@ def numbers():
     ("given", "words"),
     [
         (None, r"round() must yield Ask(...), at least once; it gives NoneType"),
-        (silent(), r"round() must yield Ask(...), at least once; it ends without"),
+        (silent(), r"round() must yield Ask(...), at least once; it ended without an Ask"),
         (word(), r"round() must yield Ask(...); it gives str"),
         (numbers(), """round() must yield Ask(phase, payload) whose payload is {"name": tensor, ...}; 'x' is int"""),
     ],
