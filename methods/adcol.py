@@ -9,7 +9,7 @@ the paper, or between the public codes:
   clients  the paper's D has an output for each client of the run from the start. Here devices may join at any
            time: D has one output for each device that ever took part, and grows with them. The number of a
            device never changes. `clients` set to the number of devices gives the paper's D.
-  mu       FedPall's copy has 0.3. FL-bench has 0.5, and averages the models as well: average_models.
+  mu       0.3 in FedPall's copy of ADCOL, 0.5 in FL-bench. FL-bench also averages the models (average_models).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes, outputs: int = 0) -> Cost:
-    """Return the cost; `outputs` is the number of outputs at the start."""
+    """Return the cost; `outputs` is the number of outputs of D at the start."""
     with torch.device("meta"):
         D = amplifier(sizes.D, max(outputs, sizes.clients))
     return Cost({"features": sizes.examples * sizes.D}, {Discriminator.kind: parameters(D)})

@@ -1,4 +1,4 @@
-"""FCCL+ (Huang et al., TPAMI 2024): devices agree on public images, and keep how they saw the classes beside a label.
+"""FCCL+ (Huang et al., TPAMI 2024): devices agree on public images, and keep their own scores of wrong classes.
 
 "train", from the mean of all models:
   l = CE + T^2 sum_{j != y} p_j log(p_j / q_j)     p, q: softmax of teacher's and own scores / T, over all classes
@@ -12,11 +12,12 @@ cosines are computed in evaluation mode. S and M count each device once. Both le
 lr_last times their first value. "public" cannot begin from the mean of all models: all devices would have the same
 scores, and nothing would change.
 The first sum leaves out class y, so its probabilities do not sum to 1. For this reason the sum also lowers the score
-of the label, by T (1 - p_y) q_y in all. T must stay below the number of classes, or the model learns nothing.
+of the label: its gradient there is T (1 - p_y) q_y. T must stay below the number of classes, or the model learns
+nothing.
 Differences from MarsFL or the authors' code:
   teacher     "global": the model that the device has just received, as in MarsFL.
-  fresh_adam  a new Adam for each public batch, as in the authors' code. There the devices also exchange results again
-              for each batch; this costs one exchange for each batch, and is not implemented here.
+  fresh_adam  a new Adam for each public batch, as in the authors' code. In that code the devices also exchange
+              results once for each batch. Here they exchange the results of all batches at once.
   train_mode  the batch norms use the statistics of the public batch, in scores and steps, as in the authors' code.
   average     false: models are not averaged, so devices may have different networks, and each device's own model
               is measured.
@@ -228,7 +229,7 @@ def standardised(scores: Tensor) -> Tensor:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost with averaged models.
 
-    The authors' code has an exchange for each batch, with the same number of numbers in all.
+    The authors' code makes one exchange for each batch, and sends as many numbers in total.
     """
     weights, told = {"weights": sizes.weights}, cost_of_images(sizes)
     return Cost({**weights, **told.up}, {**weights, **told.down})

@@ -2,7 +2,8 @@
 
 w <- sum_i (N_i / N) w_i                                                        (alg. 1)
 
-Buffers: running statistics are averaged in the same way as parameters. num_batches_tracked is taken from one device.
+w_i is the model of device i, which has N_i of the N samples. Running statistics are averaged in the same way as
+parameters. num_batches_tracked is taken from one device.
 
 final_fit: after the last broadcast every device fits the model once more to its own data, and the result is
 measured, as in FedHP's table ("standard practice" in personalized learning).

@@ -4,10 +4,11 @@ l = CE(f(x), y) + lam CE(f(x), softmax(t_y))                                    
 t_c <- mean over the devices that hold c of their mean logits of class c
 
 The means of a device are taken over all batches of its local epochs, each batch before its step. With
-proto_source = "eval", they are taken in a separate pass after training. A sample whose class has no row does not
-count in the mean of the second term. Nothing else is shared, so the devices may have any networks. Counts are sent up
-with the means. t_c does not need them, but they limit the rows of a device to its number of samples. HtFLlib
-uses t_y itself as the target (raw_targets); that loss has no lower bound.
+proto_source = "eval", they are taken in a separate pass after training. If the server has no t_c for the class of
+a sample, the sample does not count in the mean of the second term. Nothing else is shared, so the devices may have
+any networks. A device sends a count of samples with each mean. t_c does not need the counts, but with them the server
+can refuse a device that counts more samples than it has. HtFLlib uses t_y itself as the target (raw_targets); that
+loss has no lower bound.
 """
 
 from __future__ import annotations

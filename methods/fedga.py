@@ -1,6 +1,6 @@
 """FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg with larger weights for devices that averaging harms.
 
-gap_i = after_i - before_i       on validation samples of device i: the averaged model, and the model it trained
+gap_i = after_i - before_i       results of the averaged model and of device i's trained model, on its validation data
 a_i  <- a_i - (gap_i / max_j |gap_j|) step_t / K       for accuracies; for losses, + instead of -          ("gap")
 step_t = step (1 - (t - 1) / T)                        t, from 1: the round of the gap; T: the run's rounds
 w    <- sum_i a_i w_i / sum_i a_i                      over the participants; a_i in place of N_i / N
@@ -131,7 +131,7 @@ class Client(fedavg.Client):
         return {**sent, **found}
 
     def pair(self, number: int) -> Payload:
-        """Return the results of the model that this device trained in round `number` and of its present model."""
+        """Return two results: of the model that this device trained in round `number`, and of its present model."""
         before, after = self.before.get(number), self.measured()
         if before is None or after is None:
             return {}

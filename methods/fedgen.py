@@ -4,10 +4,10 @@ Server: G <- Adam on CE(sum_i (N_i / N) h_i(G(eps, y)), y)    h_i the heads of t
 Client: l = CE(h(f(x)), y) + CE(h(G(eps, y')), y')            G fixed, from round 2 on
         eps ~ U(0, 1), y and y' drawn in proportion to the devices' samples of each class
 
-The generator belongs to the server. It continues from round to round, but its Adam starts anew in each round. It is
-sent after its first training, with the counts [C] by which labels are drawn. These are the counts of all devices that
-were ever in a cohort, which the devices state when they join. Representations below the head stay on their devices,
-as in LG-FedAvg. Differences between the public codes:
+The generator belongs to the server. It continues from round to round, but each round uses a new Adam. The
+generator is sent from its first training on, with the counts [C] by which labels are drawn. These are the counts of
+all devices that were ever in a cohort. Devices state their counts when they join. Representations below the head stay
+on their devices, as in LG-FedAvg. Differences between the public codes:
   generator    HtFLlib, and FedSA's fork of it, train a generator but never save it. Devices get the untrained
                generator, already in round 1, and use it with the statistics of the batch. This is "untrained"; our
                default is "trained".
@@ -169,13 +169,13 @@ class Client(SharedHead, SharingClient):
         self.labels = self.labels_in(payload)
 
     def labels_in(self, payload: Payload) -> Tensor | None:
-        """Return the counts [C] that come with the generator, or None if the payload has neither."""
+        """Return the counts [C] that are sent with the generator, or None if neither of them was sent."""
         if not any(name.partition(".")[0] in ("generator", "counts") for name in payload):
             return None
         demand_arrays(payload, {"counts": TensorSpec((self.model.classes,), "int64", low=0)})
         counts = payload["counts"]
         if not counts.any():
-            raise WrongArraysError("counts are 0 of every class, so no label can be drawn")
+            raise WrongArraysError("counts are 0 for every class, so no label can be drawn")
         return counts
 
     def learn(self, phase: str) -> None:

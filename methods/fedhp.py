@@ -13,10 +13,11 @@ Choices where the paper states nothing, or cannot be followed:
                eq. 5 exactly, which gives zero for a class that no device holds. pi_g is not scaled to length 1.
   eq. 4        is a sum over classes. lh_reduction="mean" is the mean of the authors' library, C times smaller.
   eq. 3        the start (uniform in [0, 1)), 1000 steps of SGD at 0.1, momentum and decay are the library's.
-  optimizers   both keep their state over rounds in which the device takes no part, as in the library. reset_adam
-               resets the moments of Adam when pi_g replaces the device's prototypes. `clip` limits the gradient of
-               theta only.
-  N_i^j        are stated once, when the device joins. N_i is their sum.
+  optimizers   SGD for theta and Adam for pi_i keep their state over rounds in which the device takes no part, as in
+               the library. reset_adam resets the moments of Adam when pi_g replaces the device's prototypes. `clip`
+               limits the gradient of theta only.
+  N_i^j        is the number of samples of class j on device i, and N_i is the sum over all classes. A device states
+               these numbers once, when it joins.
   anchors      all devices of a cohort get the same broadcast. It contains the anchors if a device of the cohort
                does not have them yet, and always in the last evaluation. A device that has lost its state sends
                "lacks" and trains without L_H in that round. It gets the anchors when it is next selected.
@@ -64,7 +65,8 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans], Tensor], Tensor]] = {
     "counts": partial(aggregate, by_counts=True),
     "paper": aggregate_as_printed,
 }
-MOST_WORK = 10**13  # Multiplications for the first anchors; they take about an hour of a core.
+# Largest number of multiplications for the first anchors. One core needs about an hour for them.
+MOST_WORK = 10**13
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Server(ServerHalf):
         counts = next((m.counts for m in self.cohort if m.device == device), ())
         if len(counts) != self.model.classes:
             raise ValueError(
-                f"{device} has stated counts of {len(counts)} classes, FedHP needs all {self.model.classes}; "
+                f"{device} has stated counts of {len(counts)} classes, but FedHP needs all {self.model.classes}; "
                 "a device states them when it joins"
             )
         return torch.tensor(counts, dtype=torch.int64)

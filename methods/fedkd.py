@@ -4,17 +4,18 @@ L_own = CE(f(x), y) + [KL(g(x) || f(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g
 L_g   = CE(g(x), y) + [KL(f(x) || g(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g(x), y))
 e_t   = energy_first + (energy_last - energy_first) t / T      t = 1 .. T rounds
 
-f is the device's own network, which is never sent. g is the student (`mutual` of the plan). z and z_g are their
-embeddings. W_h maps z_g to z; it also belongs to the device. Targets and the denominator are constants, so the MSE
-changes z once, and z_g and W_h once. The mean of the devices' messages counts each device once. f is measured.
+f is the device's own network, which is never sent. g is the student (`mutual` of the plan). z and z_g are the
+embeddings of f and g. W_h maps z_g to z; it also belongs to the device. Targets and the denominator are constants. So
+the MSE in L_own changes only z, and the MSE in L_g changes only z_g and W_h. The mean of the devices' messages counts
+each device once. f is measured.
 
-A matrix, or a kernel written as a matrix of outputs x rest, is sent as U, s and V. Their rank is the smallest that
-keeps e_t of the sum of the squared singular values. The matrix is sent whole if it has no more numbers than the
-factors. Vectors and buffers are sent whole. Differences between the public codes:
+A matrix, or a kernel written as a matrix of outputs x rest, is sent as the factors U, s and V. They have the smallest
+rank that keeps the share e_t of the sum of the squared singular values. The matrix is sent whole if it has no more
+numbers than the factors. Vectors and buffers are sent whole. Differences between the public codes:
   travel   "update", as in the authors' code: the change of g in training is sent up in factors. g is sent down whole,
            because a device that did not take part in a round has no g to which it could add a change.
            "parameters", as in HtFLlib: g itself is sent in factors, both up and down.
-  rank     both codes never try the full rank, and send zeros if no lower rank is enough.
+  rank     neither code tries the full rank; if no lower rank is enough, zeros are sent.
   energy   HtFLlib uses the e_t of the round before.
   kl, targets  as in FML; with "moving" targets the MSE counts twice.
   clip     10, as in HtFLlib: the fewer errors both networks make, the larger the quotient and the steps. The authors'
@@ -86,8 +87,8 @@ class Server(MutualServer):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        The numbers are bounded: the norm of an array is limited, but factors within this limit could make a
-        matrix far above it.
+        The numbers of factors have bounds. The general limit on the norm of an array is not enough, because two
+        factors within this limit could make a matrix with a much larger norm.
         """
         wants = dict(weight_wants(self.model))
         for number, (name, (m, n)) in enumerate(matrices(self.model).items()):
@@ -152,7 +153,7 @@ class Client(MutualClient):
 class Unpacked(Mapping[str, Tensor]):
     """Weights in the shapes of the network, from a message that may be on the disk.
 
-    Each weight is made when it is read.
+    Each weight is computed when it is read.
     """
 
     def __init__(self, message: Payload, like: Mapping[str, Tensor]) -> None:
@@ -183,9 +184,9 @@ def matrices(model: Net) -> dict[str, tuple[int, int]]:
 
 
 def changing(model: Net) -> Collection[str]:
-    """Return the names of the arrays whose change is sent.
+    """Return the names of the arrays of which the change is sent.
 
-    Buffers are not among them: they are not learned, and a variance must not become negative.
+    Buffers are sent whole, because they are not learned, and because a sum of changes could make a variance negative.
     """
     return {f"weights.{name}" for name, _ in model.named_parameters() if name in named_weights(model)}
 

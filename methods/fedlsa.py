@@ -5,6 +5,9 @@ Client: h = nor(varphi(psi(x))), logits phi(h)                                  
 Server: w <- FedAvg, then E_s steps on R and Theta with phi_glo frozen:
         L_LSA = L_ACE(phi_glo, A) + alpha * L_SEP(A),   A = nor(Theta(R))       (eqs. 3-5)
 
+psi, varphi and phi are the features, the projector and the head of the network; phi_glo is the averaged head.
+nor scales a vector to length 1. E_s is server_epochs. R and Theta are trained only to make the anchors A.
+
 Choices where the paper cannot be followed:
   eq. 4     prints tau outside exp, where tau has no influence on the gradient. We put tau inside exp.
             separation="paper" leaves it outside.
@@ -183,7 +186,7 @@ class Client(fedavg.Client):
         return self.sphere(x)
 
     def sphere(self, x: Tensor) -> Tensor:
-        """Return h [B, L]."""
+        """Return the unit features h [B, L] of samples."""
         return unit(self.model.embed(x))
 
 

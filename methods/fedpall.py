@@ -5,7 +5,10 @@ Client n: L = CE(H(G(x)), y) + mu L_KL(A(G(x))) + delta L_InfoNCE(G(x), y), A fr
 Server  : G^k <- mean of the c_n^k, weighted by N_n^k                                  (eq. 4)
           A <- SGD on CE(A(r~), n), C_g <- SGD on CE(C_g(r~), y)                       (eqs. 12, 13)
 
-No weights are averaged: G, H and the batch norms of both stay on the device. A round has two exchanges:
+G makes the features. H is the head of a device, and C_g the head of the server. A is a network of the server that
+predicts the device of a feature. c_n^k is the prototype of class k on device n, from N_n^k samples. G^k is the global
+prototype of class k. No weights are averaged: G, H and the batch norms of both stay on the device. A round has two
+exchanges:
   train  the server sends A and C_g. C_g replaces H, except its batch norms. The device trains and sends c_n^k.
   mix    the server sends the new G^k. The device sends mixed features and labels. The server trains.
 In "train", the server sends the G^k of the round before only if a device of the cohort did not take part in that
@@ -21,11 +24,12 @@ round. In round 1 there are no G^k, and L_InfoNCE is 0. Some settings have "pape
   features, amplifier  the code computes both with the statistics of the batch: "train". The running statistics
            do not change.
 Losses are means over the batch, not sums. Figs. 3 and 4: use_kl, use_infonce. Fig. 6: use_global_classifier.
-Privacy (5.3): noise 1; alpha_low 1 for no mixing; beta 1 for no mask. These settings change how a device computes
-the arrays, not which arrays are sent. Mixing and mask hide nothing, even from a coordinator that only follows the
-protocol: from c_n^k and the mean of a class's rows it can compute alpha, and then every number that the mask keeps.
-Output i of A is for the i-th device that was ever in a cohort, and N in L_KL is the number of outputs. The optimizer
-of the server is the code's.
+Variants of section 5.3 (privacy): noise = 1; alpha_low = 1 for no mixing; beta = 1 for no mask. They change how a
+device computes the arrays, not which arrays are sent. Mixing and mask hide nothing, even from a coordinator that only
+follows the protocol: from c_n^k and the mean of a class's rows the coordinator can compute alpha, and then every
+number that the mask keeps.
+Output i of A is for the i-th device that was ever in a cohort, and N in L_KL is the number of outputs. The server
+uses the same optimizer as the authors' code.
 """
 
 from __future__ import annotations
@@ -180,7 +184,7 @@ class Server(ServerHalf):
         C_g = classifier_of(model, hyper, seed)
         self.models = ServerModels(C_g, model.embedding_size, max(hyper.clients, 1), seed)
         self.prototypes, self.known = table_of({}, model)
-        self.latest: list[str] = []  # Devices that have the prototypes from "mix" of the last round.
+        self.latest: list[str] = []  # Devices that received the prototypes in "mix" of the last round.
         self.figures: dict[str, float] = {}
 
     def round(self) -> Round:
@@ -281,7 +285,8 @@ class Client(singleset.Client):
     def mix(self) -> Payload:
         """Return the mixed features of eqs. 9-11.
 
-        Their class means are those that the device sent in "train", because the model has not changed since.
+        The prototypes of the device are still the means of these features, because the model has not changed since
+        "train".
         """
         h, z, y = self.hyper, self.features(), self.data.y
         alpha = mixing_share(h.alpha_low, h.alpha_high, h.alpha_round, self.generator("alpha"))
@@ -327,7 +332,7 @@ def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
 def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
     """Return embeddings [N, d] in which every batch uses its own statistics.
 
-    Only the running statistics of a copy change.
+    The model does not change: a copy of it computes the embeddings.
     """
     copy = deepcopy(model)
     return torch.cat([copy.train(len(part) > 1).embed(part) for part in torch.split(x, size)])

@@ -12,11 +12,11 @@ Choices where the paper states nothing, or cannot be followed:
   eq. 7       cos^alpha has no value for a cosine below 0. Features behind a ReLU have no such cosines. For other
               features, such a cosine is set to 1e-6 ("clamp"), because the root is infinitely steep at 0; or the
               power keeps the sign of the cosine ("signed").
-  eqs. 6, 11  W sums to 1 in each class, so the numerator of eq. 6 is a mean, and each class has the same weight in
-              its denominator. We follow the paper here.
+  eqs. 6, 11  W sums to 1 in each class. So the numerator of eq. 6 is a mean, and all classes have the same weight in
+              the denominator of eq. 6. We follow the paper here.
   eq. 8       the k = ceil(phi |G^y|) largest values are those of s W.
   eqs. 9, 10  clusters of weighted members are averaged plainly; weighted_centroid gives the true mean of the samples.
-  tau         is 0.07; IV-B2 calls 0.55 "optimal", and also a lower value.
+  tau         is 0.07. Section IV-B2 of the paper calls 0.55 "optimal", and a lower value too.
   E           counts epochs, as in line 16 of alg. 1.
   lambda2     if left out, it is 10 lambda1, as in IV-B4. At lambda1 = 100, this multiplies a loss between -1 and 0 by
               1000. Then CE has almost no influence on the gradient, and float16 gradients would overflow.
@@ -107,7 +107,7 @@ class Server(ClusteringServer):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        If a device sends several rows of a class, each row stands for two samples or more.
+        If a device sends several rows of a class, each of these rows must stand for two samples or more.
         """
         wants = cluster_wants(self.model, self.cohort, row_per_example=False)
         high, most = most_examples(self.cohort), wants["labels"].most
@@ -164,7 +164,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost; to the D + 1 numbers for each prototype in the paper, we add its label."""
+    """Return the cost; the paper counts D + 1 numbers for each prototype, and here its label counts too."""
     J, G = sizes.local_prototypes, sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": J * sizes.D}
     up |= {"labels": eight_bytes(J), "counts": eight_bytes(J)}

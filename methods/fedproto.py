@@ -3,7 +3,8 @@
 Client i: minimise CE(f_i(x), y) + lam * MSE(z_i(x), C_y)                       (eq. 7)
 Server  : C_j <- mean over the devices that hold class j of C_ij                (eq. 6, without its weights)
 
-z is the input of the last layer. Where the authors' code differs from the paper, the default follows the code:
+f_i is the network of device i, and z_i its embedding. Where the authors' code differs from the paper, the default
+follows the code:
   aggregation   every device counts once. "weighted" is eq. 6, where a device counts by its examples.
   proto_source  C_ij is the mean of the features that the device computed in training, in the last local epoch. With
                 "eval", they are computed after training, in evaluation mode.
@@ -155,8 +156,8 @@ class Client(singleset.Client):
 def cost(sizes: Sizes) -> Cost:
     """Return the cost.
 
-    The paper counts neither labels nor counts, and it counts all classes. Here the server sends only the
-    classes that a device has held.
+    The paper does not count labels and counts, and it counts a row for every class. Here the server sends only
+    the rows of classes that at least one device has held.
     """
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

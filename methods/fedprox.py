@@ -2,8 +2,8 @@
 
 min_w  CE(w) + (mu / 2) |w - w_glob|^2                                          (eq. 2)
 
-The norm is over parameters, without buffers. Three public codes forget the square: their gradient has the length mu
-at any distance.
+The norm is over parameters, without buffers. Three public codes forget the square, so their gradient
+has the length mu at any distance.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class Client(Base, SharingClient):
 def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Switch off the gradients of these parameters inside this context.
 
-    Gradients of an earlier part would count in the norm that is clipped.
+    Their gradients from an earlier part of the training are deleted, because they would count in the norm that is
+    clipped.
     """
     held = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in held:

@@ -15,17 +15,20 @@ Choices where the paper cannot be followed, or the authors' code differs (with t
   eq. 5         has no gradient if P_i^c is a mean over all data. The default follows the code: the mean squared gap
                 of each sample, lambda1 = 10. "batch_prototypes" is eq. 5 on means of the batch, lambda1 = 0.1.
                 The gap is a mean over D, and 10 is for D = 512. Shorter embeddings with momentum need less.
-  eq. 7         also on samples (code). mcl_on = "batch_prototypes" uses the means of the batch.
-  eq. 6         prints N (N - 1) terms divided by (N - 1)^2 (margin = "paper"). We use their mean. Code: "nearest".
+  eq. 7         is also computed on samples, as in the code. mcl_on = "batch_prototypes" uses the means of the batch.
+  eq. 6         prints N (N - 1) terms divided by (N - 1)^2 (margin = "paper"). We use the mean of these terms. The
+                code uses margin = "nearest".
   eq. 8         has no bias. The head in the code has a bias, and this head predicts. cc_bias = false is eq. 8.
   eq. 3         divides by |N_c| although its weights already sum to 1 (aggregation = "paper"). We do not divide.
-                Code: "unweighted".
-  eq. 2         after training, in evaluation mode. Code: proto_source = "training", the features that were computed
-                in training, in all epochs of the round.
+                The code uses aggregation = "unweighted".
+  eq. 2         is computed after training, in evaluation mode. The code uses proto_source = "training": the features
+                that were computed in training, in all epochs of the round.
   lambda2       0.01 for heterogeneous data, 1 for heterogeneous networks. All scripts of the code have 1.
-  prediction    the paper does not state it. Code: the nearest P^c by squared distance, and only P^c of the last round
-                (keep_prototypes = false). "classifier" is the device's own, which also predicts until there is a P.
-  P for tests   doubles the download. send_prototypes = false saves this, and the classifier predicts.
+  prediction    the paper does not state how a device predicts. The code takes the nearest P^c by squared distance,
+                and only P^c of the last round (keep_prototypes = false). "classifier" is the device's own head, which
+                also predicts until there is a P.
+  download      devices receive P only to predict, and it doubles the download. With send_prototypes = false, P is not
+                sent, and the classifier predicts.
 The code neither shuffles nor keeps the last small batch; we do both. Rows of Table 4: anchors = "random" or not,
 lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would also learn statistics of the anchors.
 """
@@ -260,11 +263,11 @@ class Client(singleset.Client):
         return margin_contrast(rows, labels, self.anchors, self.margin)
 
     def own_prototypes(self) -> ClassMeans:
-        """Return P_i [C, D] and |D_i,c| [C]."""
+        """Return the device's own prototypes P_i [C, D] and its numbers of samples |D_i,c| [C]."""
         if self.hyper.proto_source == "eval":
             return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
         means = self.seen.means().to(self.anchors.dtype)
-        return means, self.seen.counts // self.hyper.epochs  # Every epoch counts every sample.
+        return means, self.seen.counts // self.hyper.epochs  # Each epoch has counted each sample once.
 
     def rule(self) -> nn.Module:
         return both_ways(self.model.head, self.prototypes, self.known)[self.hyper.inference]

@@ -85,13 +85,16 @@ class Conditional(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, mu: Tensor, sigma: Tensor, y: Tensor) -> Tensor:
-        """Return CMI."""
+        """Return CMI of the formula above, for mu and sigma [B, D]."""
         variance = self.scale.square() * sigma.square()
         return normal_kl(self.scale * mu, variance, self.mu[y], F.softplus(self.sigma[y]).square()).mean()
 
 
 def normal_kl(mean: Tensor, variance: Tensor, other: Tensor, others: Tensor) -> Tensor:
-    """Return KL( N(mean, variance) || N(other, others) ), [B, D] -> [B]."""
+    """Return KL( N(mean, variance) || N(other, others) ), [B, D] -> [B].
+
+    `other` is the mean of the second distribution, and `others` is its variance.
+    """
     variance, others = variance.clamp(min=LEAST), others.clamp(min=LEAST)
     terms = others.log() - variance.log() + (variance + (mean - other).square()) / others - 1
     return terms.sum(dim=1) / 2

@@ -72,7 +72,7 @@ class Server(ClusteringServer):
         return class_row_wants(self.model, LARGEST_NUMBER, row_per_example=True)
 
     def table_in(self, answer: Payload) -> Table:
-        """Return the rows of an answer; rows of the same class are pooled, so each class counts once."""
+        """Return the rows of a device's update; rows of the same class are pooled, so each class counts once."""
         rows = class_rows(*table_of(answer, self.model))
         return rows["prototypes"], rows["labels"]
 

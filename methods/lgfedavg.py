@@ -3,8 +3,8 @@
 head <- sum_i (N_i / N) head_i                                                  (alg. 1)
 
 The representation below the head stays on its device, so devices may have different networks with the same embedding
-size. The authors share the upper two or three layers, and begin with a model that FedAvg has trained. The head is the
-only part that all these networks have in common, and sharing it needs no trained model.
+size. The authors share the upper two or three layers, and begin with a model that FedAvg has trained. Here only the
+head is shared, because it is the only part that different networks have in common. This needs no trained model.
 """
 
 from __future__ import annotations

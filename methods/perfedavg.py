@@ -4,7 +4,7 @@ w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        
 
 Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. One sample alone is both.
 Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set for all its methods, change nothing.
-In PFLlib beta is equal to lr. It trains twice in a round, and a device with fewer than 2B samples makes no step.
+In PFLlib beta is equal to lr, a device trains twice in a round, and with fewer than 2B samples it makes no step.
 FedPall's copy uses whole batches in turn as D and D', so a device with one batch never trains.
 
 At the end, the model is measured after one step of lr on one batch of the device's own, as the paper intends. It is
@@ -45,7 +45,8 @@ class Hyper(LocalHyper):
 
 class Client(fedavg.Client):
     hyper: Hyper
-    unadapted: Net | None = None  # Copy of the model before its last step; only during an evaluation.
+    # Copy of the model before the step of `after_last_round`; None except during an evaluation.
+    unadapted: Net | None = None
 
     def begin(self, number: int) -> None:
         super().begin(number)
@@ -61,7 +62,7 @@ class Client(fedavg.Client):
         return weights_of(self.model)
 
     def meta(self, x: Tensor, y: Tensor) -> Tensor:
-        """Step on the first half of a batch, and return the loss of the second half at the changed model."""
+        """Make a step on the first half of a batch, and return the loss of the second half after this step."""
         half, norms = (len(y) + 1) // 2, norms_of(self.model)
         rest = slice(half, None) if len(y) > 1 else slice(None)
         train_norms(norms, half)
@@ -70,7 +71,7 @@ class Client(fedavg.Client):
         return self.objective(x[rest], y[rest])
 
     def after_last_round(self) -> None:
-        """Make one step on one batch."""
+        """Make one training step on one batch, and keep a copy of the model before the step."""
         self.unadapted = frozen(self.model)
         rows = torch.randperm(len(self.data.y), generator=self.generator("settle"))[: self.hyper.batch]
         one = OneBatch(self.data.x[rows], self.data.y[rows])
@@ -94,7 +95,7 @@ class OneBatch:
 
 
 class FromWhereItStood(SGD):
-    """An SGD that uses the gradient one step ahead, but makes its step from the old parameters."""
+    """An SGD that takes its gradient at parameters one step ahead, and changes the old parameters with it."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__([w for w in parameters if w.requires_grad], lr)

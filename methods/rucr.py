@@ -6,8 +6,8 @@ w <- sum_i (N_i / N) w_i
 
 In the last `rectify_rounds` a device then trains its head once more, on `virtual` features of each class c:
 v = lam D_c + (1 - lam) unit(f),   lam ~ U(lam_low, lam_high),   D_c <- mean of unit class means, by examples
-f is any feature of the device's own samples, computed by the received model. lam has two decimals. The retrained
-heads are averaged with the same weights as models.
+f is a feature of one of the device's own samples, computed by the received model. lam has two decimals. The retrained
+heads are averaged with the same weights N_i / N as models.
 
 A round has two exchanges, "means" and "train". Differences from the authors' code, or between the public codes:
   head   the average of the retrained heads predicts in the last evaluation. The model with which devices continue
@@ -101,7 +101,8 @@ class Server(ServerHalf):
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
         self.rectified: nn.Module | None = None
-        self.last_means: dict[str, ClassMeans] = {}  # For each device: directions [C, D], counts [C].
+        # For each device: its class means, scaled to length 1, [C, D]; and its counts [C].
+        self.last_means: dict[str, ClassMeans] = {}
 
     @property
     def rectifies(self) -> bool:
@@ -171,7 +172,7 @@ class Client(fedavg.Client):
         super().__init__(model, data, hyper, seed, device)
         self.rectified: nn.Module | None = None
         self.prototypes, self.known = table_of({}, model)
-        self.shares = self.prototypes.new_zeros(model.classes)  # r of the known classes.
+        self.shares = self.prototypes.new_zeros(model.classes)  # r_c of the known classes c.
         self.local = data.y.bincount(minlength=model.classes) > 0
 
     def receive(self, payload: Payload) -> None:

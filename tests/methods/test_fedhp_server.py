@@ -118,7 +118,7 @@ def test_a_member_without_counts_stops_the_round_with_its_name():
     server.begin(2, [Member("device-0", 24)])
     story = server.round()
     next(story)
-    with pytest.raises(ValueError, match="device-0 has stated counts of 0 classes, FedHP needs all 3"):
+    with pytest.raises(ValueError, match="device-0 has stated counts of 0 classes, but FedHP needs all 3"):
         story.send([Reply("device-0", 24, up)])
 
 
