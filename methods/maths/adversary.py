@@ -65,14 +65,14 @@ def infonce_terms(
 def mixed(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, alpha: float) -> Tensor:
     """Return r, eq. 9: alpha times the feature plus (1 - alpha) times the prototype of its class.
 
-    Without a prototype, r is the feature itself.
+    If the class has no prototype yet, r is the feature itself.
     """
     r = alpha * z + (1 - alpha) * prototypes[y]
     return torch.where(known[y].unsqueeze(1), r, z)
 
 
 def mixing_share(low: float, high: float, decimals: int, generator: torch.Generator) -> float:
-    """Return alpha ~ U(low, high), eq. 9, rounded."""
+    """Return alpha of eq. 9, drawn from U(low, high) and rounded to `decimals` decimals."""
     u = float(torch.rand((), generator=generator, dtype=torch.float64))
     return round(low + (high - low) * u, decimals)
 

@@ -25,8 +25,8 @@ def cosines(z: Tensor, prototypes: Tensor) -> Tensor:
 def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bool = False) -> Tensor:
     """Return s = cos^alpha [B, G], eq. 7.
 
-    A negative cosine has no root. It counts as LEAST. With `signed`, its power is that of its absolute value,
-    with its sign.
+    A negative cosine has no root, so it counts as LEAST. With `signed`, s is the power of the absolute value of
+    the cosine, with the sign of the cosine.
     """
     near = cosines(z, prototypes)
     if signed:

@@ -9,8 +9,8 @@ from torch import Tensor
 def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> Tensor:
     """Return KL(softmax(teacher) || softmax(student)), a sum over classes and a mean over the batch [B, C].
 
-    With `elements`, it is the mean over all B C numbers, as in HtFLlib and by default in torch. This value is C
-    times smaller.
+    With `elements`, the result is the mean over all B C numbers, as in HtFLlib and by default in torch. This mean
+    is C times smaller.
     """
     total = F.kl_div(
         student.log_softmax(dim=1), teacher.log_softmax(dim=1), reduction="batchmean", log_target=True

@@ -29,9 +29,9 @@ Rows: TypeAlias = NDArray[np.float64]  # [n, D]
 Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
-SEGMENT: Final = 128  # Columns that are searched together for candidates.
-# Share of a block's segments, or of a row. If a larger share has candidates, the whole block or row is computed
-# exactly.
+SEGMENT: Final = 128  # Columns that are searched together for possible nearest rows.
+# A share of the segments of a block, or of the cosines of a row. If more of them may have the nearest row, the whole
+# block or row is computed exactly.
 DENSE: Final = 1 / 16
 # Digits of a cosine. Cosines with the same digits are a tie, and the lowest index wins, for any size of the blocks.
 DIGITS: Final = 12
@@ -145,9 +145,9 @@ class _Search:
         return cosines
 
     def _look(self, cosines: NDArray[np.float32], peaks: NDArray[np.float32], i: int, j: int) -> None:
-        """Compare the rows from i on with the rows from j on.
+        """Look for nearest rows of the block at i in the block at j.
 
-        `peaks` are the highest cosines in each segment of each row.
+        `cosines` are the rough cosines of these two blocks, and `peaks` the highest of them in each segment.
         """
         here = self._block(i)
         peaks = peaks[: here.stop - i]
@@ -197,9 +197,8 @@ class _Search:
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
         doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
         crowded = doubtful.mean(axis=1) > DENSE
-        for row in crowded.nonzero()[
-            0
-        ].tolist():  # A loop over rows copies no pairs, so it is 15 times as fast.
+        # Such a row is computed as a whole, without a copy of each pair. This is 15 times as fast.
+        for row in crowded.nonzero()[0].tolist():
             exact = self._row(row + i, slice(j, j + values.shape[1]))
             values[row] = np.where(doubtful[row], exact, values[row])
         doubtful[crowded] = False

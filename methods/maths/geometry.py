@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-SHORTEST = 1e-12  # A shorter vector has no direction.
+SHORTEST = 1e-12  # A vector that is shorter counts as a vector without direction.
 
 
 def unit(x: Tensor) -> Tensor:
@@ -49,6 +49,6 @@ def diagonal(rows: Tensor) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32 or wider.
 
-    Half floats lose the small numbers that keep lengths and distances from zero.
+    float16 rounds the small constants to 0 that keep lengths and distances above 0.
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,6 @@
-"""Messages with a matrix as the factors of its largest singular values, or whole if that has no more numbers.
+"""Messages with a matrix, either as the factors of its largest singular values or whole.
+
+The matrix is sent whole if it has no more numbers than the factors.
 
 A message is a flat array: U [m, r], s [r] and V [r, n], or the matrix itself with m n numbers. The
 length of the array shows which of the two it is.

@@ -19,7 +19,7 @@ from protofleet.methods.maths.reduction import REDUCE
 
 
 def over_pairs(points: Tensor) -> Tensor:
-    """Return the mean distance over the N (N - 1) ordered pairs: the "average margin" above eq. 6."""
+    """Return the mean distance over the N (N - 1) ordered pairs, which the paper calls "average margin"."""
     return _between(points).mean()
 
 

@@ -20,7 +20,7 @@ def proximal(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
 def prototype_mse(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     """Return the mean squared gap to the prototype of the own class, over B x D elements (FedProto's code).
 
-    Samples of a class without a prototype are not in the mean. If all samples are of such classes, it is 0.
+    Samples of a class without a prototype are not in the mean. If no sample is left, the result is 0.
     """
     held = known[y]
     gaps = (z[held] - prototypes[y[held]]).square()

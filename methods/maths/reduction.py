@@ -1,4 +1,4 @@
-"""Reductions of losses: the mean over the batch; tests and tables need values per sample, or sums."""
+"""The reductions of losses: training takes the mean over the batch, tests also need single values or sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks by name: each has a line in the table and a builder (shape, classes, feature_size) -> Net."""
+"""The networks by name: each has a row in RECIPES and a function (shape, classes, feature_size) -> Net."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Net", "build", "names"]
 
 Builder: TypeAlias = Callable[
     [Any, int, int | None], Net
-]  # Takes the shape of a sample, classes, feature_size.
+]  # Arguments: the shape of a sample, the number of classes, feature_size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ HEADS = ("linear", "mlp")
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
     """Return why the network that `key` names cannot take such samples, and what the user can change.
 
-    Return "" if the network can take them, or if it is not a network of protofleet. `table` is the table of the
-    settings of the samples: "data." in an experiment.
+    Return "" if the network can take them, or if it is not a network of protofleet. `table` is a prefix for the
+    names of the settings of samples in the message: "data." in an experiment.
     """
     recipe = RECIPES.get(name)
     if recipe is None or (problem := recipe.problem_with(shape)) is None:
@@ -114,9 +114,13 @@ def build(
     if classes < 2:
         raise ValueError(f"classes is {classes}, below 2: state how many classes the whole federation has")
     if feature_size is not None and feature_size < 1:
-        raise ValueError(f"feature_size is {feature_size}, below 1: leave it out for the network's own")
+        raise ValueError(
+            f"feature_size is {feature_size}, below 1: leave it out to use the network's own size"
+        )
     if embedding_size is not None and embedding_size < 1:
-        raise ValueError(f"embedding_size is {embedding_size}, below 1: leave it out for the network's own")
+        raise ValueError(
+            f"embedding_size is {embedding_size}, below 1: leave it out to use the network's own size"
+        )
     with initialised_from(seed):
         model = recipe.make(shape.axes, classes, feature_size)
         if embedding_size is not None:
@@ -147,8 +151,8 @@ class Size:
 def sizes(classes: int = 10, side: int = 32) -> list[Size]:
     """Return the sizes of all networks.
 
-    The sizes are those for colour images of this side, or of the smallest side that a network takes. For
-    networks that take no images, they are those for SERIES. No memory is allocated.
+    A network for images is measured with colour images of this side, or of the smallest side that the network takes.
+    Other networks are measured with samples of the shape SERIES. No memory is allocated.
     """
     found = []
     with torch.device("meta"):

@@ -15,8 +15,10 @@ from torch import nn
 
 from protofleet.methods.nets.base import Image, Net, resized
 
-SMALLEST = 16  # Pixels of a side; two unpadded 5x5 convolutions and two 2x2 pools leave 1x1.
-SMALLEST_WITH_BATCH_NORM = 8  # Pixels of a side; the convolutions are padded, and there are three pools.
+SMALLEST = 16  # Smallest side in pixels; two unpadded 5x5 convolutions and two 2x2 pools leave 1x1 of it.
+SMALLEST_WITH_BATCH_NORM = (
+    8  # Smallest side in pixels; the convolutions are padded, and there are three pools.
+)
 
 
 def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
@@ -80,7 +82,7 @@ def _fednh(image: Image, classes: int, *widths: int) -> Net:
 def fedhp_mnist_backbone(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build the network that FedHP trains on MNIST: the flat convolutions, 1024 features for 1x28x28.
 
-    `feature_size` pools them.
+    With `feature_size`, neighbouring features are averaged to this number of features.
     """
     return _backbone(image, classes, feature_size, 32, head_bias=True)
 
@@ -88,7 +90,7 @@ def fedhp_mnist_backbone(image: Image, classes: int, feature_size: int | None) -
 def fednh_backbone(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build the network that FedHP trains on CIFAR and SVHN: 1600 flat features for 3x32x32.
 
-    `feature_size` pools them.
+    With `feature_size`, neighbouring features are averaged to this number of features.
     """
     return _backbone(image, classes, feature_size, 64, head_bias=False)
 

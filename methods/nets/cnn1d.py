@@ -6,7 +6,7 @@ from torch import nn
 
 from protofleet.methods.nets.base import Axes, Net
 
-SMALLEST = 8  # Number of steps of a series; each convolution halves it.
+SMALLEST = 8  # Smallest number of steps of a series; each convolution halves the number.
 HIDDEN, FEATURES, EMBEDDING = 32, 64, 32
 
 

@@ -28,7 +28,7 @@ def network(
             raise PlugInError(f"{where}: {make.__name__} gives {type(made).__name__}; it must give a Net")
         if made.classes != classes:
             raise PlugInError(
-                f"{where}: {make.__name__} gives a Net of {made.classes} classes, asked for {classes}"
+                f"{where}: {make.__name__} gives a Net of {made.classes} classes, but the run has {classes}"
             )
         made.made_in, made.made_for = where, tuple(shape)
         return made

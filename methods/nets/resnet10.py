@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from protofleet.methods.nets.base import Image, Net, resized
 
-# Pixels of a side. Three stages halve the image; in a smaller image, the last stage would see only padding.
+# Smallest side in pixels. Three stages halve the image; in a smaller image, the last stage would see only padding.
 SMALLEST = 8
 WIDTHS = (64, 128, 256, 512)
 
 
 def resnet10(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Build the network; its features are the 512 channel means, and feature_size pools them."""
+    """Build the network; its features are the 512 channel means, which are averaged to `feature_size` numbers."""
     stages = [Block(i, o, stride=2) for i, o in pairwise(WIDTHS)]
     own = WIDTHS[-1]
     encoder = nn.Sequential(

@@ -30,13 +30,13 @@ def import_torchvision() -> ModuleType:
             raise
     # The operators are declared only after the failure: an extension that loads declares them itself, and declaring
     # them twice is an error. torchvision does not try to load the extension again, because Python keeps the module
-    # torchvision.extension, which has given up.
+    # torchvision.extension, which failed to load it.
     declare_operators()
     try:
         return _imported()
     except RuntimeError as error:
         raise ImportError(
-            f"torchvision does not import beside torch {torch.__version__}: {error}. "
+            f"torchvision cannot be imported with torch {torch.__version__}: {error}. "
             "Install the torchvision that was built for this torch (pip install torch torchvision together)"
         ) from error
 
@@ -49,7 +49,7 @@ def _imported() -> ModuleType:
             raise
         raise ImportError(
             "torchvision is not installed: pip install torchvision, in the release made for torch "
-            f"{torch.__version__}; the cnn networks and resnet10 do without it"
+            f"{torch.__version__}; the cnn networks and resnet10 work without torchvision"
         ) from error
 
 

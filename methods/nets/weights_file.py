@@ -23,7 +23,7 @@ from torch import Tensor
 from protofleet.methods.nets.base import Net
 
 LENGTH: Final = struct.Struct("<Q")
-LARGEST_TABLE: Final = 100_000_000  # The largest size of the table in bytes, by the format.
+LARGEST_TABLE: Final = 100_000_000  # The largest size of the table in bytes that the format allows.
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -121,10 +121,12 @@ class _Row:
 
 def _table(data: bytes) -> dict[str, Any]:
     if len(data) < LENGTH.size:
-        raise WeightsFileError(f"it has {len(data)} bytes, which is no safetensors file")
+        raise WeightsFileError(f"it has {len(data)} bytes, too few for a safetensors file")
     length = LENGTH.unpack_from(data)[0]
     if length > min(LARGEST_TABLE, len(data) - LENGTH.size):
-        raise WeightsFileError(f"its table would have {length:,} bytes of {len(data):,}: no safetensors file")
+        raise WeightsFileError(
+            f"its table would have {length:,} bytes of {len(data):,}, so it is not a safetensors file"
+        )
     text = data[LENGTH.size : LENGTH.size + length]
     _demand_flat(text)
     try:
@@ -134,7 +136,7 @@ def _table(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise WeightsFileError("its table is not JSON: no safetensors file") from None
     if not isinstance(table, dict):
-        raise WeightsFileError("its table is no object: no safetensors file")
+        raise WeightsFileError("its table is no object, so it is not a safetensors file")
     return {name: row for name, row in table.items() if name != "__metadata__"}
 
 
@@ -142,11 +144,13 @@ def _demand_flat(text: bytes) -> None:
     """Refuse a table from which JSON would make very many objects; brackets and commas in names count too."""
     rows = text.count(b"data_offsets")
     if rows > MOST_TENSORS:
-        raise WeightsFileError(f"its table has {rows:,} tensors, at most {MOST_TENSORS:,} are read")
+        raise WeightsFileError(f"its table has {rows:,} tensors, but at most {MOST_TENSORS:,} are read")
     if re.search(rb"[\[{]\s*" * (DEEPEST + 1), text):
-        raise WeightsFileError(f"its table is nested more than {DEEPEST} deep: no safetensors file")
+        raise WeightsFileError(
+            f"its table is nested more than {DEEPEST} deep, so it is not a safetensors file"
+        )
     if text.count(b",") > 16 * (rows + MOST_NAME):
-        raise WeightsFileError("its table has more values than tensors need: no safetensors file")
+        raise WeightsFileError("its table has more values than tensors need, so it is not a safetensors file")
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,7 +179,7 @@ def _row(name: str, row: Any, size: int) -> _Row:
         fits = False
     if not fits:
         raise WeightsFileError(
-            f"of {name[:64]!r} the table says {ascii(row)[:128]}, which does not fit the file"
+            f"of {name[:64]!r} its table has {ascii(row)[:128]}, which does not fit the file"
         )
     return _Row(name, dtype, tuple(shape), first, last)
 
@@ -198,7 +202,7 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
         at, before = row.last, row.name
     if at != size:
         raise WeightsFileError(
-            f"its table speaks of {at:,} bytes of numbers, and it has {size:,}; copy it again"
+            f"its table describes {at:,} bytes of numbers, but it has {size:,}; copy the file again"
         )
 
 
@@ -219,15 +223,15 @@ def load_from(model: Net, weights: Mapping[str, Tensor]) -> None:
     """Load weights into a model; if they do not fit, raise WeightsFileError and load nothing."""
     own = model.state_dict()
     if strange := sorted(weights.keys() - own.keys()):
-        raise WeightsFileError(f"it has {some(strange)}, and the network has {some(sorted(own))}")
+        raise WeightsFileError(f"it has {some(strange)}, but the network has {some(sorted(own))}")
     missing = sorted(name for name in own.keys() - weights.keys() if name.startswith("features."))
     if missing:
         raise WeightsFileError(f"it lacks {some(missing)} of the network's backbone")
     for name, value in weights.items():
         if value.shape != own[name].shape:
             raise WeightsFileError(
-                f"{name} is {tuple(value.shape)}, and the network's {tuple(own[name].shape)}; leave it out of the "
-                "file if it is of a head or a projector, and of other classes"
+                f"{name} is {tuple(value.shape)}, but the network's is {tuple(own[name].shape)}; leave this "
+                "tensor out of the file if it belongs to a head or projector for other classes"
             )
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise WeightsFileError(f"{name} is not finite")

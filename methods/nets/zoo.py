@@ -13,7 +13,7 @@ from protofleet.methods.nets.base import Image, Net, resized
 from protofleet.methods.nets.torchvision_import import import_torchvision
 
 CHANNELS = 3
-# Pixels of a side. The networks halve the image five times, and GoogLeNet has no pixel left at 14.
+# Smallest side in pixels. The networks halve the image five times; GoogLeNet has no pixel left at a side of 14.
 SMALLEST = 16
 
 

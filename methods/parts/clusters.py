@@ -27,7 +27,8 @@ from protofleet.methods.parts.weights import load_weights, weight_wants, weights
 
 Table: TypeAlias = tuple[Tensor, ...]
 
-MOST_ROWS: Final = 32_768  # Rows of one device; a device with up to 65,000 samples cannot have more.
+# The largest number of rows that one device may send. A device with up to 65,000 samples does not have more rows.
+MOST_ROWS: Final = 32_768
 
 
 class ClusteringServer(ServerHalf):
@@ -44,7 +45,7 @@ class ClusteringServer(ServerHalf):
         weights = weight_wants(self.model)
         replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
         load_weights(self.model, weighted_mean(replies, weights))
-        # The rows are in a fixed order, because FINCH takes the first of several equally near rows.
+        # The order of arrival must not matter, and FINCH takes the first of several equally near rows.
         ordered = sorted(replies, key=lambda reply: reply.device)
         sent = joined(self.table_in(reply.payload) for reply in ordered)
         self.table = joined(self.of_next_round(label, sent) for label in range(self.model.classes))

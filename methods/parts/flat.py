@@ -1,8 +1,9 @@
 """A module's weights as few flat arrays: all weights of one kind in one array.
 
-They are used if the form of an update must be stated in few bytes. If a broadcast has the same arrays, one
-row, "as sent", states the form. In a later exchange of a round, the broadcast has no such arrays. A row for
-each of a hundred arrays would then be longer than many updates.
+A task has a table with the form of each array of the update. If the broadcast has the same arrays, one row of this
+table, "as sent", states the form of all of them. In the later exchanges of a round, the broadcast does not have these
+arrays. A table with a row for each of a hundred arrays would then be longer than many updates, so the weights are
+sent as few arrays.
 """
 
 from __future__ import annotations

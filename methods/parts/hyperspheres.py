@@ -23,7 +23,9 @@ def nearness(P: Tensor) -> Tensor:
     """
     lengths = P.detach().norm(dim=1)
     if not bool(((lengths - 1).abs() < SLACK).all()):
-        raise ValueError(f"rows have lengths {lengths.tolist()}, eq. 3 is about unit rows; normalise them")
+        raise ValueError(
+            f"rows have lengths {lengths.tolist()}, but eq. 3 needs rows of length 1; normalise them"
+        )
     return P @ P.T - 2 * diagonal(P).to(P.dtype)
 
 

@@ -25,7 +25,7 @@ from protofleet.protocol.settings.reader import demand_within
 Norm: TypeAlias = Annotated[float, Within(0, LONGEST_NORM, above=True)]
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
 
-BATCH = 256  # Samples in a batch of a pass without gradient.
+BATCH = 256  # Number of samples in a batch when no gradient is computed.
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> SGD:
 
 
 def embed(model: Net, x: Tensor) -> Tensor:
-    """Return the embeddings [N, embedding_size] that the head would get."""
+    """Return the embeddings [N, embedding_size] of all samples, in evaluation mode."""
     return in_batches(model, model.embed, x)
 
 

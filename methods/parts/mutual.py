@@ -56,7 +56,7 @@ class MutualServer(ServerHalf):
         return weight_wants(self.model)
 
     def payload(self) -> Payload:
-        """Return nothing, because a device needs only its own network to predict."""
+        """Return no arrays, because a device needs only its own network to predict."""
         return {}
 
     def shared(self) -> Payload:

@@ -22,11 +22,12 @@ BETA1: Final = 0.9
 BETA2: Final = 0.999
 EPS: Final = 1e-8
 
-Part: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor]]  # A parameter, its gradient, its buffers.
+# A parameter, its gradient, and the optimizer's buffers for it.
+Part: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class Optimizer:
-    """An optimizer that goes down the gradients of its parameters.
+    """An optimizer that changes its parameters by their gradients, to make the loss smaller.
 
     `buffers` has the state of each parameter. It is empty before the first step.
     """

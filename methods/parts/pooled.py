@@ -48,7 +48,7 @@ class PooledFeatures:
     """Features that stay on the disk, in the form of Samples.
 
     x has the row numbers, counted over all replies in turn. The features of Digits are 59,000 x 2048
-    numbers, half a gigabyte; a batch reads only its own rows. y has the labels, or the owners if no
+    numbers, half a gigabyte, so only the rows of a batch are read. y has the labels, or the owners if no
     labels were sent.
     """
 
@@ -167,7 +167,7 @@ class Discriminator:
 class ServerModels(Discriminator):
     """FedPall's C_g and A, eqs. 12 and 13: cross-entropy with the labels, and with the senders of the rows.
 
-    Both learn from the same batches. They share no weights, so each learns the same as it would alone.
+    Both networks learn from the same batches. They share no weights, so each learns the same as it would alone.
     """
 
     kind = "amplifier"
@@ -192,7 +192,7 @@ def amplifier_from(
 ) -> nn.Sequential:
     """Return A with the weights that were sent.
 
-    It is a new network if the number of outputs has changed, and `own` without changes if no weights were sent.
+    If no weights were sent, return `own`. If the number of outputs has changed, return a new network.
     """
     first, last = own.get_parameter("0.weight"), f"{kind}.{len(own) - 1}.weight"
     if last in payload and len(payload[last]) != outputs_of(own):

@@ -26,7 +26,8 @@ ROWS: Final = ("prototypes", "labels")
 HELD_ROWS: Final = (*ROWS, "counts")
 # The largest number in a feature or a prototype of any network; its square is far from infinity.
 LARGEST_NUMBER = 1e6
-MOST_EXAMPLES = 2**31 - 1  # Examples of one class on one device; sums stay exact.
+# The largest number of examples of one class on one device. With this limit, sums stay exact.
+MOST_EXAMPLES = 2**31 - 1
 
 
 def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def has_rows(payload: Payload) -> bool:
 def row_specs(
     model: Net, width: int | None = None, rows: str = "prototypes", labels: str = "labels"
 ) -> dict[str, TensorSpec]:
-    """Return the specifications of rows with labels, for any number of rows of a class."""
+    """Return the specifications of rows with labels; a class may have any number of rows."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
         rows: TensorSpec(("rows", width or model.embedding_size), dtype, most=MOST_EXAMPLES),

@@ -1,7 +1,7 @@
 """Rules: modules that compute class scores [B, C] from embeddings [B, D].
 
-A module can be stored, inspected, and run on a machine without the method. A rule keeps the tensors with
-which it was made. A method makes a new rule after it has learned.
+A rule is a module, so it can be stored, inspected, and run on a machine without the method. A rule keeps the tensors
+with which it was made. A method makes a new rule after it has learned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEARNESS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {  # [B, D],
 
 
 class Rule(nn.Module):
-    """A rule that can be written down: its `kind`, its `settings` and its tensors describe it completely."""
+    """A rule that can be stored in a file: its `kind`, its `settings` and its tensors describe it completely."""
 
     kind: ClassVar[str]
 

@@ -28,7 +28,7 @@ def weights_of(
 ) -> dict[str, Tensor]:
     """Return views, not copies, so a broadcast needs no memory for a second model.
 
-    The views change when the module is trained.
+    The numbers of the views change when the module is trained.
     """
     return {f"{prefix}.{name}": value.detach() for name, value in named_weights(module, keys).items()}
 
@@ -45,19 +45,19 @@ def load_weights(
     if found != set(own):
         missing, strange = sorted(set(own) - found), sorted(found - set(own))
         if missing:
-            raise WrongArraysError(f"no {start}{missing[0]}, of {len(missing)} arrays that are missing")
+            raise WrongArraysError(f"no {start}{missing[0]}, which is one of {len(missing)} missing arrays")
         raise WrongArraysError(
-            f"{start}{strange[0][:64]} is not of this network, nor are {len(strange) - 1} more"
+            f"{start}{strange[0][:64]} does not belong to this network, like {len(strange) - 1} more"
         )
     # Load one array at a time, because the payload may be on the disk, or a mean that is not computed yet.
     for name, value in own.items():
         loaded = payload[start + name]
         if loaded.shape != value.shape:
             raise WrongArraysError(
-                f"{start}{name} is {tuple(loaded.shape)}, the network has {tuple(value.shape)}"
+                f"{start}{name} is {tuple(loaded.shape)}, but the network has {tuple(value.shape)}"
             )
         if isinstance(payload, ReceivedArrays) and loaded.dtype != value.dtype:
-            raise WrongArraysError(f"{start}{name} is {loaded.dtype}, the network has {value.dtype}")
+            raise WrongArraysError(f"{start}{name} is {loaded.dtype}, but the network has {value.dtype}")
         value.copy_(loaded)
 
 
@@ -101,6 +101,6 @@ def named_weights(module: nn.Module, keys: Collection[str] | None = None) -> dic
 def torch_device_of(module: nn.Module) -> torch.device:
     """Return the torch device on which a module computes.
 
-    Tensors that are combined with its outputs must be there too.
+    Tensors that are combined with the outputs of the module must be on the same torch device.
     """
     return next(module.parameters()).device

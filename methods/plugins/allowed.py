@@ -46,7 +46,7 @@ class PlugIns:
         if path:
             if ours:
                 raise PlugInError(
-                    f"{path} would be called {name}, as protofleet's own {kind}; give it a name of its own: "
+                    f"{path} would get the name {name} of protofleet's own {kind}; give it another name: "
                     f'{kind}.name = "my-{name}"'
                 )
             return file.from_file(Path(path), self.allow, IN_SETTINGS)[0].sha256
@@ -58,8 +58,8 @@ class PlugIns:
             return ""
         if packaged.sha256 not in self.allow:
             raise PlugInError(
-                f"the {kind} {name} is of {packaged}, whose files have SHA-256 {packaged.sha256}, which is not "
-                "allowed here; its owner can put it into plugins.allow"
+                f"the {kind} {name} is from {packaged}, whose files have SHA-256 {packaged.sha256}. This hash is not "
+                "allowed here; the owner of this machine can add it to plugins.allow"
             )
         return packaged.sha256
 
@@ -84,10 +84,10 @@ class PlugIns:
             )
         if sha256 not in self.allow:
             raise PlugInError(
-                f"{what}, which this device does not allow; its owner can put it into plugins.allow"
+                f"{what}, which this device does not allow; its owner can add the hash to plugins.allow"
             )
         raise PlugInError(
-            f"{what}, which this device allows and does not have; its owner can put the file into plugins.files"
+            f"{what}, which this device allows but does not have; its owner can put the file into plugins.files"
         )
 
     def _sources(self) -> list[PluginFile]:
@@ -109,8 +109,8 @@ def checked_hashes(found: object) -> dict[str, str]:
     )
     if not right:
         raise PlugInError(
-            f"plan.plugins is {str(found)[:100]}, it must be SHA-256 by {', '.join(PLANNED)}; bring this version "
-            "up to date"
+            f"plan.plugins is {str(found)[:100]}, it must be SHA-256 by {', '.join(PLANNED)}; update protofleet "
+            "on this machine"
         )
     assert isinstance(found, Mapping)
     return dict(found)

@@ -36,7 +36,7 @@ def words_of(error: BaseException) -> str:
 
 
 def authors_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """Return the deepest frame of an author, even if this frame has called protofleet or a library."""
+    """Return the deepest frame with code of an author, even if this code has called protofleet or a library."""
     found = [(frame, number) for frame, number, whose in _frames(trace) if whose != OURS]
     return traceback.StackSummary.extract(iter(found[-1:]))[0] if found else None
 

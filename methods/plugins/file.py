@@ -51,7 +51,9 @@ def read(path: Path, seen: str = "") -> PluginFile:
     except OSError as error:
         raise PlugInError(f"{path} cannot be read: {error.strerror}; name a file of Python") from None
     if len(text) > LARGEST:
-        raise PlugInError(f"{path} is over {LARGEST:,} bytes; a plug-in is one file of Python below that")
+        raise PlugInError(
+            f"{path} is over {LARGEST:,} bytes; a plug-in is one file of Python that is not larger"
+        )
     return PluginFile(path, text, hashlib.sha256(text).hexdigest())
 
 
@@ -72,8 +74,8 @@ def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tu
     source = read(path, seen)
     if allowed is not None and source.sha256 not in allowed:
         raise PlugInError(
-            f"{path} has SHA-256 {source.sha256}, which is not allowed here; its owner can put it into "
-            "plugins.allow, or has to put the allowed file back"
+            f"{path} has SHA-256 {source.sha256}, which is not allowed here; the owner of this machine can add "
+            "the hash to plugins.allow, or put the allowed file back"
         )
     return source, module_of(source)
 
@@ -102,7 +104,7 @@ def _run(source: PluginFile, module: ModuleType) -> None:
 
 
 def _remember_lines(source: PluginFile) -> None:
-    """Keep the lines for tracebacks, which then show the line that was run, even if the file has changed."""
+    """Keep the lines of the file, so that tracebacks show the code that was run, even if the file has changed."""
     path, lines = str(source.path), source.text.decode(errors="replace").splitlines(keepends=True)
     linecache.cache[path] = (len(source.text), None, lines, path)
 

@@ -52,7 +52,7 @@ class Packaged:
 def installed(kind: str) -> dict[str, Packaged]:
     """Return the plug-ins of installed packages by name.
 
-    If two packages have a plug-in of one name, the package whose own name sorts first wins.
+    If two packages have plug-ins with the same name, the package whose own name sorts first wins.
     """
     found = [
         Packaged(kind, entry.name, entry.dist.name, entry.dist.version, entry)
@@ -65,15 +65,15 @@ def installed(kind: str) -> dict[str, Packaged]:
 def modules() -> frozenset[str]:
     """Return the first names of the modules that contain plug-ins.
 
-    An error message needs these names, and each message of a peer may cause an error. To read the installed
-    packages takes 20 ms or more, so the result is kept for each search path of Python.
+    An error message needs these names, and each message of another party may cause an error. To read the
+    installed packages takes 20 ms or more, so the result is kept for each search path of Python.
     """
     return _modules_on(tuple(sys.path))
 
 
 @lru_cache(maxsize=4)
 def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
-    """Return the names for this search path; another path needs another search."""
+    """Return the names for this search path of Python."""
     found = {
         entry.module.partition(".")[0] for group in GROUPS.values() for entry in entry_points(group=group)
     }
@@ -109,7 +109,7 @@ def digest_of(one: Packaged) -> str:
 def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
     """Yield each file and its hash in RECORD.
 
-    RECORD of an editable package does not name the sources. Then the files are those in the folder of the
+    RECORD of an editable package does not name the sources. For such a package, yield the files in the folder of the
     module.
     """
     dist, top = one.entry.dist, one.entry.module.partition(".")[0]

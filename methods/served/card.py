@@ -66,7 +66,7 @@ class Card:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(
-                f"format is {self.format}, this version reads {FORMAT}; bring protofleet up to date"
+                f"format is {self.format}, but this version reads {FORMAT}; update protofleet on this machine"
             )
 
     def text(self) -> str:
@@ -91,7 +91,7 @@ def read_card(text: bytes) -> Card:
     except (SettingsError, TypeError) as error:
         raise CardError(str(error)) from None
     except (ValueError, RecursionError):
-        raise CardError("it is not JSON: no card of a model") from None
+        raise CardError("it is not JSON, so it is no card of a model") from None
 
 
 def matching(card: Card, name: str, content: bytes) -> bytes:
@@ -101,17 +101,17 @@ def matching(card: Card, name: str, content: bytes) -> bytes:
     """
     said, found = card.files.get(name), hashlib.sha256(content).hexdigest()
     if said is None:
-        raise CardError(f"the card names no file {name}; export again, with that format")
+        raise CardError(f"the card names no file {name}; export the model again, with that format")
     if found != said:
         raise CardError(
-            f"{name} is not that of the card: its SHA-256 is {found[:12]}..., not {said[:12]}...; copy the folder "
-            "again, or export again"
+            f"{name} is not the file that the card names: its SHA-256 is {found[:12]}..., not {said[:12]}...; "
+            "copy the folder again, or export again"
         )
     return content
 
 
 def plan_of(card: Card) -> Plan:
-    """Return the plan of a card, or raise CardError if this version does not have all that the plan names."""
+    """Return the plan of a card; raise CardError if this version lacks a method or network that the plan names."""
     try:
         return decode(Plan, card.plan, "card.plan")
     except PlugInError as error:
@@ -131,7 +131,7 @@ def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _known(cls: Any, table: Any) -> Any:
-    """Return the table with only the known keys, also in the tables of a fixed form inside it."""
+    """Return the table with only the keys that the class has as fields; inner tables are treated in the same way."""
     if not isinstance(table, dict):
         return table
     hints = typing.get_type_hints(cls)

@@ -1,7 +1,6 @@
-"""The file of a device's own trained model, with each of its ways to predict.
+"""The file of a device's own trained model, with all ways in which the model can predict.
 
-Exports are made from this file. Its format is safetensors. Tensors that a way shares with `predict` are stored
-once.
+Exports are made from this file. Its format is safetensors. A tensor that several ways use is stored once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from protofleet.methods.served.served import PREDICT, as_exported, rules_of, ten
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.suggest import there_are
 
-ABOUT: Final = "protofleet"  # The key of the metadata.
+ABOUT: Final = "protofleet"  # Key of our entry in the metadata of the file.
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,15 @@ class KeptOrigin:
     device: str
     network: Network
     classes: tuple[str, ...]
-    scale: Scale | None = None  # Scale of the device's data.
+    scale: Scale | None = None  # Scale of the device's data, if the data have one.
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of a file; its card belongs to the way `predict`."""
+    """The content of a file; `card` describes the model with the way `predict`."""
 
     card: Card
-    ways: Mapping[str, Mapping[str, Any]]  # Each way has its rule and the place of each of its tensors.
+    ways: Mapping[str, Mapping[str, Any]]  # For each way: its rule, and the names of its tensors in the file.
     path: Path = field(default_factory=Path)
 
     def model(self, way: str = PREDICT) -> tuple[Card, dict[str, Tensor]]:
@@ -97,7 +96,7 @@ def pieces_of_kept(
 
 
 def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
-    """Return the name under which a tensor is stored; a tensor equal to that of `predict` has the same name."""
+    """Return the name for a tensor in the file; a tensor that is equal to that of `predict` shares its name."""
     common = stored.get(name)
     if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):
         return name

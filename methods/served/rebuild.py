@@ -32,11 +32,11 @@ def words_of(rule: Mapping[str, Any]) -> str:
 def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> Served:
     """Return the model of a card and tensors.
 
-    Raise CardError if card and tensors do not belong together, or are from another version.
+    Raise CardError if card and tensors do not belong together, or if this version cannot make such a model.
     """
     if sha256_of_tensors(tensors) != card.tensors:
-        raise CardError("the tensors are not those of the card: their SHA-256 is another")
-    # The run's first weights and its public images are not needed, because `tensors` has all tensors.
+        raise CardError("the tensors are not those of the card: their SHA-256 differs")
+    # The files of the run's first weights and public set are not needed, because `tensors` has all weights.
     plan = replace(plan_of(card), init=None, public=None)
     try:
         half = plan.client_half(NoSamples(), "", card.network)
@@ -55,15 +55,15 @@ def _demand_scores(model: Served, card: Card) -> None:
     with torch.no_grad():
         found = tuple(model(card.input.drawn(1)).shape)
     if found != (1, len(card.classes)):
-        raise ValueError(f"it gives scores {list(found)}, and the card has {len(card.classes)} classes")
+        raise ValueError(f"it gives scores {list(found)}, but the card has {len(card.classes)} classes")
 
 
 def _rule(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tensor]) -> Rule:
     make = KINDS.get(str(said.get("kind")))
     if make is None:
         raise CardError(
-            f"the card's rule is {str(said.get('kind'))[:64]!r}, this version makes {', '.join(KINDS)}; use the "
-            "exported model itself"
+            f"the card's rule is {str(said.get('kind'))[:64]!r}, but this version knows only {', '.join(KINDS)}; "
+            "use the exported model itself"
         )
     return make(said, head, tensors)
 
@@ -76,9 +76,11 @@ def _nearest(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Ten
     rows, places = tensors["rule.rows"], tensors["rule.places"]
     missing = -math.inf if said["missing"] is None else float(said["missing"])
     if said["metric"] not in ("squared", "euclidean", "cosine"):
-        raise CardError(f"the rule's metric is {str(said['metric'])[:64]!r}, which this version has not")
+        raise CardError(
+            f"the rule's metric is {str(said['metric'])[:64]!r}, which this version does not know"
+        )
     if places.numel() and not 0 <= int(places.min()) <= int(places.max()) <= len(rows):
-        raise CardError("the rule's places are beyond its rows")
+        raise CardError("the rule's places name rows beyond its rows")
     rule = Nearest(rows, places.new_zeros(len(rows)), 1, said["metric"], missing=missing)
     rule.places = places
     return NearestAtOnce.like(rule)

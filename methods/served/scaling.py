@@ -13,7 +13,8 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.input_shape import AS_IT_IS, MOST_NUMBERS, PIXEL_SCALE
 
-KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # By number of axes: [F], [C, T], [C, H, W].
+# Kind of the input by the number of axes of a sample: [F], [C, T] or [C, H, W].
+KINDS: Final = {1: "vector", 2: "series", 3: "image"}
 PIXELS: Final = (0.0, 255.0)
 # `offset` and `by` in (x - offset) / by; each has one number for all channels, or one for each channel.
 Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
@@ -23,8 +24,8 @@ Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 class Input:
     """The form of one sample in float32: numbers from `low` to `high`, which become -1 to 1.
 
-    `low` and `high` have one number each for the whole sample, or one number for each place of the first
-    axis.
+    `low` and `high` have one number each for the whole sample, or one number for each channel (each index of the
+    first axis).
     """
 
     shape: tuple[Annotated[int, Within(1, 65_536)], ...]

@@ -1,4 +1,4 @@
-"""A model with its rule, which computes class scores from samples as they are stored.
+"""A model with its rule, which computes class scores from samples that are not scaled yet.
 
 The model consists only of modules, so it can be exported, and run on a machine without the method.
 """
@@ -15,11 +15,11 @@ from protofleet.methods.parts.rules import Classifier, Nearest, Rule
 from protofleet.methods.served.scaling import Input, Scaling
 from protofleet.protocol.settings.suggest import there_are
 
-PREDICT = "predict"  # The way that uses a half's `rule`; the names of `other_rules` are the other ways.
+PREDICT = "predict"  # Name of the way to predict by a half's `rule`. The other ways have the names of `other_rules`.
 
 
 class Served(nn.Module):
-    """A module from stored samples to class scores, [B, *shape] -> [B, C]."""
+    """A module that turns samples that are not scaled yet into class scores, [B, *shape] -> [B, C]."""
 
     def __init__(self, of: Input, encoder: Encoder, rule: Rule) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Served(nn.Module):
 class NearestAtOnce(Nearest):
     """A rule that compares all rows in one step, with memory for B G D numbers.
 
-    With the parent class, an exported graph would have a step for each row. The scores have the same bits.
+    With the parent class, an exported graph would have a step for each row. Both classes give the same bits.
     """
 
     def near(self, z: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from protofleet.methods.nets.weights_file import NAMES
 from protofleet.methods.served.card import Card, CardError, TensorPlace
 
 ROWS, PLACES = "rule.rows", "rule.places"
-# Field numbers of onnx.proto on the path to a tensor's name and its numbers.
+# Numbers of the fields in onnx.proto that lead to the name and the numbers of a tensor.
 GRAPH: Final = 7
 INITIALIZER: Final = 5
 NAME: Final = 8
@@ -27,14 +27,16 @@ RAW_DATA: Final = 9
 def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, TensorPlace]:
     """Return the places of the tensors that the graph reads.
 
-    The graph does not have a batch norm's count of batches.
+    The number of batches that a batch norm has counted is not in the graph.
     """
     found = {}
     for name, at, length in _initializers(model):
         if name in tensors:
             value = tensors[name]
             if length != value.nbytes:
-                raise CardError(f"{name} has {length} bytes in the ONNX file and {value.nbytes} in the model")
+                raise CardError(
+                    f"{name} has {length} bytes in the ONNX file, but {value.nbytes} in the model"
+                )
             found[name] = TensorPlace(at, NAMES[value.dtype], tuple(value.shape))
     return found
 
@@ -46,17 +48,17 @@ def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
     the tensors are from another network or rule, or have more rows than the template.
     """
     if not card.offsets:
-        raise CardError("the card is of no template: it says no offsets; export it with --template")
+        raise CardError("the card has no offsets, so it is not from a template; export with --template")
     numbers = _with_room(card.offsets, tensors)
     filled = bytearray(template)
     for name, place in card.offsets.items():
         if name not in numbers:
             raise CardError(
-                f"the model has no {name[:64]}, which the template has: they are of different runs"
+                f"the model has no {name[:64]}, which the template has: they are from different runs"
             )
         raw = _bytes_for(name, numbers[name], place)
         if not 0 <= place.at <= len(filled) - len(raw):
-            raise CardError(f"{name[:64]} would lie beyond the template's end")
+            raise CardError(f"{name[:64]} would end beyond the end of the template")
         filled[place.at : place.at + len(raw)] = raw
     return bytes(filled)
 
@@ -64,20 +66,20 @@ def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
 def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
     if (NAMES[value.dtype], tuple(value.shape)) != (place.dtype, place.shape):
         raise CardError(
-            f"{name[:64]} is {NAMES[value.dtype]} {list(value.shape)}, and the template's {place.dtype} "
-            f"{list(place.shape)}: they are of different runs"
+            f"{name[:64]} is {NAMES[value.dtype]} {list(value.shape)}, but the template's is {place.dtype} "
+            f"{list(place.shape)}: they are from different runs"
         )
     array = value.detach().cpu().contiguous().numpy()
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
-    """Return the same rule with this many rows, and with this many places for each class."""
+    """Return the tensors of the same rule, padded to `rows` rows and to `each` places for each class."""
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(
-            f"the model has {len(table)} rows, {places.shape[1]} of a class, and the template room for {rows} and "
-            f"{each}; export the template again"
+            f"the model has {len(table)} rows, {places.shape[1]} of a class, but the template has room for {rows} "
+            f"and {each}; export the template again"
         )
     nowhere = places.new_full((len(places), each), rows)
     nowhere[:, : places.shape[1]] = torch.where(places == len(table), rows, places)

@@ -162,7 +162,10 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     version = state / "models" / "v000001"
     (version / "model.onnx").write_bytes(b"no model")
     words = ("predict", picture, "--onnx", "--model", version)
-    assert "the card names no file model.onnx; export again, with that format" in said(capsys, *words)[2]
+    assert (
+        "the card names no file model.onnx; export the model again, with that format"
+        in said(capsys, *words)[2]
+    )
     card = json.loads((version / "card.json").read_text())
     card["files"]["model.onnx"] = sha256_of_file(version / "model.onnx")
     (version / "card.json").write_text(json.dumps(card))
@@ -173,7 +176,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     )  # a flipped bit: the model might still run and give other answers
     code, out, err = said(capsys, *words)
     assert (code, out) == (2, "") and err.startswith(
-        f"protofleet: {version}: model.onnx is not that of the card: its SHA-256 is "
+        f"protofleet: {version}: model.onnx is not the file that the card names: its SHA-256 is "
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert said(capsys, *words)[2] == (

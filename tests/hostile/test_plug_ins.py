@@ -62,7 +62,7 @@ def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_
             "import sys; sys.exit(0)"
         )
         for process, words in (
-            (forbids, f"{what}, which this device does not allow; its owner can put it into plugins.allow"),
+            (forbids, f"{what}, which this device does not allow; its owner can add the hash to plugins.allow"),
             (other, f"{what}, and this device has another fednova.py (SHA-256 {sha256(text)})"),
             (leaves, left),
             (child, left),

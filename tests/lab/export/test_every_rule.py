@@ -74,7 +74,7 @@ def test_a_template_is_filled_with_another_model_without_onnx(method, way):
         fill(template, card, model.state_dict())
     weight = next(name for name in with_offsets.offsets if name.startswith("features."))
     shape = {**model.state_dict(), weight: torch.zeros(1)}
-    with pytest.raises(CardError, match="they are of different runs"):
+    with pytest.raises(CardError, match="they are from different runs"):
         fill(template, with_offsets, shape)
     lacking = {name: value for name, value in model.state_dict().items() if name != weight}
     with pytest.raises(CardError, match="has no features"):

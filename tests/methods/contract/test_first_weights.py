@@ -136,7 +136,7 @@ ODD_TABLES = {
         file_of({"a": row(0, 2), "b": row(4, 8)}, bytes(8)),
         "b begins at byte 4 and leaves a gap after a",
     ),
-    "rest": (file_of({"a": row(0, 2)}, bytes(8)), "speaks of 2 bytes of numbers, and it has 8"),
+    "rest": (file_of({"a": row(0, 2)}, bytes(8)), "describes 2 bytes of numbers, but it has 8"),
     "twice": (file_of(b'{"a": 1, "a": 2}'), "has 'a' twice"),
     "deep": (file_of(b"[" * 90_000), "nested more than 3 deep"),
     "deep object": (file_of(b'{"a":' * 90_000), "not JSON"),
@@ -225,14 +225,14 @@ def test_projector_and_head_may_be_missing_and_stay_as_they_were_drawn():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: {**w, "fc.weight": torch.zeros(1)}, "it has fc.weight, and the network has features"),
+        (lambda w: {**w, "fc.weight": torch.zeros(1)}, "it has fc.weight, but the network has features"),
         (
             lambda w: start_of("head.", w),
             "it lacks features.0.weight, .* and .* more of the network's backbone",
         ),
         (
             lambda w: {**w, "head.bias": torch.zeros(9)},
-            r"head.bias is \(9,\), and the network's \(3,\); leave it out",
+            r"head.bias is \(9,\), but the network's is \(3,\); leave this",
         ),
         (lambda w: {**w, "head.bias": torch.full((3,), float("nan"))}, "head.bias is not finite"),
     ],

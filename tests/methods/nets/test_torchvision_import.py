@@ -71,7 +71,7 @@ def test_a_torchvision_that_imports_by_itself_is_left_alone(monkeypatch):
 
 def test_a_missing_torchvision_is_reported_with_the_way_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ImportError, match="pip install torchvision.*do without it"):
+    with pytest.raises(ImportError, match="pip install torchvision.*work without torchvision"):
         nets.build("resnet18", classes=10)
 
 
@@ -82,7 +82,7 @@ def test_a_missing_torchvision_is_reported_with_the_way_out(monkeypatch):
         (
             "raise RuntimeError('operator torchvision::roi does not exist')",
             ImportError,
-            "beside torch .*::roi",
+            "with torch .*::roi",
         ),
         ("import no_such_codec", ModuleNotFoundError, "no_such_codec"),
     ],

@@ -73,7 +73,7 @@ def test_an_unknown_hash_is_declined_even_where_another_device_of_the_process_ha
     with pytest.raises(PlugInError) as error:
         read_plan(plan.encode(), PlugIns())
     assert str(error.value) == (
-        f"{WORDS}, which this device does not allow; its owner can put it into plugins.allow"
+        f"{WORDS}, which this device does not allow; its owner can add the hash to plugins.allow"
     )
 
 
@@ -81,7 +81,7 @@ def test_a_file_that_is_there_and_whose_hash_is_not_allowed_is_declined(plan, pl
     files = (str(place / "fednova.py"), str(place / "mynet.py"))
     for allow in ((), (sha256(NETWORK),)):
         with pytest.raises(
-            PlugInError, match=f"{HASH}, which this device does not allow; its owner can put it"
+            PlugInError, match=f"{HASH}, which this device does not allow; its owner can add the hash"
         ):
             read_plan(plan.encode(), PlugIns(files, allow))
 
@@ -106,7 +106,7 @@ def test_another_file_of_the_same_name_is_said_to_be_one_allowed_or_not(plan, pl
 
 def test_an_allowed_hash_without_a_file_says_what_is_missing(plan, place):
     with pytest.raises(
-        PlugInError, match="allows and does not have; its owner can put the file into plugins.files"
+        PlugInError, match="allows but does not have; its owner can put the file into plugins.files"
     ):
         read_plan(plan.encode(), PlugIns((str(place / "gone.py"),), (HASH,)))
 

@@ -89,7 +89,8 @@ def test_a_hash_that_is_not_allowed_runs_nothing(tmp_path):
     text = f"open({str(mark)!r}, 'w')\nMETHOD = 1\n"
     path.write_text(text)
     with pytest.raises(
-        PlugInError, match=f"SHA-256 {sha256(text)}, which is not allowed here; its owner can put"
+        PlugInError,
+        match=f"SHA-256 {sha256(text)}, which is not allowed here; the owner of this machine can add",
     ):
         from_file(path, {"0" * 64})
     assert not mark.exists()

@@ -112,7 +112,7 @@ def test_what_is_no_card_at_all_is_refused(text):
 def test_tensors_of_another_model_are_refused():
     model, card = model_of("fedproto", "predict")
     tensors = model.state_dict()
-    with pytest.raises(CardError, match="their SHA-256 is another"):
+    with pytest.raises(CardError, match="their SHA-256 differs"):
         rebuild(card, {**tensors, "rule.rows": tensors["rule.rows"] + 1})
     cut = {**tensors, "rule.rows": tensors["rule.rows"][:, :3]}
     with pytest.raises(CardError, match="no model can be made"):
@@ -122,7 +122,7 @@ def test_tensors_of_another_model_are_refused():
     far = {**tensors, "rule.places": tensors["rule.places"] + 9}
     with pytest.raises(CardError, match="beyond its rows"):
         rebuild(dataclasses.replace(card, tensors=sha256_of_tensors(far)), far)
-    with pytest.raises(CardError, match="this version makes classifier, nearest"):
+    with pytest.raises(CardError, match="this version knows only classifier, nearest"):
         rebuild(dataclasses.replace(card, rule={"kind": "custom"}), tensors)
 
 
