@@ -5,10 +5,10 @@ blocks of this size then stay in heaps that do not shrink. So a process that han
 megabytes keeps the memory of several models. With a 45 MB model, the peak in a round was 497 MB with glibc's
 changing threshold, and 424 MB with a fixed threshold.
 
-This is right for a process that moves models from the network to the disk. A process that trains needs large
-blocks again for every batch, and the system has to clear each block first. With cnn23 and 360 samples, a
-round took 0.21 s of CPU time in this way. It takes 0.13 s if the blocks are kept during the work and given
-back after it.
+A fixed threshold is right for a process that moves models from the network to the disk. A process that trains
+needs large blocks again for every batch, and the system has to fill each block with zeros first. With cnn23 and
+360 samples, a round took 0.21 s of CPU time in this way. It takes 0.13 s if the process keeps the blocks during the
+work and gives them back after it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 THRESHOLD: Final = 1 << 20
-# Bytes. The blocks of a batch are smaller, and the blocks of most models are larger.
+# Threshold in bytes. The blocks of a batch are smaller, and the blocks of most models are larger.
 TRAINING_THRESHOLD: Final = 16 << 20
-KEPT: Final = 64 << 20  # bytes that are kept while there is work
-# Bytes. Less free memory is not given back, because the search for free blocks takes half a millisecond.
+KEPT: Final = 64 << 20  # Free bytes that a process keeps while it works.
+# Smallest number of free bytes that is given back. The search for free blocks takes half a millisecond.
 WORTH_IT: Final = 4 << 20
 
 
@@ -65,7 +65,7 @@ def return_free_blocks() -> None:
 def return_all_free_blocks() -> None:
     """Give all free memory back to the system.
 
-    Call this only if no work follows at once, because the process would need the memory again.
+    Call this only before a pause. If work followed at once, the process would need the memory again.
     """
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
@@ -73,7 +73,7 @@ def return_all_free_blocks() -> None:
 
 
 def _set(values: dict[int, int]) -> None:
-    mallopt = getattr(_libc(), "mallopt", None)  # musl has no mallopt
+    mallopt = getattr(_libc(), "mallopt", None)  # The C library musl has no mallopt.
     if mallopt is not None:
         for name, value in values.items():
             mallopt(name, value)

@@ -14,9 +14,9 @@ class BrokerSession:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._patience = log, NEVER
-        self._had_one = False  # whether the broker has accepted a connection of this process
+        self._had_one = False  # True after the broker has accepted a connection of this process.
         self._lost_at = NEVER
-        self._reason = ""  # reason why there is no connection
+        self._reason = ""  # The reason why there is no connection.
         self.wake_at = NEVER
 
     def give_up_after(self, seconds: float, now: float) -> None:
@@ -40,7 +40,7 @@ class BrokerSession:
         self._lost_at, self._reason = NEVER, ""
 
     def lost(self, reason: str, final: bool, now: float) -> str:
-        """Log the end of a connection or of a try; return the reason why the process has to end, or ""."""
+        """Log the end of a connection or of an attempt; return the reason why the process has to end, or ""."""
         if reason != self._reason:
             self._log.warning("%s", self._words(reason, now))
         self._reason = reason

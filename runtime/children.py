@@ -17,10 +17,10 @@ from typing import IO, Any, Final, Protocol, TypeVar
 # Environment variable of a child: the id of the process with which the child ends.
 PARENT: Final = "PROTOFLEET_PARENT"
 PR_SET_PDEATHSIG: Final = 1
-TAIL: Final = 1 << 14  # bytes at the end of a log that are read
+TAIL: Final = 1 << 14  # Number of bytes that are read from the end of a log.
 
-# This does the same as the option `-P` of Python 3.11 and later. A file sys.py in the working directory is
-# not imported, because `sys` is built in.
+# This code starts a module like the option `-P` of Python 3.11 and later: the working directory is not searched for
+# modules. The first `import sys` is safe, because `sys` is built in.
 START: Final = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; del sys.argv[0]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -58,11 +58,11 @@ def environment_of_child() -> dict[str, str]:
 class Program:
     """A program that is started as `python -m module arguments`, in a new session."""
 
-    name: str  # name for `ps` and `top`, if the program is forked
+    name: str  # Name for `ps` and `top`, which is used if the program is forked.
     module: str
     arguments: Sequence[str]
     environment: dict[str, str] = field(default_factory=environment_of_child)
-    folder: str = field(default_factory=os.getcwd)  # the working directory of the program
+    folder: str = field(default_factory=os.getcwd)  # The working directory of the program.
 
 
 class Starter(Protocol):
@@ -114,7 +114,7 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # the parent ended before the call above
+    if os.getppid() != int(parent):  # The parent has ended before the call of prctl.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -125,7 +125,7 @@ def stop(processes: Iterable[Waited], seconds: float) -> None:
         for process in running:
             process.terminate()
         wait(running, seconds)
-    finally:  # also if a person interrupts the wait, because the calling program may continue
+    finally:  # An interrupted wait must not leave processes behind, because the caller may continue.
         for process in running:
             if process.poll() is None:
                 process.kill()

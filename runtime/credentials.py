@@ -37,12 +37,12 @@ def of_device(
 
 def _own(folder: Path, federation: str, name: str) -> Enrolled:
     if not (folder / CURRENT).exists():
-        raise SettingsError(f"{folder} holds no enrolment; `protofleet enrol install` puts one there")
+        raise SettingsError(f"{folder} holds no enrolment; `protofleet enrol install` creates it there")
     found = load_enrolled(folder / CURRENT, time.time())
     mine = (found.record.federation, found.record.name)
     if mine != (federation, name):
         raise SettingsError(
-            f"{folder} holds the enrolment of {mine[1]} in {mine[0]}, the settings are for {name} in {federation}"
+            f"{folder} holds the enrolment of {mine[1]} in {mine[0]}, but the settings are for {name} in {federation}"
         )
     return found
 

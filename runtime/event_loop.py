@@ -24,16 +24,16 @@ log = logging.getLogger("protofleet")
 
 T = TypeVar("T")
 I_contra = TypeVar("I_contra", contravariant=True)
-IDLE_SECONDS = 5.0  # seconds between two heartbeats of a loop that has nothing to do
-TURN_ITEMS = 256  # largest number of items that are taken in one turn
+IDLE_SECONDS = 5.0  # Seconds between two heartbeats of a loop that has nothing to do.
+TURN_ITEMS = 256  # Largest number of items that are taken in one turn.
 TURN_SECONDS = 0.02
 
 
 class EventLoopApp(Protocol[I_contra]):
     """The app that the event loop runs; the loop passes each item and the time to it.
 
-    The app itself reads no clock and no queue. It may get several items in one turn. Output that must be
-    stored on the disk first is sent at the end of the turn, in `end_turn`.
+    The app itself reads no clock and no queue. It may get several items in one turn. If output must be stored on
+    the disk before it is sent, the app sends it at the end of the turn, in `end_turn`.
     """
 
     @property
@@ -55,13 +55,13 @@ class Worker(Protocol):
 
 
 class EndedWorkError(RuntimeError):
-    """The error for work in which code other than a plug-in has tried to end the process."""
+    """The error for work whose code has tried to end the process, if this code is not from a plug-in."""
 
 
 class WorkThread:
     """A thread that does one piece of work at a time, in the order of submission.
 
-    At its start, the thread calls `begin`.
+    The thread first calls the function `begin`.
     """
 
     def __init__(self, heartbeats: Heartbeats | None = None) -> None:
@@ -168,7 +168,7 @@ def serve(
 def _take_what_is_there(
     app: EventLoopApp[T], receive_queue: queue.SimpleQueue[T], clock: Callable[[], float]
 ) -> None:
-    """Take the items that are there, for a short time at most, because deadlines are checked between such times."""
+    """Take the items that wait in the queue, but only for a short time, because deadlines must be checked too."""
     end = clock() + TURN_SECONDS
     for _ in range(TURN_ITEMS - 1):
         if app.finished or clock() >= end:

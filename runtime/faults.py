@@ -17,10 +17,10 @@ from protofleet.protocol.transport.address import BrokerError
 
 
 class OurFault(RuntimeError):  # noqa: N818 - it reads as what it is: `except OurFault`
-    """The error for a fault that no other party has caused, for example a failed save; the fault is its cause."""
+    """The error for a fault that no other party has caused, such as a failed save; `__cause__` is that fault."""
 
 
-# Parts of torch's error messages.
+# Parts of torch's error messages about a lack of memory.
 NO_MEMORY: Final = ("can't allocate memory", "out of memory", "not enough memory")
 OURS: Final = (OSError, sqlite3.Error, MemoryError, DamagedError, NewerFormatError, BrokerError, OurFault)
 

@@ -2,7 +2,7 @@
 
 Container engines and service managers restart a process only when it has ended, and not when it hangs. So a
 process that hangs ends itself, and writes the stacks of all threads to its log. No important data is lost,
-because it is on the disk.
+because such data is always on the disk.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-STUCK: Final = 70  # exit code of a process that was ended by its watchdog
-LOOP_SECONDS: Final = 60.0  # a loop that has made no turn for this many seconds is unhealthy
-# Seconds between two writes to the disk; a request in between gets the last result.
+STUCK: Final = 70  # Exit code of a process that its watchdog has ended.
+LOOP_SECONDS: Final = 60.0  # A loop that has made no turn for this many seconds is unhealthy.
+# Smallest number of seconds between two test writes to the disk. Until then, a check returns the last result.
 PROBE_SECONDS: Final = 60.0
 
-Check = Callable[[], str]  # returns a problem with advice, or ""
+Check = Callable[[], str]  # A function that returns a problem with advice, or "".
 
 log = logging.getLogger("protofleet")
 
@@ -39,7 +39,7 @@ class Heartbeats:
         self._last[part] = self._clock()
 
     def beat_if_working(self, part: str) -> None:
-        """Note a sign of life of a part, unless the part is idle."""
+        """Note a sign of life of a part if the part works at present."""
         if part in self._last:
             self.beat(part)
 
@@ -47,15 +47,17 @@ class Heartbeats:
         self._last.pop(part, None)
 
     def longest_gap(self) -> tuple[float, str]:
-        """Return the seconds since the oldest sign of life, and the part that gave it."""
+        """Return the part whose last sign of life is the oldest, after the seconds since that sign of life."""
         now = self._clock()
         return max(((now - last, part) for part, last in list(self._last.items())), default=(0.0, ""))
 
 
 def end_at_once(seconds: float, part: str) -> None:
-    log.critical("%s has shown no sign of life for %.0f s; ending, to be started again", part, seconds)
+    log.critical(
+        "%s has shown no sign of life for %.0f s; this process ends, to be started again", part, seconds
+    )
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-    os._exit(STUCK)  # a normal exit would wait for the part that hangs
+    os._exit(STUCK)  # A normal exit would wait for the part that hangs.
 
 
 @contextlib.contextmanager
@@ -71,7 +73,9 @@ def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
         looked = going_on = time.monotonic()
         while not done.wait(seconds / 10):
             now = time.monotonic()
-            if now - looked > seconds / 2:  # this thread has not run either, so the whole process was stopped
+            if (
+                now - looked > seconds / 2
+            ):  # This thread has not run in time, so the whole process was stopped.
                 going_on = now
             looked = now
             gap, part = heartbeats.longest_gap()

@@ -1,4 +1,4 @@
-"""Handle interrupts: an import cannot drop them, and SIGTERM acts like an interrupt."""
+"""Keep interrupts from being lost during imports, and let SIGTERM act like an interrupt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stopped_as_by_a_terminal() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         handler = signal.getsignal(signal.SIGINT)
-        # In a program that a shell started in the background, interrupts are ignored and have no handler.
+        # If a shell started the program in the background, interrupts are ignored, so there is no handler to call.
         if not callable(handler):
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)

@@ -1,6 +1,6 @@
-"""Start processes by a fork of a process that has already imported the modules that they need.
+"""Start processes fast, by forking a process that has already imported the needed modules.
 
-The class of such a process has the same interface as subprocess.Popen.
+The classes for the forked processes have methods of subprocess.Popen.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from protofleet.runtime.launcher_process import (
     problem_with_threads,
 )
 
-CAN_FORK: Final = sys.platform.startswith("linux")  # on other systems a fork without exec is not safe
+CAN_FORK: Final = sys.platform.startswith("linux")  # On other systems a fork without exec is not safe.
 PROGRAM: Final = "protofleet.runtime.launcher_process"
-TURN_SECONDS: Final = 0.1  # seconds that one thread waits for a message before another thread may wait
+TURN_SECONDS: Final = 0.1  # Seconds for which a thread waits for a message before another thread may wait.
 STANDARD_INPUT, STANDARD_ERROR = 0, 2
-ROOM: Final = " " * 400  # space in the command line for the command lines of the children
+ROOM: Final = " " * 400  # Space in the command line, which a child overwrites with its own command line.
 # OpenBLAS starts its threads when it is imported, but at a fork the process must have only one thread.
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -101,7 +101,7 @@ class ForkOfThis:
         return self._code
 
 
-# The forking process, for the process that started it.
+# The forking process, as the process that started it sees it.
 Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild
 
 
@@ -120,7 +120,7 @@ def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoRetu
 
 
 class Launcher:
-    """The handle of a forking process; if that process has ended, `start` starts it again.
+    """An object that controls a forking process; if that process has ended, `start` starts it again.
 
     Normally the forking process is a new interpreter, which imports `modules` while this process continues.
     With `here`, this process imports the modules and then forks the forking process. If this process needs
@@ -137,14 +137,14 @@ class Launcher:
 
     def _begin(self) -> None:
         self._received = ""
-        self.problem = ""  # why the forking process and all its children have ended, or ""
+        self.problem = ""  # The reason why the forking process and all its children have ended, or "".
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = self._start_process(theirs)
 
     def _start_process(self, theirs: socket.socket) -> Process:
         if self._here:
-            self._here = False  # only the first time, because later this process may have threads
+            self._here = False  # Later this process may have threads, so it forks only once.
             return self._fork(theirs)
         return subprocess.Popen(
             children.command(PROGRAM, str(theirs.fileno()), *self._modules, ROOM),
@@ -220,7 +220,7 @@ class Launcher:
                 self._receive()
 
     def _ask(self, request: dict[str, Any], handles: Sequence[int] = ()) -> None:
-        """Send a request; do nothing if the process has ended, because `listen` notices its end."""
+        """Send a request; ignore an error if the process has ended, because `listen` notices the end."""
         data = json.dumps(request).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sent = socket.send_fds(self._socket, [data], handles) if handles else 0
@@ -268,7 +268,8 @@ class ForkedLauncher(Launcher):
     def __init__(self, parent: Launcher, program: children.Program) -> None:
         """Start the program that becomes the forking process.
 
-        Its standard input is a socket. At its end the program has to pass this socket to `fork_on_request`.
+        The standard input of the program is a socket. When its module has run, the program must pass this socket
+        to `fork_on_request`.
         """
         self._parent, self._program = parent, program
         super().__init__(())

@@ -2,8 +2,8 @@
 
 The command is `python -m protofleet.runtime.launcher_process SOCKET MODULE ...`. A child runs a module like
 `python -m MODULE ARGUMENTS`, but all imports are in its memory already. Other threads do not exist in a
-child, and a lock that another thread holds during the fork stays locked for ever in the child. So this
-process never has a second thread.
+child, and a lock that another thread holds during the fork stays locked for ever in the child. So the process
+that forks never has a second thread.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from protofleet.runtime import children
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.library_pages import release_library_pages
 
-STREAMS: Final = 3  # standard input, output and error, whose handles are sent with a request
-LONGEST: Final = 1 << 16  # bytes that are read at once
-LONGEST_NAME: Final = 15  # largest number of bytes in the name of a process
-# The two numbers after the name in /proc/self/stat that are the begin and the end of the command line.
+STREAMS: Final = 3  # Number of handles that are sent with a request: standard input, output and error.
+LONGEST: Final = 1 << 16  # Largest number of bytes that are read at once.
+LONGEST_NAME: Final = 15  # Largest number of bytes in the name of a process.
+# Positions in /proc/self/stat, after the name, of the begin and the end of the command line in memory.
 COMMAND_LINE: Final = slice(45, 47)
 
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    gc.disable()  # an import makes many objects, and few of them are freed
+    gc.disable()  # An import makes many objects and frees few of them, so the search for garbage is useless.
     with held_interrupts():
         for module in modules:
             # If an import fails, the child tries it again, and reports the error in its own log.
@@ -69,8 +69,8 @@ def share_memory() -> None:
     The kernel copies each page to which a child writes.
     """
     gc.collect()
-    gc.freeze()  # after this, garbage collection in a child does not write to shared pages
-    if sys.version_info < (3, 12):  # Python 3.12 and later do not count references to these names
+    gc.freeze()  # After this, garbage collection in a child does not write to shared pages.
+    if sys.version_info < (3, 12):  # Python 3.12 and later do not count references to names of attributes.
         # When a child looks up an attribute, the new entry of the type cache replaces an entry of this
         # process. Python then releases the name in the old entry, which writes to a shared page.
         sys._clear_type_cache()
@@ -168,7 +168,7 @@ class Forks:
                 self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the next read notices that the connection is closed
+        with contextlib.suppress(BrokenPipeError):  # The next read notices that the connection is closed.
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -176,8 +176,8 @@ def problem_with_threads() -> str:
     if (threads := thread_count()) == 1:
         return ""
     return (
-        f"{threads} threads run in the process that forks, it must be 1: nothing may start one while Python starts, "
-        "as a sitecustomize.py or a profiler does"
+        f"{threads} threads run in the process that forks, it must be 1: no code may start a thread while Python "
+        "starts, as a sitecustomize.py or a profiler does"
     )
 
 
@@ -210,17 +210,17 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
         code = 1
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the reader of the stream may have ended
+        with contextlib.suppress(OSError, ValueError):  # The reader of the stream may have ended.
             stream.flush()
     os._exit(code or 0)
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """Make this process like a newly started process, which shares nothing but memory with other children."""
+    """Make this process like a newly started process: with other children it shares only memory."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    logging.getLogger().handlers.clear()  # these handlers belong to the process that became the launcher
+    logging.getLogger().handlers.clear()  # These handlers belong to the launcher.
     os.setsid()
     for number, handle in enumerate(request.streams):
         os.dup2(handle, number)
@@ -251,7 +251,7 @@ def close_handles(first: int, kept: int = -1) -> None:
         handles = list(range(os.sysconf("SC_OPEN_MAX")))
     for handle in handles:
         if handle >= first and handle != kept:
-            with contextlib.suppress(OSError):  # the handle that listed the folder is closed already
+            with contextlib.suppress(OSError):  # The handle for the listing of the folder is already closed.
                 os.close(handle)
 
 

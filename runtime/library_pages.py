@@ -1,4 +1,4 @@
-"""Give back memory pages that were read only while libraries were loaded.
+"""Give back memory pages that were read while libraries were loaded, and are not needed any more.
 
 The loader and static constructors read most of a large library once. With torch, 50 MB then count as memory
 of a process that never computes. These pages are unchanged parts of the library's file. If a process needs
@@ -17,7 +17,7 @@ from typing import Final
 
 SMAPS: Final = Path("/proc/self/smaps")
 WORTH_IT: Final = 1 << 20
-# The first line of a mapping of a file.
+# The first line of the entry for a mapped file in /proc/self/smaps.
 MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ [1-9]\d* +/", re.MULTILINE)
 
 

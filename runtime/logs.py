@@ -19,19 +19,19 @@ from typing import Any, Final, Literal, TextIO
 from protofleet.methods.plugins.authors import authors_frame, code_of
 from protofleet.protocol.wire.printable import printable
 
-LONGEST: Final = 4096  # largest number of letters in a message
+LONGEST: Final = 4096  # Largest number of letters in a message.
 FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 Form = Literal["text", "json"]
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
 STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
-METHODS: Final = "methods"  # name of the folder with method files
-FIELDS: Final = "protofleet_fields"  # attribute of a log record that holds its figures by name
+METHODS: Final = "methods"  # Name of the folder with method files.
+FIELDS: Final = "protofleet_fields"  # Name of the attribute of a log record that has its figures by name.
 _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
 
 
 @contextlib.contextmanager
 def lines_about(device: str) -> Iterator[None]:
-    """Begin each log line inside the `with` with the device's name, in a process of many devices."""
+    """Begin each log line inside the `with` with the device's name; for a process with many devices."""
     token = _DEVICE.set(f"{device}: ")
     try:
         yield
@@ -110,7 +110,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def is_of_a_library(file: Path) -> bool:
-    if "protofleet" in file.parts:  # protofleet may be installed in the same folder as the libraries
+    if "protofleet" in file.parts:  # protofleet may be installed in the same folder as the libraries.
         return False
     return not LIBRARIES.isdisjoint(file.parts) or STANDARD_LIBRARY in file.parents
 

@@ -1,6 +1,6 @@
 """Show the counts of a Link's meter to Prometheus.
 
-The counts are read from the meter at each scrape, so they are kept in one place only.
+The counts are read from the meter at each scrape. No second copy of them is kept.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound, serving
 
-LOOPBACK: Final = "127.0.0.1"  # host for metrics if the settings name no host
+LOOPBACK: Final = "127.0.0.1"  # Host for metrics if the settings name no host.
 METRICS: Final = "/metrics"
-SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # header that only scrapers such as Prometheus send
-LAST_SCRAPE_SECONDS: Final = 75.0  # seconds; the default interval of Prometheus is a minute
+SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # A header that only scrapers such as Prometheus send.
+LAST_SCRAPE_SECONDS: Final = 75.0  # More than the default interval of Prometheus, which is a minute.
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
@@ -61,8 +61,8 @@ class MethodTotals:
 
     def __init__(self, counted: Bytes, method: str) -> None:
         self._counted = counted
-        # The present method; the bytes at the time when it began; the bytes of earlier methods. All three are
-        # in one tuple, because another thread may read them while they change.
+        # The present method; all bytes at the time when this method began; the bytes of earlier methods. All three
+        # are in one tuple, because another thread may read them while they change.
         self._state: tuple[str, Bytes, MethodBytes] = (method, {}, {})
 
     def begin(self, method: str) -> None:
@@ -159,7 +159,7 @@ class BrokerCertificate:
 
 
 class ConnectionErrors:
-    """The metric of our own errors after which the connection continues or is made again."""
+    """The metric of the errors of this process in handling messages, after which the process continues."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
@@ -183,7 +183,7 @@ def snapshot_of(counter: Mapping[Any, int]) -> dict[Any, int]:
     while True:
         try:
             return dict(counter)
-        except RuntimeError:  # the counter got a new key during the copy, which is rare
+        except RuntimeError:  # The counter got a new key during the copy, which is rare.
             continue
 
 
@@ -215,7 +215,7 @@ class Endpoint:
     """
 
     host: str
-    port: OptionalPort  # 0 if the party shows no metrics
+    port: OptionalPort  # 0 if the party shows no metrics.
 
     def __post_init__(self) -> None:
         if not HOST.fullmatch(self.host):

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 CONNECTIONS: Final = 64
-SECONDS: Final = 10.0  # seconds in which a client must send its request and read the response
-MOST_HEAD: Final = 8192  # largest number of bytes of a request, which has no body
+SECONDS: Final = 10.0  # Seconds in which a client must send its request and read the response.
+MOST_HEAD: Final = 8192  # Largest number of bytes of a request, which has no body.
 FREEBIND: Final = 15  # IP_FREEBIND of Linux; Python does not define it
 
 log = logging.getLogger("protofleet")
@@ -32,7 +32,7 @@ class HttpRequest:
     method: str
     path: str
     query: str
-    headers: Mapping[str, str]  # by their names in lower case
+    headers: Mapping[str, str]  # The values of the headers by name, in lower case.
 
     def environ(self) -> dict[str, str]:
         """Return the request as a WSGI environment."""
@@ -60,13 +60,13 @@ class Response:
 Page = Callable[[HttpRequest], Response]
 Answered = Callable[
     [HttpRequest, float], None
-]  # arguments: the request, and the time on the monotonic clock when its response was begun
+]  # Arguments: the request, and the time on the monotonic clock when its response was begun.
 
 
 def bound(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
-    If this machine does not have the address yet, for example before DHCP, log a warning and use the address.
+    If this machine does not have the address yet, for example before DHCP, log a warning and bind to it anyway.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -92,7 +92,7 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
         made.setsockopt(socket.IPPROTO_IP, FREEBIND, 1)
         made.bind(address)
         log.warning(
-            "metrics_host is %s, no address of this machine now; nobody can ask there until it is", host
+            "metrics_host is %s, no address of this machine now; metrics cannot be read until it is", host
         )
 
 
@@ -125,7 +125,7 @@ class MetricsServer:
     def __init__(self, pages: Mapping[str, Page], answered: Answered) -> None:
         self._pages, self._answered = pages, answered
         self._workers = {path: ThreadPoolExecutor(1, f"metrics {path}") for path in pages}
-        self._open: dict[asyncio.Task[Any], None] = {}  # open connections in order, the oldest first
+        self._open: dict[asyncio.Task[Any], None] = {}  # The open connections in order, the oldest first.
 
     async def begin(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._connected, sock=listening, limit=MOST_HEAD)
@@ -150,13 +150,13 @@ class MetricsServer:
             await asyncio.wait_for(self._talk(reader, writer), SECONDS)
             writer.close()
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError, asyncio.CancelledError):
-            writer.transport.abort()  # do not wait for a client that may never read the remaining bytes
+            writer.transport.abort()  # Do not wait for a client that may never read the remaining bytes.
         finally:
             self._open.pop(task, None)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = read_request(await reader.readuntil(b"\r\n\r\n"))
-        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits for all bytes
+        writer.transport.set_write_buffer_limits(0)  # With this limit, `drain` waits for all bytes.
         began = time.monotonic()
         writer.write((await self._answer(request)).encode())
         await writer.drain()
@@ -174,7 +174,7 @@ class MetricsServer:
         try:
             return await asyncio.get_running_loop().run_in_executor(worker, page, request)
         except Exception:
-            log.exception("%s cannot be answered", request.path)
+            log.exception("the page %s could not be made, so the request got an error", request.path)
             return Response("500 Internal Server Error")
 
 

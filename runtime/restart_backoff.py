@@ -1,6 +1,6 @@
 """Decide when a program that has ended with an error is started again.
 
-The pause grows with each failure. After a long run it is short again.
+The pause before a start grows with each failure. After a long run of the program, the pause is short again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Final
 
 FIRST_SECONDS: Final = 0.5
 LONGEST_SECONDS: Final = 60.0
-STABLE_SECONDS: Final = 60.0  # seconds; after a longer run the next pause is FIRST_SECONDS again
+STABLE_SECONDS: Final = 60.0  # After a run of more seconds, the next pause is FIRST_SECONDS again.
 
 
 @dataclass
 class RestartBackoff:
     seconds: float = FIRST_SECONDS
-    failures: int = 0  # failures in a row
+    failures: int = 0  # Number of failures in a row.
 
     def failed(self, ran_seconds: float) -> float:
         """Count a failure, and return the seconds until the next start."""

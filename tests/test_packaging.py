@@ -205,7 +205,7 @@ def test_an_installed_protofleet_makes_its_wheel_again_for_devices_and_for_image
         Requirement(one) for one in packages_without_torch()
     }
     way_out = "pip install --force-reinstall --no-deps protofleet puts it right"
-    assert changed == f"{method} is not as it was installed (its hash is not that of RECORD); {way_out}"
+    assert changed == f"{method} is not as it was installed (its hash differs from that in RECORD); {way_out}"
     assert missing == f"{method} of the installed protofleet: No such file or directory; {way_out}"
 
 

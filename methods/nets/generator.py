@@ -18,8 +18,8 @@ class Generator(nn.Module):
     def __init__(self, noise: int, classes: int, hidden: int, size: int) -> None:
         super().__init__()
         self.noise, self.classes = noise, classes
-        # There is no bias, because BatchNorm would remove it. Its gradient would have only rounding errors, which Adam
-        # would follow.
+        # There is no bias, because BatchNorm would remove it. Its gradient would have only rounding errors, which
+        # Adam would follow.
         first = nn.Linear(noise + classes, hidden, bias=False)
         self.layers = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, size))
 

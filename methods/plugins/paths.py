@@ -9,8 +9,8 @@ from typing import Any, Final
 # Tables of settings in which `file` is the path of a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
 KEPT: Final = "plugins"  # Name of the folder, in a run's folder, with the plug-in files that the run used.
-# A hint for a user whose settings name a missing file. `seen_from` makes the paths of settings absolute, so a relative
-# path is from a command or a program.
+# A hint for a user whose settings name a missing file. `seen_from` makes the paths of settings absolute, so a
+# relative path is from a command or a program.
 IN_SETTINGS: Final = "a path in a TOML file is relative to the folder of that file"
 
 

@@ -26,7 +26,7 @@ Subparsers = Any  # argparse keeps the type of its sub-parsers private.
 EXPERIMENTS: Final = "experiments"
 # A bound of this size is not shown in error messages, because no real argument exceeds it.
 VAST: Final = 1 << 53
-MAX_DAYS: Final = 36_500.0  # Days; a certificate cannot have a date after the year 9999.
+MAX_DAYS: Final = 36_500.0  # A limit in days, because a certificate cannot have a date after the year 9999.
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class BoundedNumber:
             if value in self.bound:
                 return value
         except (ValueError, OverflowError):
-            # The text is not a number, and the bound is too large to be of interest.
+            # The text is not a number. A bound as large as VAST would not help the user.
             if self.bound.least <= -VAST and self.bound.most >= VAST:
                 bound = ""
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")

@@ -4,7 +4,7 @@ import signal
 from typing import Final
 
 FAILED: Final = 1
-MISUSED: Final = 2  # The command or its settings cannot be used.
+MISUSED: Final = 2  # Exit code if the command line or its settings have a mistake.
 DIVERGED: Final = 4
 BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the signal.
 
@@ -35,4 +35,4 @@ def ended_early(reason: str) -> RunError:
 
 
 class StoppedError(RunError):
-    """The error for a run that the user has ended. The work that should follow is not done either."""
+    """The error for a run that the user has ended. The work that would follow the run is not done."""

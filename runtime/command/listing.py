@@ -16,7 +16,7 @@ from typing import Final
 
 from protofleet.protocol.wire.printable import printable_lines
 
-# Names with the same words; of a longer list, only the first and the last name are shown.
+# Largest number of names that are shown for the same words. Of a longer list, only the first and last are shown.
 MOST_NAMED: Final = 3
 
 

@@ -1,4 +1,4 @@
-"""What is known about the machine of a process: its hardware, load and temperatures.
+"""The machine of a process: its hardware, load and temperatures.
 
 May import: protocol.*, runtime.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_LETTERS: Final = 160
-MACHINE_FOLLOWS: Final = "; "  # text between the software and the machine
+MACHINE_FOLLOWS: Final = "; "  # The text between the software and the machine.
 BOARD: Final = Path("/proc/device-tree/model")
 CPU: Final = Path("/proc/cpuinfo")
 MEMORY: Final = Path("/proc/meminfo")

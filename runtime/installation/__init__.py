@@ -1,4 +1,4 @@
-"""What is known about the installed program: its checkout or wheel, version, extras and digest of sources.
+"""The installed program: its checkout or wheel, its version, its extras and the digest of its sources.
 
 May import: runtime.command.
 """

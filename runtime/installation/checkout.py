@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]  # The root of the checkout, or the folder of the installation.
+ROOT: Final = Path(__file__).parents[
+    2
+]  # The root of the checkout, or the folder into which protofleet is installed.
 PACKAGES: Final = (
     "protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "federation", "lab", "deploy",
     "experiments",

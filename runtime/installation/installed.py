@@ -34,7 +34,9 @@ def installed_wheel(folder: Path) -> Path:
     try:
         found = distribution(NAME)
     except PackageNotFoundError:
-        raise RunError(f"{NAME} runs from files that no installer knows of; pip install {NAME}") from None
+        raise RunError(
+            f"{NAME} runs from files that no installer has installed; pip install {NAME}"
+        ) from None
     files = dict(checked_files(found))
     info = next((name.partition("/")[0] for name in files if name.endswith(".dist-info/WHEEL")), "")
     if not info:
@@ -60,7 +62,9 @@ def checked_files(found: Distribution) -> Iterator[tuple[str, bytes]]:
         except OSError as error:
             raise RunError(f"{path} of the installed {NAME}: {error.strerror}; {REINSTALL}") from None
         if file.hash is None or file.hash.mode != "sha256" or digest(content) != file.hash.value:
-            raise RunError(f"{path} is not as it was installed (its hash is not that of RECORD); {REINSTALL}")
+            raise RunError(
+                f"{path} is not as it was installed (its hash differs from that in RECORD); {REINSTALL}"
+            )
         yield PurePosixPath(file).as_posix(), content
 
 

@@ -37,7 +37,7 @@ DIGITS: Final = 12
 GIT_SECONDS: Final = 10.0
 
 
-@functools.cache  # It is read only once, because the files of a checkout may change during a run.
+@functools.cache  # The digest is computed only once, because the files of a checkout may change during a run.
 def software() -> dict[str, str]:
     """Return a digest of the deciding sources, and in a checkout also the commit.
 

@@ -32,7 +32,7 @@ WHEEL: Final = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[^-]+)?-[^-]+-[^
 class LockedPackage:
     name: str
     version: str
-    marker: str  # condition on the Python version and machine; "" if the package is always needed
+    marker: str  # Condition on the Python version and the machine; "" if the package is always needed.
     hashes: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ def read_lock(text: str) -> list[LockedPackage]:
 def pinned_versions(constraints: str) -> dict[str, set[str]]:
     """Return the versions of each package in the text of a constraints file.
 
-    A package may have two versions, because the oldest Python needs another version.
+    A package may have two versions, because the oldest supported Python may need an older version.
     """
     found: dict[str, set[str]] = {}
     for line in constraints.splitlines():

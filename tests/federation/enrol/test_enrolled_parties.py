@@ -52,10 +52,10 @@ def test_enrolled_parties_know_each_other_and_nobody_else(fleet):
 
 def test_an_enrolment_for_another_name_or_federation_is_refused_in_words(fleet):
     with pytest.raises(
-        SettingsError, match=r"holds the enrolment of a in lab, the settings are for a in sea"
+        SettingsError, match=r"holds the enrolment of a in lab, but the settings are for a in sea"
     ):
         of_device(fleet, "a", "sea")
-    with pytest.raises(SettingsError, match=r"the enrolment of b in lab, the settings are for a in lab"):
+    with pytest.raises(SettingsError, match=r"the enrolment of b in lab, but the settings are for a in lab"):
         credentials.of_device(str(fleet.folder_of("b")), "lab", "a", "", "")
 
 
