@@ -111,7 +111,7 @@ class Server(SharedHead, SharingServer):
     def teachers(self, replies: Sequence[Reply]) -> list[tuple[float, nn.Module]]:
         """Return the devices' heads with their shares in the mean.
 
-        For linear heads, return only the mean head, because the mean of their outputs is its output.
+        For linear heads, return only the mean head, because its output is the mean of their outputs.
         """
         head = frozen(self.model.head)
         if isinstance(head, nn.Linear):
@@ -169,7 +169,7 @@ class Client(SharedHead, SharingClient):
         self.labels = self.labels_in(payload)
 
     def labels_in(self, payload: Payload) -> Tensor | None:
-        """Return the counts [C] that are sent with the generator, or None if neither of them was sent."""
+        """Return the counts [C] that are sent with the generator, or None if the payload has neither of them."""
         if not any(name.partition(".")[0] in ("generator", "counts") for name in payload):
             return None
         demand_arrays(payload, {"counts": TensorSpec((self.model.classes,), "int64", low=0)})
@@ -217,7 +217,7 @@ def bounded(spec: TensorSpec) -> TensorSpec:
 def cost_under(hyper: Hyper, sizes: Sizes) -> Cost:
     """Return the cost under these settings.
 
-    The server sends C counts. A device sends its own counts in its hello message, which is not counted here.
+    The server sends C counts. A device sends its own counts in its hello message, and hellos are not counted here.
     """
     head = {"weights": parameters(sizes.model.head)}
     if sizes.first_round and hyper.generator == "trained":

@@ -174,8 +174,9 @@ def demand_affordable(steps: int, classes: int, size: int) -> None:
     each = classes * classes * size
     if steps * each > MOST_WORK:
         raise SettingsError(
-            f"init_steps is {steps}: for {classes} classes of {size} numbers that is {steps * each:.1e} "
-            f"multiplications, over {MOST_WORK:.0e}; take {MOST_WORK // each} steps at most, or shorter embeddings"
+            f"init_steps is {steps}: for {classes} classes of {size} numbers this takes {steps * each:.1e} "
+            f"multiplications, but at most {MOST_WORK:.0e} are allowed; take {MOST_WORK // each} steps at most, "
+            "or shorter embeddings"
         )
 
 

@@ -275,7 +275,8 @@ class Client(singleset.Client):
         h, z = self.hyper, self.model.embed(x)  # [B, d]
         loss = F.cross_entropy(self.H(z), y)
         if h.use_kl:
-            self.A.train(h.amplifier == "train" and len(y) > 1)  # One sample has no variance.
+            # A batch of one sample has no variance, so the running statistics are used.
+            self.A.train(h.amplifier == "train" and len(y) > 1)
             loss = loss + h.mu * kl_with_uniform(self.A(z), direction=h.kl)
         if h.use_infonce:
             terms = z, y, self.prototypes, self.known, h.tau
@@ -330,7 +331,7 @@ def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
-    """Return embeddings [N, d] in which every batch uses its own statistics.
+    """Return embeddings [N, d], computed with the statistics of each batch, as in training.
 
     The model does not change: a copy of it computes the embeddings.
     """

@@ -127,7 +127,7 @@ def as_exception(error: BaseException) -> Exception:
 def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
     """Make SIGINT and SIGTERM stop an app in an orderly way.
 
-    Return a function that says whether there was a signal, for code that waits without taking items. The
+    Return a function that returns whether there was a signal, for code that waits without taking items. The
     handler uses a list and not a threading.Event, because an Event has a lock. The interrupted main thread
     could hold this lock, and the handler would wait for ever.
     """

@@ -47,7 +47,7 @@ class Heartbeats:
         self._last.pop(part, None)
 
     def longest_gap(self) -> tuple[float, str]:
-        """Return the part whose last sign of life is the oldest, after the seconds since that sign of life."""
+        """Return the longest time in seconds for which a part has shown no sign of life, and this part."""
         now = self._clock()
         return max(((now - last, part) for part, last in list(self._last.items())), default=(0.0, ""))
 
@@ -73,9 +73,8 @@ def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
         looked = going_on = time.monotonic()
         while not done.wait(seconds / 10):
             now = time.monotonic()
-            if (
-                now - looked > seconds / 2
-            ):  # This thread has not run in time, so the whole process was stopped.
+            # If this thread has not run in time either, the whole process was stopped.
+            if now - looked > seconds / 2:
                 going_on = now
             looked = now
             gap, part = heartbeats.longest_gap()

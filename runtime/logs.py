@@ -118,8 +118,8 @@ def is_of_a_library(file: Path) -> bool:
 def place_of(trace: TracebackType | None) -> str:
     """Return the place where an error occurred.
 
-    If a plug-in raised the error, it is the file, line and code of the plug-in. Otherwise it is the last
-    frame in a method file, or else the last frame outside of libraries.
+    If a plug-in raised the error, the place is the file, line and code of the plug-in. Otherwise the place is the
+    last frame in a method file. If there is no such frame, the place is the last frame outside of libraries.
     """
     if (authors := authors_frame(trace)) is not None:
         return f" in {authors.filename}:{authors.lineno} ({authors.name}: {code_of(authors)})"

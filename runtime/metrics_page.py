@@ -30,7 +30,7 @@ HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(
 
 
 class MetricsError(RuntimeError):
-    """The error for metrics that cannot be served; the message says why, and gives advice."""
+    """The error for metrics that cannot be served; the message has the reason and advice."""
 
 
 class MeterReader(Protocol):

@@ -58,9 +58,8 @@ class Response:
 
 
 Page = Callable[[HttpRequest], Response]
-Answered = Callable[
-    [HttpRequest, float], None
-]  # Arguments: the request, and the time on the monotonic clock when its response was begun.
+# The arguments are the request, and the time on the monotonic clock when its response was begun.
+Answered = Callable[[HttpRequest, float], None]
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -28,8 +28,8 @@ Payload: TypeAlias = Mapping[str, Tensor]
 class Samples(Protocol):
     """The labelled data of one device: x [N, ...], y [N] with classes 0..C-1.
 
-    The channels of grey images may share one memory. So use `reshape` on x, because `view` fails on it, and
-    never write into x.
+    For grey images, the channels of x may share memory. So never write into x, and use `reshape` instead of
+    `view`, which fails on such a tensor.
     """
 
     @property
@@ -88,8 +88,8 @@ Round: TypeAlias = Generator[Ask, Sequence[Reply], None]
 def seeded(*parts: object) -> torch.Generator:
     """Return a random generator for one purpose.
 
-    The parts are the name of the purpose. Every random draw has such a name, so a replay of the run draws the
-    same numbers.
+    The parts together name the purpose. Every random draw has such a name, so a replay of the run draws the same
+    numbers.
     """
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -62,9 +62,8 @@ class LazyPayload(Mapping[str, Tensor]):
         return _copy(self._arrays[name].reshape(-1)[start:stop]).to(self._place)
 
     def __contains__(self, name: object) -> bool:
-        return any(
-            name == known for known in self._arrays
-        )  # The inherited __contains__ would read the array.
+        # The inherited __contains__ would read the array.
+        return any(name == known for known in self._arrays)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

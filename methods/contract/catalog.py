@@ -26,7 +26,7 @@ def names() -> list[str]:
 def load(name: str, plugin: str = "") -> Method:
     """Return a method.
 
-    The file is read from the disk only once, because a device loads its method at every hello.
+    The file is read from the disk only at the first call, because a device calls this function at every hello.
     """
     if plugin:
         return find("method", name, plugin, Method)  # type: ignore[no-any-return]

@@ -13,13 +13,13 @@ from protofleet.methods.contract.wants import TensorSpec
 from protofleet.protocol.settings.bounds import Within
 
 CONFUSION: Final = "confusion"
-MOST_CLASSES: Final = 100  # A table of 100 classes takes 40 kB; a larger one is too large to read.
+MOST_CLASSES: Final = 100  # A table of 100 classes takes 40 kB; a larger table is too large for a reader.
 LARGEST: Final = 2**31 - 1
 ConfusionClasses = Annotated[int, Within(0, MOST_CLASSES)]
 
 
 def confusion_wants(classes: int, most: int) -> dict[str, TensorSpec]:
-    """Return the specification of the confusion counts; for a run with more than `most` classes, return none."""
+    """Return the specification of the confusion counts, or nothing if the run has more than `most` classes."""
     if classes > most:
         return {}
     return {CONFUSION: TensorSpec((classes, classes), "int32", low=0, high=LARGEST, optional=True)}

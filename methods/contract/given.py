@@ -41,7 +41,7 @@ def ask_of(server: ServerHalf, found: object) -> Ask:
 
 
 def answer_of(half: ClientHalf, ask: Ask) -> Payload:
-    """Run the task of a client half, and return its arrays for the server half."""
+    """Let a client half do a task, and return the arrays that it made for the server half."""
     found = tensors_of(half.run(ask), half.run)
     demand_declared(half.kinds, found, half.run)
     return found
@@ -73,9 +73,8 @@ def tensors_of(found: object, call: Callable[..., object], says: str = "must giv
     """
     if not isinstance(found, Mapping):
         raise wrong(call, f'{says} {{"name": tensor, ...}}', found)
-    if (
-        type(found) is dict
-    ):  # Other mappings are not checked, because they would read each tensor from the disk.
+    # Other mappings are not checked, because they would read each tensor from the disk.
+    if type(found) is dict:
         for name, value in found.items():
             if not (isinstance(name, str) and isinstance(value, Tensor)):
                 raise wrong(call, f'{says} {{"name": tensor, ...}}; {name!r} is {type(value).__name__}')

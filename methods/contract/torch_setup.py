@@ -11,9 +11,9 @@ import torch
 def compute_deterministically(*, strict: bool) -> None:
     """Make torch raise an error (`strict`) or a warning for operations that can give different bits at each call.
 
-    `torch.use_deterministic_algorithms` sets these flags too. But it also sets a flag of torch's compiler, and
-    for this it imports the whole compiler: 800 modules, 70 MB and a second of CPU in each process. Protofleet
-    compiles nothing.
+    `torch.use_deterministic_algorithms` sets the same flags. But that function also sets a flag of torch's compiler,
+    so it imports the whole compiler: 800 modules, 70 MB and a second of CPU in each process. Protofleet compiles
+    nothing.
     """
     torch.set_deterministic_debug_mode("error" if strict else "warn")
 

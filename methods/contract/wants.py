@@ -26,9 +26,8 @@ MULTIPLE = "most, or a multiple of "
 # Count of numbers in a slice. Checks work in slices, because an array may be as large as a whole data set.
 SLICE = 1 << 17
 
-Dim: TypeAlias = (
-    int | str
-)  # A name stands for any length. Dimensions with the same name have the same length.
+# A name stands for any length. Dimensions with the same name have the same length.
+Dim: TypeAlias = int | str
 
 ITEM_BYTES: dict[str, int] = {
     name: getattr(torch, name).itemsize
@@ -201,7 +200,7 @@ def problem_with(
 
 
 def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor]) -> Problem | None:
-    """Return the first array that is missing or has another dtype, shape or range.
+    """Return a problem if an array is missing, or has not the required dtype, shape or range; otherwise None.
 
     The arrays are not checked for NaN.
     """
@@ -217,7 +216,7 @@ def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Te
 
 
 def not_finite(payload: Mapping[str, Tensor]) -> Problem | None:
-    """Return the first array that contains NaN or an infinity."""
+    """Return a problem if an array contains NaN or an infinity; otherwise None."""
     sent = payload if isinstance(payload, Sliced) else InMemory(payload)
     whole = TensorSpec(())
     return next((p for name in payload if (p := _numbers_problem(name, whole, sent, None, math.inf))), None)
@@ -296,6 +295,6 @@ def _numbers_problem(
 
 
 def most_bytes(wants: Mapping[str, TensorSpec]) -> int:
-    """Return the size in bytes of the largest body of a correct update, with its table."""
+    """Return the size in bytes of the largest body of a correct update, with the table at its start."""
     table = sum(len(name) + 64 for name in wants) + 64
     return table + sum(spec.most_bytes() for spec in wants.values())

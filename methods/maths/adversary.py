@@ -16,7 +16,7 @@ from protofleet.methods.maths.reduction import REDUCE
 def kl_with_uniform(logits: Tensor, *, direction: str = "paper", reduction: str = "mean") -> Tensor:
     """Return L_KL, eq. 6: KL(p || uniform) = sum_i p_i log(N p_i), p = softmax(logits [B, N]).
 
-    "reverse" is KL(uniform || p), which the authors' code and ADCOL use. Both are 0 only at p = uniform.
+    "reverse" is KL(uniform || p), which the authors' code and ADCOL use. Both forms are 0 only if p is uniform.
     """
     N = logits.shape[1]
     logs = F.log_softmax(at_least_float32(logits), dim=1)  # In half precision, log p can be -inf.
@@ -57,7 +57,7 @@ def infonce_terms(
     against = unit(z) @ G.T / tau if form == "code" else similar
     if form == "paper":
         if len(G) == 1:
-            return 0.0 * z.sum(dim=1)  # There is no other class.
+            return 0.0 * z.sum(dim=1)  # No other class is known, so the sum is empty.
         against = against.masked_fill(own, -math.inf)
     return torch.logsumexp(against, dim=1) - similar[own]
 

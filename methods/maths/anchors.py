@@ -24,7 +24,7 @@ def separation(anchors: Tensor, tau: float, *, tau_inside: bool = True, reductio
 
 
 def compactness(h: Tensor, y: Tensor, anchors: Tensor, tau: float, *, reduction: str = "mean") -> Tensor:
-    """Return L_COM of FedLSA, eq. 8: -log of the own anchor's von Mises-Fisher share, kappa = 1 / tau."""
+    """Return L_COM of FedLSA, eq. 8: -log of the own class's von Mises-Fisher probability, kappa = 1 / tau."""
     return F.cross_entropy(h @ anchors.T / tau, y, reduction=reduction)
 
 

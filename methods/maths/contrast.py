@@ -43,7 +43,7 @@ def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau:
 
 
 def off_centre(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
-    """Return (cos(z, c_y) - 1)^2 of FedPLVM, where c_y, a row of centres [C, D], is its class's mean prototype."""
+    """Return (cos(z, c_y) - 1)^2 of FedPLVM; c_y is the row of `centres` [C, D] for the class of the sample."""
     held = known[y]
     return ((unit(z[held]) * unit(centres[y[held]])).sum(dim=1) - 1).square()
 

@@ -115,7 +115,7 @@ class _Search:
         self.units = rows / np.where(norms > 0, norms, 1)
         self.rough = self.units.astype(np.float32)
         self.slack = np.float32((rows.shape[1] + 4) * 2.0**-23)  # Twice the rounding error of a cosine.
-        # Rounding error of an exact cosine, in units of its last digit.
+        # Rounding error of an exact cosine, in units of the last of its DIGITS digits.
         self.noise = (rows.shape[1] + 4) * 2.0**-52 * 10.0**DIGITS
         self.bound = np.full(len(rows), -np.inf, np.float32)
         self.best = np.full(len(rows), -np.inf)
@@ -228,7 +228,7 @@ class _Search:
 def finch_star_in_parts(
     x: Tensor, weights: Tensor, *, weighted_centroid: bool = False, most: int = MOST_ROWS
 ) -> tuple[Tensor, Tensor]:
-    """Return FINCH* of any number of rows; up to `most` rows it is finch_star itself.
+    """Return FINCH* of any number of rows; for at most `most` rows, this is the result of `finch_star`.
 
     More rows are clustered in parts of `most` rows, and then the results are clustered together, as the server
     does with the devices' clusters (eq. 10). So the time is linear in the number of rows. A part of two rows or

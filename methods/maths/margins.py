@@ -45,12 +45,12 @@ MARGIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def margin(points: Tensor, rule: str) -> Tensor:
-    """Return d of eq. 6, a scalar; for fewer than two points it is 0."""
+    """Return d of eq. 6, a scalar; the result is 0 for fewer than two points."""
     return MARGIN[rule](points) if len(points) > 1 else points.new_zeros(())
 
 
 def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
-    """Return d* = max(d_global, d_i); it is d_global if the device has fewer than two own prototypes."""
+    """Return d* = max(d_global, d_i); the result is d_global if the device has fewer than two prototypes."""
     return torch.maximum(margin(anchors, rule), margin(prototypes, rule))
 
 

@@ -55,7 +55,7 @@ def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
 
 
 def average_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
-    """Return the devices' class means, in whose average every device that holds the class counts once.
+    """Return the mean of the devices' class means; every device that holds a class counts once.
 
     FedProto's code and eq. 2 of FedLSA do this. The returned counts are numbers of devices.
     """

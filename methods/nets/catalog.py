@@ -24,9 +24,8 @@ from protofleet.protocol.settings.suggest import there_are
 
 __all__ = ["Net", "build", "names"]
 
-Builder: TypeAlias = Callable[
-    [Any, int, int | None], Net
-]  # Arguments: the shape of a sample, the number of classes, feature_size.
+# The arguments of a builder are the shape of a sample, the number of classes and feature_size.
+Builder: TypeAlias = Callable[[Any, int, int | None], Net]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
         nn.Flatten(),
         *_dense(16 * rows * columns, features),
     )
-    # MOON has a ReLU behind the projector, and this network has none: FedLSA puts the output on the unit sphere and
+    # MOON has a ReLU behind the projector, but this network does not: FedLSA puts the output on the unit sphere and
     # pulls it to anchors with positive and negative numbers. After a ReLU it could not reach most of the sphere.
     return Net(encoder, features, classes, projector=nn.Linear(features, 84), embedding_size=84)
 

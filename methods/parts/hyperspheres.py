@@ -62,7 +62,7 @@ def distance_cross_entropy(z: Tensor, y: Tensor, prototypes: Tensor, *, reductio
 
 
 def cosine_distance(anchors: Tensor, prototypes: Tensor, *, reduction: str = "sum") -> Tensor:
-    """Return L_H, eq. 4: 1 - cos of each prototype and its anchor; for a zero prototype it is 1."""
+    """Return L_H, eq. 4: 1 - cos of each prototype and its anchor; the result is 1 for a zero prototype."""
     return REDUCE[reduction](1 - (unit(anchors) * unit(prototypes)).sum(dim=1))
 
 
@@ -83,7 +83,7 @@ def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool
 def aggregate_as_printed(pieces: Iterable[ClassMeans], previous: Tensor) -> Tensor:
     """Return eq. 5 exactly as printed, a sum divided by K_t.
 
-    Rows are too short if the weights do not sum to K_t, and zero for a class that no device holds.
+    If the weights of a class do not sum to K_t, its row is too short. If no device holds a class, its row is zero.
     If all devices have equal classes, each round divides all lengths by C. Without pieces, the result is `previous`.
     """
     sums, _, devices = _weighted_sums(((rows, shares(counts)) for rows, counts in pieces), previous)

@@ -32,7 +32,7 @@ BATCH = 256  # Number of samples in a batch when no gradient is computed.
 class LocalHyper:
     """The settings of local SGD, with defaults as in FedLSA and in FPL's code.
 
-    Every method's Hyper extends it.
+    The Hyper of every method extends this class.
     """
 
     epochs: Epochs = 5
@@ -53,7 +53,7 @@ class LocalHyper:
 
 
 def demand(name: str, value: object, holds: bool, limit: str) -> None:
-    """Raise ValueError with the name of a setting if a condition on it does not hold."""
+    """Raise ValueError with the setting, its value and its limit if `holds` is false."""
     if not holds:
         raise ValueError(f"{name} is {value}, it must be {limit}")
 

@@ -117,7 +117,7 @@ def nearest_known(prototypes: Tensor, known: Tensor, metric: Metric) -> Nearest:
 
 
 def both_ways(head: nn.Module, prototypes: Tensor, known: Tensor) -> Mapping[str, nn.Module]:
-    """Return both rules by the values of the setting `inference`.
+    """Return the rules "prototype" and "classifier", named like the values of the setting `inference`.
 
     Until a prototype is known, the rule for "prototype" is the head too.
     """

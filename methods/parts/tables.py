@@ -29,7 +29,7 @@ class TableServer(ServerHalf):
         return self.model.embedding_size
 
     def merge(self, pieces: Iterable[ClassMeans]) -> ClassMeans:
-        """Return the mean rows, in which every device that holds a class counts once."""
+        """Return the mean of the devices' rows of each class; every device that holds the class counts once."""
         return average_class_means(pieces)
 
     def round(self) -> Round:

@@ -40,7 +40,7 @@ class PlugIns:
     def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
         """Return the hash of the plug-in that the settings of this machine name, or "" if they name none.
 
-        A plug-in from a file is loaded. Raise PlugInError if it is not allowed. `ours` is true if
+        A plug-in from a file is loaded. Raise PlugInError if the plug-in is not allowed. `ours` is true if
         protofleet has its own object of this name.
         """
         if path:

@@ -10,7 +10,7 @@ BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the si
 
 
 class RunError(RuntimeError):
-    """The error for a run that cannot continue. The message says why and gives advice."""
+    """The error for a run that cannot continue. The message has the reason and advice."""
 
 
 class SignalledError(RunError):
@@ -25,7 +25,7 @@ class SignalledError(RunError):
 
 
 def ended_early(reason: str) -> RunError:
-    """Return the error for an early end of a coordinator or a device; `reason` is the reason that it gives."""
+    """Return the error for an early end of a coordinator or a device; `reason` is the reason that this party gave."""
     from protofleet.protocol.wire.reasons import DisconnectReason
 
     what, _, name = reason.partition(": ")

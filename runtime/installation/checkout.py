@@ -10,9 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[
-    2
-]  # The root of the checkout, or the folder into which protofleet is installed.
+# The root of the checkout, or the folder into which protofleet is installed.
+ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = (
     "protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "federation", "lab", "deploy",
     "experiments",
