@@ -71,7 +71,7 @@ def test_by_default_anchors_come_close_to_a_simplex():
 
 
 def test_the_uniform_loss_refuses_rows_that_are_not_unit():
-    with pytest.raises(ValueError, match="unit rows; normalise them"):
+    with pytest.raises(ValueError, match="rows of length 1; normalise them"):
         uniformity(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
 
 

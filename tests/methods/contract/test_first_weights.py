@@ -150,7 +150,7 @@ ODD_TABLES = {
     "row": (file_of({"a": [1, 2]}), "does not fit"),
     "type": (file_of({"a": {**row(0, 0), "dtype": ["U8"]}}), "does not fit"),
     "text": (file_of({"a": {**row(0, 0), "shape": ""}}), "does not fit"),
-    "codes in a row": (file_of({"a": {"dtype": "\x1b[31m"}}), r"says {'dtype': '.x1b.31m'}"),
+    "codes in a row": (file_of({"a": {"dtype": "\x1b[31m"}}), r"has {'dtype': '.x1b.31m'}"),
 }
 
 

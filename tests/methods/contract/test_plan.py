@@ -34,7 +34,8 @@ def test_a_device_may_run_a_network_of_its_own_where_no_weights_are_shared():
 
 def test_a_method_that_averages_weights_refuses_another_network_and_names_those_that_do_not():
     with pytest.raises(
-        SettingsError, match=r"fedavg needs the same network .* run's is cnn_bn.* device's cnn4.*fedproto"
+        SettingsError,
+        match=r"fedavg needs the same network .* run's network is cnn_bn.* network is cnn4.*fedproto",
     ):
         Plan("fedavg", 3, 1, network=Network("cnn_bn", 64)).device_model(OWN)
 

@@ -87,7 +87,7 @@ def test_a_card_of_a_later_version_is_read_as_far_as_it_is_known():
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"format": 2}, "format is 2, this version reads 1"),
+        ({"format": 2}, "format is 2, but this version reads 1"),
         ({"method": 3}, "card.method is 3, but must be a string"),
         ({"input": {"shape": []}}, "it must have 1 to 3 axes"),
         ({"input": {"shape": [3, 70_000]}}, "it must be"),
