@@ -1,6 +1,6 @@
 """Check by the coordinator's metrics whether a change has lowered the accuracy of the fleet.
 
-A device does not know the accuracy of the fleet.
+A device cannot check this, because a device does not know the accuracy of the fleet.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.runtime.command.errors import RunError
 
-# Measurements to wait for. A round measures the model that it began with, so the updates of a round change
+# Number of measurements to wait for. A round measures the model at its start, so the updates of a round change
 # only the measurement of the next round.
 TIMES: Final = 2
 POLL_SECONDS: Final = 0.5
 FETCH_SECONDS: Final = 10.0
 MAX_BYTES: Final = 16 << 20
 
-Series: TypeAlias = tuple[str, str, str]  # domain, split, view
+# The domain, the split and the view of a measured accuracy.
+Series: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,12 @@ def fetch_metrics(url: str) -> MetricsReading:
         with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as answer:
             return parse_metrics(answer.read(MAX_BYTES).decode(errors="replace"))
     except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
-        way_out = "set care.metrics to the coordinator's, or care.accuracy_drop to 0 to go without"
+        way_out = "set care.metrics to the URL of its metrics, or care.accuracy_drop to 0 to skip the check"
         raise RunError(f"{url} has no metrics of accuracy ({error}); {way_out}") from None
 
 
 def worst_drop(before: MetricsReading, after: MetricsReading, allowed: float) -> str:
-    """Return a message about the largest drop, if it is larger than allowed; else ""."""
+    """Return a message about the largest drop of accuracy if this drop is larger than `allowed`; else ""."""
     lost = {s: value - after.accuracy[s] for s, value in before.accuracy.items() if s in after.accuracy}
     worst = max(lost, key=lambda series: lost[series], default=None)
     if worst is None or lost[worst] <= allowed:
@@ -68,7 +69,7 @@ def worst_drop(before: MetricsReading, after: MetricsReading, allowed: float) ->
 def missing_domains(before: MetricsReading, after: MetricsReading) -> str:
     """Return a message about the domains that are no longer measured, or "".
 
-    This is no reason to stop, because a device is not in every cohort.
+    A missing domain does not stop the rollout, because a device is not in every cohort.
     """
     missing = sorted({domain for domain, _, _ in before.accuracy.keys() - after.accuracy.keys()})
     return f"accuracy of {', '.join(missing)} is no longer measured, and was not judged" if missing else ""
@@ -91,7 +92,7 @@ class AccuracyCheck:
     def judge(self) -> tuple[bool, str]:
         """Return whether the next wave may follow, and the reason.
 
-        The decision is made when all devices have measured often enough.
+        The decision is made when all devices have measured `TIMES` times, or after `care.soak_seconds`.
         """
         if self._baseline is None:
             return True, ""
@@ -101,7 +102,7 @@ class AccuracyCheck:
                 limit = f"{self.care.soak_seconds:g} s"
                 return (
                     True,
-                    f"all devices have not measured {TIMES} times within {limit}: accuracy was not judged",
+                    f"some devices have not measured {TIMES} times within {limit}: accuracy was not judged",
                 )
             self.sleep(POLL_SECONDS)
             before, now = now, self.fetch(self.care.metrics)

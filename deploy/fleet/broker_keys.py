@@ -32,13 +32,13 @@ class BrokerKeys:
         self, fleet: Fleet, authority: Authority, certificates: Certificates,
         lock: AbstractContextManager[object],
     ) -> None:  # fmt: skip
-        """Open the folder; `lock` lets one thread at a time sign."""
+        """Open the folder; `lock` ensures that only one thread signs at a time."""
         self._fleet, self._authority, self._certificates, self._lock = fleet, authority, certificates, lock
 
     def newest(self, name: str) -> dict[str, bytes]:
         """Return the newest keys, certificate and lists of the broker.
 
-        They are made here, because the broker's host has no program that can make them.
+        The keys are made on this machine, because the broker's host has no program that can make them.
         """
         folder, authority = Path(self._fleet.broker), self._authority
         with self._lock:
@@ -56,9 +56,9 @@ class BrokerKeys:
             return {file: (folder / CURRENT / file).read_bytes() for file in BROKER_FILES}
 
     def _renew(self, name: str, folder: Path) -> None:
-        """Renew the broker's certificate for the same keys, if that is needed.
+        """Renew the broker's certificate for the same keys if its address has changed or its end is near.
 
-        The earlier addresses of the broker stay in its certificate, for devices that still use one of them.
+        The earlier addresses of the broker stay in its certificate, because a device may still use one of them.
         """
         known, address = self._certificates.names_in(name), self._certificates.broker_address
         if address not in known:

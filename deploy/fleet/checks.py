@@ -1,6 +1,6 @@
 """Check whether a host meets the requirements.
 
-The checks compute verdicts from the facts of a host. Each verdict has its reason and a fix.
+The checks compute verdicts from the state that a host reports. Each verdict has a reason and a fix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MB: Final = 1e6
 ARCHITECTURES: Final = ("x86_64", "aarch64")
 OLDEST_PYTHON: Final = (3, 10)
 NEWEST_PYTHON: Final = (3, 13)
-# Free bytes on the disk that a release needs, without and with torch among the fetched packages.
+# Free bytes on the disk that a release needs. The host needs more if it fetches torch with the other packages.
 MIN_DISK: Final = 2 * GB
 MIN_DISK_WITH_TORCH: Final = 8 * GB
 LOW_DISK: Final = 5 * GB
@@ -29,14 +29,17 @@ MIN_RAM: Final = 0.7 * GB
 LOW_RAM: Final = 2.5 * GB
 MIN_BROKER_DISK, MIN_BROKER_RAM = 0.5 * GB, 2.2 * GB
 OLDEST_MOSQUITTO: Final = (2, 0, 11)
-# Seconds by which a host's clock may differ from ours. Certificates are valid from one hour before they are
-# issued.
+# Seconds by which a host's clock may differ from the operator's clock. The validity of a certificate begins one
+# hour before its issue, so a host whose clock is slightly behind accepts a new certificate.
 MAX_CLOCK_OFFSET_SECONDS: Final = 300.0
-EARLIEST_TIME: Final = 1_750_000_000  # Unix time; all of our certificates are newer.
-CLOCK_FIX: Final = "set it: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
-HOT, TOO_HOT = 85.0, 97.0  # degrees Celsius: an Orin throttles from 99 and shuts down at 104.5
+# Unix time before all of our certificates were issued. A clock with an earlier time is wrong.
+EARLIEST_TIME: Final = 1_750_000_000
+CLOCK_FIX: Final = "set the clock: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
+# In degrees Celsius. A Jetson Orin reduces its speed from 99 degrees and shuts down at 104.5.
+HOT, TOO_HOT = 85.0, 97.0
 EXPIRES_SOON_DAYS, EXPIRES_NOW_DAYS = 30.0, 2.0
-# Docker 28.0 to 28.0.2 need a kernel option that L4T lacks. Without it no container has a network.
+# Docker 28.0.0 to 28.0.2 need a kernel option that L4T, the Linux of Jetsons, lacks. Without this option, containers
+# have no network.
 BAD_DOCKER: Final = re.compile(r"28\.0\.[012]\b")
 OLDEST_DOCKER: Final = (20, 10)
 TESTED_L4T: Final = {36: "JetPack 6", 38: "JetPack 7", 39: "JetPack 7"}
@@ -57,14 +60,14 @@ class Workload:
     The defaults are for `protofleet doctor`, which has no fleet file.
     """
 
-    kind: str = "venv"  # venv, container or broker
+    kind: str = "venv"  # "venv", "container" or "broker"
     fetches_torch: bool = False
-    needs_gpu: bool = False  # true if the device's setting compute is "cuda"
+    needs_gpu: bool = False  # True if the device's setting compute is "cuda".
     python: str = "python3"
 
 
 def run_checks(facts: Facts, use: Workload, now: float) -> list[Check]:
-    """Run all checks on a host's facts. `now` is the time of the operator's clock."""
+    """Run all checks on the state that a host reports. `now` is the time of the operator's clock."""
     checks = [
         *_machine(facts, use), *_system(facts, use), *_capacity(facts, use), *_clock(facts, now), *_sensors(facts),
         *_probe_results(facts, use, now),
@@ -90,7 +93,7 @@ def _machine(f: Facts, use: Workload) -> Iterator[Check]:
             "flash JetPack 6 (L4T 36) or 7, whose Python is 3.10 or later",
         )  # fmt: skip
     free = {0: "PASS"}.get(f.uid, "FAIL")
-    yield Check("root", free, f"user id {f.uid}", "deploy as root, or as somebody who may `sudo -n`")  # type: ignore[arg-type]
+    yield Check("root", free, f"user id {f.uid}", "deploy as root, or as a user who may `sudo -n`")  # type: ignore[arg-type]
 
 
 def _system(f: Facts, use: Workload) -> Iterator[Check]:
@@ -112,12 +115,12 @@ def _system(f: Facts, use: Workload) -> Iterator[Check]:
         yield from _mosquitto(f)
     if use.kind in (BROKER, "container"):
         yield _tool(
-            f, "python3", "apt-get install python3, of any version: it checks the signature of a release"
+            f, "python3", "apt-get install python3 (any version): python3 verifies the signature of a release"
         )
 
 
 def _ssh_keygen(f: Facts) -> Check:
-    fix = "apt-get install openssh-client, 8.2 or later: it verifies the signature of a release"
+    fix = "apt-get install openssh-client (8.2 or later): ssh-keygen verifies the signature of a release"
     if "ssh-keygen" in f.tools and not f.verifies:
         return Check("ssh-keygen", "FAIL", "ssh-keygen is older than OpenSSH 8.2", fix)
     return _tool(f, "ssh-keygen", fix)
@@ -134,7 +137,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
-    """Check the interpreter that software.python names, because it makes the venv."""
+    """Check the interpreter that software.python names; this interpreter makes the venv of a release."""
     named = f"{use.python} (software.python)"
     package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = _numbers(f.python)[:2]
@@ -187,12 +190,12 @@ def _broker_capacity(f: Facts) -> Iterator[Check]:
     free = min(f.disk_free, f.state_free)
     yield Check(
         "disk", "PASS" if free >= MIN_BROKER_DISK else "FAIL", f"{free / GB:.1f} GB are free",
-        f"make room for {MIN_BROKER_DISK / GB:.1f} GB, for what waits in queues",
+        f"make room for {MIN_BROKER_DISK / GB:.1f} GB, because the broker stores its queues on the disk",
     )  # fmt: skip
     least = f.ram >= MIN_BROKER_RAM
     yield Check(
         "memory", "PASS" if least else "WARN", f"{f.ram / GB:.1f} GB, {f.ram_free / GB:.1f} free",
-        "set memory_bytes of [mosquitto] below what there is",
+        "set memory_bytes of [mosquitto] below the memory of this host",
     )  # fmt: skip
 
 
@@ -203,7 +206,8 @@ def _clock(f: Facts, now: float) -> Iterator[Check]:
         return
     if abs(off) > MAX_CLOCK_OFFSET_SECONDS:
         words = (
-            f"{abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} ours; certificates would not be valid"
+            f"{abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} the operator's clock; certificates "
+            "would not be valid"
         )
         yield Check(
             "clock",
@@ -212,7 +216,9 @@ def _clock(f: Facts, now: float) -> Iterator[Check]:
             CLOCK_FIX,
         )
         return
-    words = f"within {abs(off):.0f} s of ours" + ("" if f.clock_synced else ", but not synchronized")
+    words = f"within {abs(off):.0f} s of the operator's clock" + (
+        "" if f.clock_synced else ", but not synchronized"
+    )
     yield Check("clock", "WARN" if f.clock_synced is False else "PASS", words, "`timedatectl set-ntp true`")
 
 
@@ -224,7 +230,7 @@ def _sensors(f: Facts) -> Iterator[Check]:
             "temperature",
             verdict,
             f"{most:.0f} degrees ({zone})",
-            "improve its cooling, or choose a lower nvpmodel",
+            "improve the cooling of the host, or choose a lower nvpmodel",
         )
     if f.l4t:
         known = bool(f.nvpmodel)
@@ -235,7 +241,7 @@ def _sensors(f: Facts) -> Iterator[Check]:
 
 
 def torch_words(probe: Probe) -> str:
-    """Describe torch: its version, its build, its size on the disk, and whether it sees a GPU here."""
+    """Describe torch: its version, its build, its size on the disk, and whether it can use a GPU of the host."""
     build = f"built for {'the CPU alone' if probe.torch_build == 'cpu' else probe.torch_build}"
     size = f"{probe.torch_bytes / MB:,.0f} MB on disk"
     seen = f"{'with' if probe.cuda else 'without'} CUDA{' here' if probe.torch_build else ''}"
@@ -277,7 +283,12 @@ def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
             "FAIL" if days < EXPIRES_NOW_DAYS else "WARN" if days < EXPIRES_SOON_DAYS else "PASS"
         )
         words = f"{days:.0f} days left" if days > 0 else "has expired"
-        yield Check("certificate", verdict, words, "deploy again: it is renewed in its last 30 days")
+        yield Check(
+            "certificate",
+            verdict,
+            words,
+            "deploy again: a deployment renews a certificate in its last 30 days",
+        )
 
 
 def _engine(f: Facts, use: Workload) -> Iterator[Check]:
@@ -288,7 +299,7 @@ def _engine(f: Facts, use: Workload) -> Iterator[Check]:
             else "docker is installed, and its engine does not answer"
         )
         fix = "install it" if f.docker is None else "`systemctl status docker`; on JetPack 6 look at iptables"
-        yield Check("docker", "FAIL", words, f'{fix}, or set software.kind = "venv", which needs none')
+        yield Check("docker", "FAIL", words, f'{fix}, or set software.kind = "venv", which needs no docker')
     else:
         yield _docker_version(f.docker.version)
     if f.l4t and f.docker is not None:
@@ -311,7 +322,7 @@ def _docker_version(version: str) -> Check:
             "docker",
             "FAIL",
             f"{version} breaks containers on Jetsons",
-            "install 27.5.1 or 28.0.4 and hold it",
+            "install 27.5.1 or 28.0.4, and keep this version with `apt-mark hold`",
         )
     if numbers < OLDEST_DOCKER:
         return Check("docker", "FAIL", f"{version} is too old", "install 20.10 or later")

@@ -1,4 +1,4 @@
-"""Run the commands of `protofleet deploy`, and print what they do to the hosts of a fleet."""
+"""Run the commands of `protofleet deploy`, and print their results for each host of a fleet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[[Fleet, dict[str, Host]], AbstractContextManager[dict[str, Ssh]]]
 OK: Final = 0
 TEXT: Final = Listing()
-LOCAL_SECONDS: Final = 240.0  # Seconds that the script gets to gather the facts of this machine.
+LOCAL_SECONDS: Final = 240.0  # Time limit of the script that reports the state of this machine.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Deployment:
     def run_on_each(self, job: Callable[[Ssh], T]) -> Iterator[tuple[str, T | RunError]]:
         """Run the job on each host, and yield the results in the order of the hosts.
 
-        An error on one host becomes its result and does not stop the others.
+        An error on one host becomes the result of this host. The job still runs on the other hosts.
         """
 
         def tried(ssh: Ssh) -> T | RunError:
@@ -78,7 +78,8 @@ class Deployment:
 class Command:
     run: Callable[[Deployment, Options], int]
     changes: bool = False  # The command changes hosts, so only one such command may run at a time.
-    needs_hosts: bool = False  # At least one host must be named: the command does not default to all hosts.
+    # At least one host must be named on the command line. Without names, the command would run on all hosts.
+    needs_hosts: bool = False
     devices_only: bool = False  # If no host is named, the command runs on all devices.
 
 
@@ -88,7 +89,7 @@ def run(step: str, o: Options, connect: Connect = connections) -> int:
     command = COMMANDS[step]
     if command.needs_hosts and not o.hosts:
         example = COORDINATOR if step in ("backup", "restore") else "board-1"
-        words = f"as `protofleet deploy {step} {example}`; this command does not default to all"
+        words = f"as in `protofleet deploy {step} {example}`; without names, this command does not run on all hosts"
         raise SettingsError(f"name the hosts to {step}, {words}")
     with _open(o, command.changes, command.devices_only, connect) as deployment:
         return command.run(deployment, o)
@@ -106,7 +107,7 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
         releases = Releases(fleet, Path(folder) / "releases")
         control = ControlPlane(fleet, releases, _ask_for_fingerprint(o), getattr(o, "replace", False))
         for name in {**chosen, **above}:
-            control.desired.text(name)  # This finds a mistake in the file before any host is changed.
+            control.desired.text(name)  # A mistake in the fleet's file is found before any host is changed.
         with connect(fleet, {**above, **chosen}) as hosts:
             log, force = DeployLog(Path(fleet.log)), getattr(o, "force", False)
             rollout = Rollout(fleet, control, log, _print, force, {name: hosts[name] for name in above})
@@ -120,10 +121,12 @@ def known_hosts(o: Options) -> int:
     """
     fleet, unasked = read_fleet(o.fleet), list[str]()
     whose = "of the key that its sshd shows"
-    ask = _ask_for_fingerprint(o, whose, "does the host's own screen, or its provider, say so?")
+    ask = _ask_for_fingerprint(
+        o, whose, "does the host's own screen, or the host's provider, show the same fingerprint?"
+    )
 
     def show(name: str, fingerprint: str) -> bool:
-        """Print a fingerprint, which the operator compares before the next run with --yes."""
+        """Print a fingerprint for the operator, who compares it and then repeats the command with --yes."""
         _print(name, f"fingerprint {whose}: {fingerprint}")
         unasked.append(name)
         return False
@@ -134,8 +137,9 @@ def known_hosts(o: Options) -> int:
         _print(name, words)
     if unasked:
         raise RunError(
-            f"there is no terminal to confirm {counted(len(unasked), 'fingerprint')}: compare what is shown with "
-            f"what the hosts say themselves, then say --yes (make: ARGS=--yes) for {', '.join(unasked)}"
+            f"there is no terminal to confirm {counted(len(unasked), 'fingerprint')}: compare each shown "
+            "fingerprint with the one that the host itself shows, then repeat the command with --yes "
+            f"(make: ARGS=--yes) for {', '.join(unasked)}"
         )
     return OK if all(words.endswith((" known", " known now")) for words in told.values()) else FAILED
 
@@ -146,7 +150,7 @@ def _demand_newest_root(d: Deployment) -> None:
 
 
 def plan(d: Deployment, o: Options) -> int:
-    """Print the steps for each host; return exit code 1 if a host cannot be reached or cannot be deployed."""
+    """Print the steps for each host; return exit code 1 if some host cannot be reached or deployed."""
     _demand_newest_root(d)
     listing, found, changing, unfit = Listing.of(o), dict[str, Any](), 0, list[str]()
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
@@ -169,13 +173,16 @@ def plan(d: Deployment, o: Options) -> int:
     good = len(d.hosts) - changing - len(unfit)
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
     hosts = counted(len(d.hosts), "host")
-    listing.line(f"{hosts}: {changing} to be changed, {good} as they shall be, {cannot}")
+    listing.line(f"{hosts}: {changing} to be changed, {good} with nothing to do, {cannot}")
     listing.end({"hosts": found, "bytes": words})
     return FAILED if unfit else OK
 
 
 def _bytes_a_day(d: Deployment) -> str:
-    """Return the line about the bytes that a board moves and writes; "" if there is no coordinator."""
+    """Return the line about the bytes that a board sends, receives and writes in a day.
+
+    The result is "" if the fleet has no coordinator, because the bytes depend on the coordinator's settings.
+    """
     if not d.fleet.of_role(COORDINATOR):
         return ""
     from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
@@ -228,7 +235,7 @@ def status(d: Deployment, o: Options) -> int:
 def _older_root(d: Deployment, looked: Mapping[str, Facts], listing: Listing) -> str:
     """Return the reason for which `apply` refuses this root, or "".
 
-    Only the hosts in `looked` are taken into account.
+    The reason comes from the lists that the hosts in `looked` hold; other hosts are not checked.
     """
     if problem := d.rollout.control.enrolment.older_root(looked):
         listing.line(problem, wrong=True)
@@ -242,7 +249,7 @@ def doctor(d: Deployment, o: Options) -> int:
             checks = [Check("ssh", "FAIL", str(checked), "nothing else can be checked until ssh works")]
         else:
             looked[name], checks = checked
-            checks = [Check("ssh", "PASS", "it accepts our key, and its host key is the known one"), *checks]
+            checks = [Check("ssh", "PASS", "the host accepts our key, and its host key is known"), *checks]
         listing.line(f"{name}:", wrong=failed(checks, o.strict))
         code = max(code, print_checks(checks, o.strict, listing))
         found[name] = [asdict(check) for check in checks]
@@ -270,7 +277,7 @@ def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Co
 def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
     control = d.rollout.control
     role = control.desired.role(ssh.name).name
-    if role == BROKER:  # A broker does not connect to itself.
+    if role == BROKER:  # The broker's host is not checked for a connection to the broker.
         facts = _facts(d, ssh, "deep")
     else:
         desired = control.desired
@@ -281,10 +288,10 @@ def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
 
 
 def check_this_machine(o: Options) -> int:
-    """Run `protofleet doctor`, which has no fleet file."""
+    """Check this machine for `protofleet doctor`, which needs no fleet file."""
     host, colon, port = o.broker.rpartition(":")
     if o.broker and not (host and colon and port.isdigit() and 0 < int(port) < 65_536):
-        words = "which is not of the form HOST:PORT, as broker.example:8883, with a port from 1 to 65535"
+        words = "which is not of the form HOST:PORT (such as broker.example:8883) with a port from 1 to 65535"
         raise SettingsError(f"--broker is {o.broker!r}, {words}")
     command = ["sh", "-s", "--", "deep", sys.executable, host, port]
     done = run_program(command, HostRole().facts, LOCAL_SECONDS)
@@ -312,7 +319,7 @@ def drain(d: Deployment, o: Options) -> int:
         seconds = d.fleet.care.drain_seconds
         result = _run_step(d, ssh, "stop", f"{seconds:.0f}", seconds=seconds + 60)
         if result.code:
-            raise RunError(f"it cannot be stopped: {result.last_line}")
+            raise RunError(f"the service cannot be stopped: {result.last_line}")
         d.rollout.log.append(ssh.name, "drain", "done")
         return result.last_line if result.err.strip() else "stopped, no work was in progress"
 
@@ -321,7 +328,7 @@ def drain(d: Deployment, o: Options) -> int:
 
 def rollback(d: Deployment, o: Options) -> int:
     way_out = (
-        "change the fleet's file back and deploy it; `protofleet deploy restore` brings back a copy of runs"
+        "change the fleet's file back and deploy it; `protofleet deploy restore` restores a copy of the runs"
     )
     _demand_devices(d, "rollback", way_out)
     return _print_each(d, lambda ssh: roll_back_by_hand(d.rollout, ssh))
@@ -335,7 +342,7 @@ def backup(d: Deployment, o: Options) -> int:
 
 
 def restore(d: Deployment, o: Options) -> int:
-    """Deploy the coordinator if that is needed, and put the copy in place before the service starts."""
+    """Deploy the coordinator if its host needs a change, and restore the copy before the service starts."""
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "restore")
     run_name = d.rollout.control.desired.coordinator_settings().name
     copies.check(o.source, run_name)
@@ -345,25 +352,25 @@ def restore(d: Deployment, o: Options) -> int:
     _print(
         ssh.name,
         outcome.problem
-        or f"goes on from {o.source}; what was there is kept as runs.before; `protofleet deploy apply` tells devices "
-        "of new keys",
+        or f"the run continues from {o.source}; the earlier runs are kept as runs.before; if the coordinator has new "
+        "keys, `protofleet deploy apply` tells the devices",
     )
     return FAILED if outcome.problem else OK
 
 
 def forget(d: Deployment, o: Options) -> int:
-    """Make a host leave its present federation, so that the host can join the federation of this file."""
+    """Make each chosen host leave its present federation, so that it can join the federation of the fleet's file."""
 
     def forgotten(ssh: Ssh) -> str:
         require_success(_run_step(d, ssh, "forget"))
         d.rollout.log.append(ssh.name, "forget", "done")
-        return "is of no federation now; deploy it"
+        return "has left its federation; deploy this host to let it join the federation of the fleet's file"
 
     return _print_each(d, forgotten)
 
 
 def tune(d: Deployment, o: Options) -> int:
-    """Override some settings for some hours; if no setting is given, end an earlier override."""
+    """Override some settings of devices for some hours; without settings, end an earlier override."""
     control = d.rollout.control
 
     def tuned(ssh: Ssh) -> str:
@@ -371,10 +378,10 @@ def tune(d: Deployment, o: Options) -> int:
         upload(ssh, control.desired.place(ssh.name), {"tuning": tuning})
         require_success(_run_step(d, ssh, "tune"))
         d.rollout.log.append(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
-        return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no override any more"
+        return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no setting is overridden any more"
 
     _demand_devices(d, "tune", "change [coordinator] or [mosquitto] in the fleet's file and deploy it")
-    for name in d.hosts:  # This finds a mistake before any device is changed.
+    for name in d.hosts:  # A mistake in the settings is found before any device is changed.
         control.signer.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 
@@ -382,14 +389,14 @@ def tune(d: Deployment, o: Options) -> int:
 def revoke(d: Deployment, o: Options) -> int:
     """Revoke devices at the federation's root, and then destroy the keys on the devices.
 
-    The root revokes first. So a device that cannot be reached is revoked too.
+    The root revokes first, so a device is revoked even if it cannot be reached.
     """
 
     def erased(ssh: Ssh) -> str:
         result = _run_step(d, ssh, "erase_keys")
         d.rollout.log.append(ssh.name, "revoke", "keys destroyed" if result.code == 0 else result.last_line)
         if result.code:
-            return f"its keys are still there: {result.last_line}"
+            return f"its keys could not be destroyed: {result.last_line}"
         return "stopped, and its keys are destroyed"
 
     _demand_devices(
@@ -404,13 +411,13 @@ def revoke(d: Deployment, o: Options) -> int:
 
 
 def _tell_who_is_revoked(d: Deployment) -> int:
-    """Send the broker and the coordinator the new lists, then let the broker end the connections."""
+    """Send the lists of revoked names to the broker and the coordinator, then end the devices' connections."""
     if not d.fleet.of_role(BROKER):
         return OK
     outcomes = d.rollout.tell_lists()
     for outcome in outcomes:
         if outcome.problem:
-            _print(outcome.name, f"it does not know yet who is revoked: {outcome.problem}")
+            _print(outcome.name, f"this host did not get the new list of revoked names: {outcome.problem}")
     if any(outcome.problem for outcome in outcomes):
         return FAILED
     address = d.rollout.control.desired.settings(next(iter(d.hosts))).broker
@@ -420,14 +427,14 @@ def _tell_who_is_revoked(d: Deployment) -> int:
             _print(name, f"is disconnected from {address}")
         except BrokerError as error:
             _print(
-                name, f"the broker has the new list; that it ends the connection could not be seen: {error}"
+                name, f"the broker has the new list, but its end of the connection is not confirmed: {error}"
             )
     return OK
 
 
 def _demand_devices(d: Deployment, step: str, way_out: str) -> None:
     if others := [name for name in d.hosts if d.fleet.hosts[name].role != DEVICE.name]:
-        raise SettingsError(f"{others[0]} is no device, and {step} is for devices: {way_out}")
+        raise SettingsError(f"{others[0]} is no device, and {step} works only on devices: {way_out}")
 
 
 def _revoke(authority: Authority, name: str, reason: str, broker: Path | None, remote: bool) -> None:
@@ -437,7 +444,9 @@ def _revoke(authority: Authority, name: str, reason: str, broker: Path | None, r
         _print(name, revoke_and_disconnect(authority, name, reason, broker))
     else:
         lifecycle.revoke(authority, name, reason)
-        by_hand = f"; install the brokers' approvals from {authority.folder / 'approvals'} there"
+        by_hand = (
+            f"; log in to each broker and install its approval from {authority.folder / 'approvals'} there"
+        )
         _print(name, f"is revoked{'' if remote else by_hand}")
 
 
@@ -453,8 +462,8 @@ def _print_each(d: Deployment, job: Callable[[Ssh], str]) -> int:
 def _exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a fleet's file, or raise SettingsError if another command holds it.
 
-    Two operators who change one fleet at the same time would undo each other's steps. The lock is freed when
-    the process ends.
+    Two operators who change one fleet at the same time would undo each other's steps. The lock ends with the
+    process.
     """
     with path.open("r") as file:
         try:
@@ -469,7 +478,7 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
 def _ask_for_fingerprint(
     o: Options,
     whose: str = "of its request, made on the device",
-    question: str = "it came over SSH from the host whose key is known; is that the device that you mean?",
+    question: str = "the request came over SSH from a host whose key is known; is this the right device?",
 ) -> Callable[[str, str], bool]:
     """Return a function that asks the operator whether a host's fingerprint is the right one.
 
@@ -483,7 +492,7 @@ def _ask_for_fingerprint(
             if getattr(o, "yes", False):
                 return True
             if not sys.stdin.isatty():
-                raise RunError("there is no terminal to confirm its fingerprint; --yes skips the comparison")
+                raise RunError("there is no terminal to confirm this fingerprint; --yes skips the comparison")
             answer = input(f"{name}: {question} [y/N] ")
             return answer.strip().lower() in ("y", "yes")
 
@@ -491,7 +500,8 @@ def _ask_for_fingerprint(
 
 
 def _print(name: str, message: str) -> None:
-    # `print` writes the line's end separately, so the output of another thread could come between.
+    # One `write` prints the whole line. `print` writes the end of the line separately, so the output of another
+    # thread could appear before the end of the line.
     sys.stdout.write(f"{name:16} {printable_lines(message)}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The operator's side of a deployment: the desired state of each host, and the root that signs for the hosts."""
+"""The operator's side of a deployment: the desired state of each host, and the root that signs the files for it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from protofleet.protocol.security.enrolment import CURRENT
 
 
 class ControlPlane:
-    """The operator's side of a deployment, whose parts work with one root.
+    """The operator's side of a deployment: parts that share one root and one lock.
 
-    Its lock lets one thread at a time sign, because the register of issued certificates is one file.
+    The lock lets only one thread sign at a time, because the register of issued certificates is one file.
     """
 
     def __init__(
@@ -29,8 +29,7 @@ class ControlPlane:
     ) -> None:
         """Open the fleet's root.
 
-        If `replace` is true, an enrolled name may come with new keys, as a board does after it was installed
-        again.
+        If `replace` is true, an enrolled name may get new keys. A board that was installed again has new keys.
         """
         self.fleet, self.authority = fleet, open_root(fleet)
         lock, certificates = threading.RLock(), Certificates(fleet, self.authority)
@@ -49,9 +48,9 @@ class ControlPlane:
 
 
 def open_root(fleet: Fleet) -> Authority:
-    """Open the fleet's root; raise the error of a lost root if the root is gone.
+    """Open the fleet's root; raise the error of a lost root if the root existed before and is missing now.
 
-    The root is lost if files of a deployment, of an enrolled broker or of `init` exist without a root.
+    A root existed before if there are files of a deployment, of an enrolled broker or of `init`.
     """
     root, left = Path(fleet.root), [Path(fleet.log), Path(fleet.file).parent / TARGETS_FILE]
     if fleet.broker:

@@ -1,4 +1,4 @@
-"""Back up the runs of a coordinator, and restore them on the same host or on the host that replaces it."""
+"""Back up the runs of a coordinator, and restore them on the coordinator's host or on a new host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACK_SECONDS: Final = 1800.0
 def take(ssh: Ssh, place: HostRole, folder: Path) -> str:
     """Copy the coordinator's runs to a folder of this machine; the coordinator is stopped during the copy.
 
-    A copy of a run that is being written would not be consistent.
+    A copy that is made while the coordinator writes would not be consistent.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     running = read_state(ssh.name, require_success(ssh.run(place.steps, "state"))).service.active == "active"
@@ -36,31 +36,33 @@ def take(ssh: Ssh, place: HostRole, folder: Path) -> str:
     require_success(ssh.run(place.steps, "discard"))
     (fresh / COPY).replace(folder / COPY)
     fresh.rmdir()
-    afterwards = "it goes on" if running else "it stays stopped"
+    afterwards = "the coordinator runs again" if running else "the coordinator stays stopped"
     return f"{folder / COPY}: {(folder / COPY).stat().st_size / 1e6:.1f} MB, and {afterwards}"
 
 
 def check(folder: Path, run: str) -> None:
     """Raise SettingsError if the copy cannot be read or lacks this run.
 
-    This is checked before anything is stopped.
+    The caller checks the copy before it stops the coordinator.
     """
     if not (folder / COPY).is_file():
         problem = f"has no {COPY}" if folder.is_dir() else "is no folder"
-        way_out = "name that of a backup with --from; `protofleet deploy backup coordinator` makes one"
+        way_out = (
+            "name the folder of a backup with --from; `protofleet deploy backup coordinator` makes a backup"
+        )
         raise SettingsError(f"{folder} {problem}; {way_out}")
     try:
         with tarfile.open(folder / COPY) as copy:
             parts = [PurePosixPath(name).parts for name in copy.getnames()]
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise SettingsError(f"{folder / COPY} cannot be read: {error}; take another copy") from None
+        raise SettingsError(f"{folder / COPY} cannot be read: {error}; use another copy") from None
     held = sorted(
         {found[1] for found in parts if len(found) > 2 and found[0] == "runs" and found[2] == "coordinator"}
     )
     if run not in held:
         raise SettingsError(
             f"{folder / COPY} holds {', '.join(held) or 'no run'}, and coordinator.name in the fleet's file is "
-            f"{run}; name there the run that you want back, with its method and settings"
+            f"{run}; set coordinator.name to the run that you want to restore, with its method and settings"
         )
 
 
@@ -79,7 +81,7 @@ def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Execut
             executor.run_step("put_before_back")
             executor.run_step("start")
             raise RunError(
-                f"{error}; the runs that were there are in place again, and it is started"
+                f"{error}; the earlier runs are in place again, and the coordinator is started"
             ) from None
 
     return put
@@ -87,9 +89,11 @@ def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Execut
 
 def demand_coordinator(hosts: dict[str, Ssh], coordinator: list[str], step: str) -> Ssh:
     if not coordinator:
-        raise SettingsError(f"the fleet's file names no coordinator, and {step} is for its host alone")
+        raise SettingsError(
+            f"the fleet's file names no coordinator, and {step} works only on the coordinator's host"
+        )
     if list(hosts) != coordinator:
         named = ", ".join(name for name in hosts if name not in coordinator)
-        way_out = f"say `protofleet deploy {step} {coordinator[0]}`"
-        raise SettingsError(f"{named} is no coordinator, and {step} is for one alone; {way_out}")
+        way_out = f"run `protofleet deploy {step} {coordinator[0]}`"
+        raise SettingsError(f"{named} is not the coordinator, and {step} works only on its host; {way_out}")
     return hosts[coordinator[0]]

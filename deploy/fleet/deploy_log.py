@@ -1,6 +1,6 @@
-"""Write the deploy log: who changed what on which host, when, and with which result.
+"""Write the deploy log: the user, the host, the step, the time and the result of each change.
 
-Each entry is one JSON object on a line. Lines are only added.
+Each entry is one JSON object on a line. New lines are added at the end; no line is changed or removed.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ class Target:
     desired: Desired
     text: str
     unit: str
-    files: Mapping[str, str] = field(default_factory=dict)  # the files besides the settings and the unit
+    # Files other than the settings and the unit: the text of each file by its name.
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class DesiredState:
@@ -87,7 +88,7 @@ class DesiredState:
         return coordinator_settings(self._fleet, self._authority.federation)
 
     def text(self, name: str) -> str:
-        """Return the settings of a host of any role; raise SettingsError if the fleet's file is wrong."""
+        """Return the text of a host's settings, for any role; raise SettingsError if the fleet's file is wrong."""
         match self.role(name).name:
             case "broker":
                 return broker_conf(self._fleet, enrolled_devices(self._authority))
@@ -98,7 +99,7 @@ class DesiredState:
         return write_toml(self._there(name, encode(settings)))
 
     def _there(self, name: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings with the paths that shipped files have on the host."""
+        """Return the settings of a host, with the paths on the host for files that are shipped to it."""
         plugins, template = plugin_files(self._fleet, name), template_files(self._fleet, name)
         if not (plugins or template):
             return table
@@ -131,9 +132,9 @@ class DesiredState:
         return targets_text(self._fleet, self._authority.federation)
 
     def files(self, name: str, text: str) -> dict[str, str]:
-        """Return the files that are installed together with the signed settings that have this text.
+        """Return further files that are installed with the signed settings; `text` is the text of the settings.
 
-        Mosquitto cannot read our signed statements, so a broker gets its settings as a plain file too.
+        Mosquitto cannot read our signed statements, so a broker also gets its settings as a plain file.
         """
         return {"mosquitto.conf": text} if self.role(name).name == BROKER else {}
 
@@ -148,20 +149,20 @@ class DesiredState:
         return hashlib.sha256(approval.crl + approval.rules.encode()).hexdigest()
 
     def records(self) -> list[Path]:
-        """Return the record files of all enrolled names, as a coordinator reads them."""
+        """Return the paths of the record files of all enrolled names, which a coordinator needs."""
         return sorted((Path(self._fleet.root) / "records").glob("*.record"))
 
     def roots_files(self, installed: Installed) -> dict[str, str]:
-        """Return the files with which a host begins to accept our roots, or accepts a change of them.
+        """Return the files that make a host accept our roots, for the first time or after the roots have changed.
 
         A host that was deployed with an earlier release holds only the statement of its roots. ssh-keygen
-        cannot read this statement, so the same roots are sent once more in a form that ssh-keygen reads.
+        cannot read this statement, so the same roots are also sent in a form that ssh-keygen reads.
         """
         text, signatures = self._authority.allowed_signers()
         statement = (Path(self._fleet.root) / ROOTS_FILE).read_text()
         files = {ROOTS: statement, SIGNERS: text, SIGNERS + ENDING: signatures}
         with contextlib.suppress(
             StatementError
-        ):  # The host holds no roots; it reports an error if it needs them.
+        ):  # The host holds no valid roots. If a step needs the roots, this step reports an error.
             files[HELD_SIGNERS] = allowed_signers(first_roots(installed.held_roots), installed.pinned)
         return files

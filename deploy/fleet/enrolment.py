@@ -34,16 +34,15 @@ ConfirmFingerprint = Callable[[str, str], bool]
 
 
 class HostEnrolment:
-    """The enrolment of hosts at the fleet's root, which asks a person about keys that are new."""
+    """The enrolment of hosts at the fleet's root. A person must confirm each new key."""
 
     def __init__(
         self, fleet: Fleet, authority: Authority, certificates: Certificates,
         lock: AbstractContextManager[object], confirm: ConfirmFingerprint, replace: bool,
     ) -> None:  # fmt: skip
-        """Enrol with this root; `lock` lets one thread at a time sign.
+        """Enrol with this root; `lock` ensures that only one thread signs at a time.
 
-        If `replace` is true, an enrolled name may come with new keys, as a board does after it was installed
-        again.
+        If `replace` is true, an enrolled name may get new keys. A board that was installed again has new keys.
         """
         self._fleet, self._authority, self._certificates = fleet, authority, certificates
         self._lock, self._confirm, self._replace = lock, confirm, replace
@@ -51,7 +50,7 @@ class HostEnrolment:
     def approval(self, name: str, request: str) -> str:
         """Return the approval of a host's request.
 
-        If the keys in the request are new to us, a person compares the request's fingerprint.
+        If the root does not know the keys in the request, a person must confirm the request's fingerprint.
         """
         with self._lock:
             asked = self._review(name, request)
@@ -70,9 +69,9 @@ class HostEnrolment:
             return (Path(self._fleet.root) / "approvals" / f"{name}.approval").read_text()
 
     def _review(self, name: str, request: str) -> ReviewedRequest:
-        """Read a host's request; raise RunError if it is bad or asks for another name or role.
+        """Read a host's request; raise RunError if the request is bad or has another name or role.
 
-        After a bad request, only the deployment of this host fails.
+        A RunError ends only the deployment of this host.
         """
         try:
             data = from_armour(REQUEST, request.encode(), f"the request of {name}")
@@ -81,46 +80,44 @@ class HostEnrolment:
             raise RunError(f"{name} was not approved: {printable(str(error))}") from None
 
     def readmit(self, name: str) -> str:
-        """Issue new rules for the brokers if the name was revoked before; return what was done, or "".
+        """Issue new rules for the brokers if the name was revoked before; return a message about it, or "".
 
-        With the old rules, brokers deny all topics to the name, even if it has new keys.
+        With the old rules, the brokers deny all topics to this name, even if the name has new keys.
         """
         with self._lock:
             if not self.was_revoked(name):
                 return ""
             reissue_approvals(self._authority, "broker")
             if self._fleet.of_role(BROKER):
-                return "it was revoked before; the broker is told that it is back"
+                return "the name was revoked before; the broker gets new rules that accept the name again"
             if not self._fleet.broker:
                 where = Path(self._fleet.root) / "approvals"
-                return (
-                    f"it was revoked before: install the brokers' approvals from {where} and let them reload"
-                )
+                return f"the name was revoked before: install the approvals from {where} on the brokers and reload"
             disconnect.install_broker(self._authority, Path(self._fleet.broker))
             disconnect.reload(Path(self._fleet.broker))
-            return "it was revoked before; the broker accepts the name again"
+            return "the name was revoked before; the broker accepts the name again"
 
     def revocation(self, name: str) -> str:
-        """Return when and why this name was revoked; "" if it is not revoked, or is enrolled again."""
+        """Return the day and the reason of this name's revocation; "" if the name is not revoked now."""
         latest = self._authority.register.latest(name)
         if latest is None or not latest.revoked_at:
             return ""
         return f"{day(latest.revoked_at)}{f', {latest.reason}' if latest.reason else ''}"
 
     def refusal(self, name: str) -> str:
-        """Return the reason why nothing in the fleet's file is deployed to this host, or ""."""
+        """Return the reason why this host must not be deployed, or ""."""
         if self._replace or not (revoked := self.revocation(name)):
             return ""
         return (
-            f"it was revoked ({revoked}); take it out of the fleet's file, or say --replace to bring it back with "
-            "new keys"
+            f"the host was revoked ({revoked}); remove it from the fleet's file, or use --replace to enrol it again "
+            "with new keys"
         )
 
     def older_root(self, facts: Mapping[str, Facts]) -> str:
         """Return the reason why this root must not sign anything, or "".
 
-        The root is an older copy if one of these hosts, or the folder of our own broker, holds later lists
-        than the root.
+        The root is an older copy if one of these hosts, or the folder of the broker's keys on this machine, holds
+        newer lists than the root.
         """
         held = {
             name: read_held(self._authority, here.held_revoked, here.held_roots, here.held_crl)
@@ -144,5 +141,7 @@ class HostEnrolment:
         same = same_keys(self._authority, asked)
         if same and latest.revoked_at:
             problem = f"{name} was revoked with the keys that it still has"
-            raise RunError(f"{problem}; `protofleet deploy revoke {name}` destroys them, then deploy again")
+            raise RunError(
+                f"{problem}; `protofleet deploy revoke {name}` destroys these keys, then deploy again"
+            )
         return same

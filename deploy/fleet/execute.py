@@ -52,12 +52,15 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.errors import RunError
 
 BUILD_SECONDS: Final = 1800.0
-SWITCH_SECONDS: Final = 900.0  # All files of a release are read again, perhaps from an SD card.
-SETTLE_SECONDS: Final = 150.0  # The host itself waits up to two minutes for another step to end.
+# Time limit of a switch, which reads all files of a release again, perhaps from an SD card.
+SWITCH_SECONDS: Final = 900.0
+# Time limit for the end of an earlier step. The script on the host waits up to two minutes for this end.
+SETTLE_SECONDS: Final = 150.0
 POLL_SECONDS: Final = 0.5
-# Seconds that a device must stay healthy before it counts as healthy. A refusal arrives within this time.
+# A device counts as healthy after it was healthy for this number of seconds. If the coordinator refuses the device,
+# the refusal arrives within this time.
 STEADY_SECONDS: Final = 5.0
-# Seconds that a run must be waiting for more devices before the soak stops waiting for a round.
+# If a run waits for more devices for this number of seconds, the soak ends without a round.
 GATHERING_SECONDS: Final = 10.0
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL
@@ -79,14 +82,14 @@ class ServiceState:
     service: Service
     status: Status | None
     answers: str = ""
-    # The reason why the last process has ended, or why the present process is about to end.
+    # The reason why the last process has ended or the present process will end.
     over: str = ""
 
     @property
     def healthy(self) -> bool:
-        """Return whether the process is in the run or waits for a run.
+        """Return whether the process takes part in a run or waits for one.
 
-        The status of a process that is about to end holds the reason (`over`); such a process is not healthy.
+        A process whose status has the field `over` set will end soon, so the process is not healthy.
         """
         if self.status is not None:
             status = self.status
@@ -101,10 +104,10 @@ def gather_facts(ssh: Ssh, place: HostRole, *how: str) -> Facts:
     except IncompleteError:
         problem = result.last_line
         if "sudo" in problem:
-            problem += "; let this user `sudo -n`, or deploy as root"
-        raise UnreachableError(f"{ssh.name}: its facts cannot be gathered: {problem}") from None
+            problem += "; allow this user to run `sudo -n`, or deploy as root"
+        raise UnreachableError(f"{ssh.name}: the state of the host cannot be gathered: {problem}") from None
     except SettingsError as error:
-        raise NonsenseError(f"{ssh.name}: its facts cannot be read: {error}") from None
+        raise NonsenseError(f"{ssh.name}: the state of the host cannot be read: {error}") from None
 
 
 class Executor:
@@ -163,9 +166,9 @@ class Executor:
                 self.record(release, settings, desired.unit)
 
     def configure(self, text: str, unit: str, version: int) -> None:
-        """Upload the settings and the unit, and let the new release check that it can read the settings.
+        """Upload the settings and the unit, and let the new release check the settings.
 
-        The settings and the unit in use are not changed yet.
+        The settings and the unit in use do not change before the step `switch`.
         """
         desired = self.target.desired
         files = {"settings": self.control.signer.signed_settings(desired.name, text, version), "unit": unit}
@@ -174,9 +177,9 @@ class Executor:
         self.run_step("check", desired.release, desired.name)
 
     def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
-        """Sign the earlier settings again, and upload them; the unit is the one that the device has kept.
+        """Sign the earlier settings again, and upload them; the unit comes from the copy on the device.
 
-        The manifest lists the hash of this unit, so the device refuses any other unit.
+        The manifest lists the hash of the kept unit, so the device refuses any other unit.
         """
         desired = self.target.desired
         settings = self.control.signer.signed_settings(desired.name, text, version)
@@ -232,7 +235,7 @@ class Executor:
     def _install_broker_keys(self) -> None:
         """Send the broker its keys, which are made on the machine with the root.
 
-        The broker's host has no program of ours that could make keys. The files have the mode 0600 on both
+        The broker's host has no program of ours that could make the keys. The files have the mode 0600 on both
         machines.
         """
         name = self.target.desired.name
@@ -255,14 +258,15 @@ class Executor:
             self.report(message)
 
     def _wait_until_healthy(self, seconds: float) -> None:
-        """Wait until the new process is healthy and has stayed up for a while, or raise StepError.
+        """Wait until the new process is healthy and stays healthy for a while, or raise StepError.
 
-        A device is healthy when the coordinator has sent its process a signed answer. An open port is not
-        enough.
+        A device is healthy when its process has received a signed message of the coordinator. An open port is
+        not enough.
         """
         started_at, restarts, failures = time.monotonic(), self.service_state().service.restarts, 0
         steady = STEADY_SECONDS if self.place.role == DEVICE else 0.0
-        healthy_since = (0, 0.0)  # the process id, and the time since which this process has been healthy
+        # The process id, and the time since which this process has been healthy.
+        healthy_since = (0, 0.0)
         while True:
             seen, now = self.service_state(), time.monotonic()
             # The first failure may be a failure of the earlier process.
@@ -279,7 +283,7 @@ class Executor:
                 or seen.service.restarts > restarts
                 or seen.service.active in ("failed", "inactive")
             ):
-                raise StepError(f"it does not keep running: {self._why_it_ended(seen)}")
+                raise StepError(f"the service does not keep running: {self._why_it_ended(seen)}")
             if not seen.healthy and now - started_at > seconds:
                 raise StepError(self._unhealthy_reason(seen, seconds))
             time.sleep(POLL_SECONDS)
@@ -289,13 +293,16 @@ class Executor:
 
     def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
         if self.place.role != DEVICE:
-            return f"after {seconds:g} s it does not answer ({seen.answers or 'nothing'}): {self.last_log_line()}"
+            return (
+                f"after {seconds:g} s the service is not healthy (it reports {seen.answers or 'nothing'}): "
+                f"{self.last_log_line()}"
+            )
         if seen.status is None:
-            return f"after {seconds:g} s it is still starting: {self.last_log_line()}"
+            return f"after {seconds:g} s the device is still starting: {self.last_log_line()}"
         if not seen.status.connected:
-            return f"no broker has accepted it within {seconds:g} s: {self.last_log_line()}"
+            return f"no broker has accepted the device within {seconds:g} s: {self.last_log_line()}"
         return (
-            f"the broker has accepted it, but no coordinator has answered within {seconds:g} s; is a run in "
+            f"the broker has accepted the device, but no coordinator has answered within {seconds:g} s; is a run in "
             f"progress, and does the coordinator have {self.target.desired.name}'s record?"
         )
 
@@ -305,11 +312,11 @@ class Executor:
         while True:
             seen = self.service_state()
             if seen.service.pid != first.service.pid or (seen.status and seen.status.over):
-                raise StepError(f"it has ended during the soak: {self._why_it_ended(seen)}")
+                raise StepError(f"the process has ended during the soak: {self._why_it_ended(seen)}")
             if (status := seen.status) is not None:
                 if status.refused:
                     raise StepError(
-                        "the coordinator has refused an answer of it; the coordinator's log says why"
+                        "the coordinator has refused an update of this device; the coordinator's log gives the reason"
                     )
                 if status.accepted >= rounds:
                     return
@@ -322,9 +329,9 @@ class Executor:
                     return
             if time.monotonic() - started_at > seconds:
                 if status is not None and status.working:
-                    raise StepError(f"no answer was finished within {seconds:g} s")
+                    raise StepError(f"no update was finished within {seconds:g} s")
                 self.report(
-                    f"no round has asked it within {seconds:g} s; it counts as good because it is healthy"
+                    f"the device got no task within {seconds:g} s; it counts as good because it is healthy"
                 )
                 return
             time.sleep(POLL_SECONDS)
@@ -336,14 +343,14 @@ def read_state(name: str, result: CommandResult) -> ServiceState:
     try:
         service, answers = read_service(said), said.text("answers")
     except SettingsError as error:
-        raise NonsenseError(f"{name}: its state cannot be read: {error}") from None
+        raise NonsenseError(f"{name}: the state of its service cannot be read: {error}") from None
     status = read_object(Status, said.raw("status"))
     own = status if status and status.pid == service.pid else None
     return ServiceState(service, own, answers, status.over if status else "")
 
 
 def upload(ssh: Ssh, place: HostRole, files: Mapping[str, str | bytes], private: bool = False) -> None:
-    """Upload small files, which a step of `remote.sh` then uses.
+    """Upload small files for the next step of `remote.sh`.
 
     If `private` is true, only root may read the files on the host.
     """

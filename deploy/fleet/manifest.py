@@ -1,13 +1,13 @@
 """Sign the hashes of the files that are copied to a host.
 
-The manifest is a text that the federation's root signs, and `verify.py` verifies it on the host:
+The manifest is a text that the federation's root signs. `verify.py` verifies the manifest on the host:
 
     # SUBJECT in FEDERATION
     # signed: SECONDS since 1970
     SHA-256, two spaces and the name, in a line for each file
 
-The subject `release NAME` is for wheels or an image, and `ROLE NAME`, such as `device NAME`, for the settings and
-the unit. `keys NAME` is for the keys of a broker.
+The subject `release NAME` is for wheels or an image. The subject `ROLE NAME`, such as `device board-1`, is for the
+settings and the unit. The subject `keys NAME` is for the keys of a broker.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from protofleet.deploy.fleet.software import file_digest
 from protofleet.federation.enrol.ssh_signatures import MANIFEST_NAMESPACE, sign
 from protofleet.protocol.settings.reader import SettingsError
 
-MANIFEST_FILES: Final = (MANIFEST, MANIFEST + ENDING)  # the files that a manifest adds to its folder
+MANIFEST_FILES: Final = (MANIFEST, MANIFEST + ENDING)  # The names of a manifest and of its signatures.
 
 
 def issue_manifest(
     federation: str, subject: str, files: Mapping[str, str], keys: Sequence[Ed25519PrivateKey]
 ) -> dict[str, str]:
-    """Return the files of a signed manifest, by their names. `files` maps the names of files to their SHA-256."""
+    """Return the texts of a manifest and of its signatures, by file name. `files` has the SHA-256 of each name."""
     if broken := [name for name in files if not name.isprintable()]:
         raise SettingsError(f"{broken[0]!r} cannot be shipped: its name must be printable; rename the file")
     lines = [f"{digest}  {name}" for name, digest in sorted(files.items())]

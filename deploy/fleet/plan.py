@@ -1,7 +1,7 @@
-"""Compare a host's facts with its desired state, and list the steps between them.
+"""Compare the present state of a host with its desired state, and list the steps from one to the other.
 
 This module connects to no host: a plan is a value that can be printed or executed. After an interrupted step,
-the facts give the same plan again, without the steps that are finished.
+the state of the host gives the same plan again, without the steps that are finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.protocol.wire.names import COORDINATOR
 
 DAY: Final = 86_400
-# A restarted process that has run for fewer seconds than this counts as one that keeps ending.
+# If a restarted process has run for fewer seconds than this, its service counts as a service that keeps ending.
 YOUNG_SECONDS: Final = 60
 
 
@@ -28,10 +28,11 @@ class Desired:
     name: str
     release: str
     release_description: str
-    settings: str  # digest of the settings' text
-    unit: str  # SHA-256 of the unit file
-    unit_mark: str  # the id that this unit puts into the environment of its processes
-    tls: frozenset[str]  # SHA-256 of the valid certificates of this name; empty: a new certificate is needed
+    settings: str  # Digest of the settings' text.
+    unit: str  # SHA-256 of the unit file.
+    unit_mark: str  # The id that this unit puts into the environment of its processes.
+    # SHA-256 of each valid certificate of this name. The set is empty if the host needs a new certificate.
+    tls: frozenset[str]
     roots: str
     coordinator: str
     care: RolloutSettings
@@ -39,12 +40,12 @@ class Desired:
     # Digest of a broker's rules and revocations, or of the records that a coordinator knows.
     lists: str = ""
     revoked: str = ""
-    targets: str = ""  # digest of the targets for a Prometheus on the coordinator's host
-    signers: str = ""  # SHA-256 of the file of allowed signers
+    targets: str = ""  # Digest of the targets for a Prometheus on the coordinator's host.
+    signers: str = ""  # SHA-256 of the file of allowed signers.
 
     @property
     def blocked_key(self) -> str:
-        """Return the name under which this release with these settings is blocked after it has failed."""
+        """Return the name of the block that this release with these settings gets after it has failed."""
         return f"{self.release}-{self.settings}"
 
 
@@ -70,7 +71,7 @@ class Ship:
 class BuildRelease:
     """The step that builds an environment from the shipped files.
 
-    The environment is complete when it has imported all modules and multiplied a matrix.
+    The environment is complete after a test in it has imported all modules and multiplied a matrix.
     """
 
     release: str
@@ -93,7 +94,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The step that uploads the signed settings and the unit, and leaves those in use unchanged."""
+    """The step that uploads the signed settings and the unit, and does not change the files in use."""
 
     reason: str
 
@@ -132,7 +133,7 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class RecordGood:
-    """The step that records this state as known good: a later change that fails is rolled back to it."""
+    """The step that records this state as known good. If a later change fails, the host returns to this state."""
 
     release: str
     settings: str
@@ -160,14 +161,14 @@ Step: TypeAlias = (
 class InstalledSettings:
     """The installed settings; the fields are empty if our root has not signed the settings."""
 
-    settings: str = ""  # digest of the settings' text
+    settings: str = ""  # Digest of the settings' text.
     version: int = 0
 
 
 def plan(
     facts: Facts, desired: Desired, checks: list[Check], present: InstalledSettings, force: bool = False
 ) -> list[Step]:
-    """Return the steps from the host's facts to its desired state."""
+    """Return the steps from the host's present state to its desired state."""
     installed = facts.installed
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [RefuseHost(tuple(reasons))]
@@ -180,9 +181,10 @@ def _blocked_reason(desired: Desired, rolled_back: frozenset[str]) -> str:
     what, role = f"release {desired.release} with these settings", desired.role.name
     if desired.blocked_key in rolled_back:
         return (
-            f"{what} was rolled back by hand on this {role}; --force deploys it again, or change one of them"
+            f"{what} was rolled back by hand on this {role}; --force deploys it again, or change the release or "
+            "the settings"
         )
-    return f"{what} has failed on this {role} before; change one of them, or say --force"
+    return f"{what} has failed on this {role} before; change the release or the settings, or use --force"
 
 
 def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterator[Step]:
@@ -256,7 +258,8 @@ def is_healthy(facts: Facts) -> bool:
 def keeps_ending(facts: Facts) -> bool:
     """Return whether systemd starts the service again and again.
 
-    This is so if the service waits for a restart, or if its process is young and earlier ones have ended.
+    The result is true if the service waits for a restart, or if its process is young and earlier processes
+    have ended.
     """
     service, status = facts.installed.service, facts.installed.status
     if service.sub == "auto-restart":
@@ -275,17 +278,17 @@ def is_known_good(good: KnownGood | None, desired: Desired) -> bool:
 def enrolment_reason(facts: Facts, desired: Desired) -> str:
     installed, role = facts.installed, desired.role.name
     if not installed.tls:
-        return "it has no keys yet"
+        return "the host has no keys yet"
     if installed.tls not in desired.tls:
-        return "its certificate ends soon, has been revoked, or is not of this federation or for its address"
+        return "its certificate ends soon, was revoked, is of another federation, or is for another address"
     if installed.roots != desired.roots:
         return "the federation has other roots now"
     if role == BROKER and installed.lists != desired.lists:
-        return "its rules, or the list of who is revoked, have changed"
+        return "the broker's rules, or the list of revoked names, have changed"
     if role == COORDINATOR and installed.revoked != desired.revoked:
-        return "the list of who is revoked has changed"
+        return "the list of revoked names has changed"
     if role == DEVICE.name and installed.coordinator != desired.coordinator:
-        return "the coordinator has another record now"
+        return "the coordinator has a new record"
     return ""
 
 
@@ -294,7 +297,7 @@ def describe(step: Step) -> str:
         case RefuseHost(reasons):
             return "cannot be deployed: " + "; ".join(reasons)
         case Prepare():
-            return "prepare: users and folders of its own, and the roots of the federation"
+            return "prepare: make users and folders, and store the roots of the federation"
         case Ship(release, description):
             return f"ship: release {release}, {description}"
         case BuildRelease(release):
@@ -302,9 +305,9 @@ def describe(step: Step) -> str:
         case Enrol(reason):
             return f"enrol: {reason}"
         case Admit():
-            return "admit: the records of all that are enrolled"
+            return "admit: send the records of all enrolled names"
         case Targets():
-            return "targets: the addresses of all metrics, for the Prometheus there"
+            return "targets: send the addresses of all metrics to the Prometheus on this host"
         case Configure(reason):
             return f"configure: {reason}"
         case Drain(seconds):
@@ -314,13 +317,13 @@ def describe(step: Step) -> str:
         case StartRelease():
             return "start"
         case Health(seconds):
-            return f"health: at most {seconds:g} s for it to answer"
+            return f"health: wait at most {seconds:g} s until the service is healthy"
         case Soak(rounds, seconds):
             return f"soak: {rounds} round{'s' * (rounds != 1)}, at most {seconds:g} s"
         case RecordGood():
-            return "record: this is good"
+            return "record: this state is good"
 
 
 def name_of(step: Step) -> str:
-    """Return the name of a step in errors and in the log of deployments: the first word of its description."""
+    """Return the name of a step for errors and for the deploy log: the first word of its description."""
     return describe(step).partition(":")[0]

@@ -1,7 +1,7 @@
 """Roll out a change to the hosts of a fleet.
 
-Each host gets a plan, which is executed. A host on which the new release fails is rolled back. The devices of
-a fleet are changed in waves, and the canary devices come first.
+Each host gets a plan, and the steps of the plan are executed. If the new release fails on a host, this host is rolled
+back. The devices of a fleet are changed in waves, and the canary devices are the first wave.
 """
 
 from __future__ import annotations
@@ -46,17 +46,19 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.command.errors import RunError
 
-BY_HAND: Final = "by hand"  # The reason that is noted when a release is blocked but has not failed.
-ROLLBACK_DRAIN_SECONDS: Final = 30.0  # Seconds that the work in progress of a failed release gets to end.
+# The reason in the block of a release that an operator has rolled back although it did not fail.
+BY_HAND: Final = "by hand"
+# Time limit for the end of the work in progress, before a failed release is stopped.
+ROLLBACK_DRAIN_SECONDS: Final = 30.0
 
-# The function is called with the name of a host and a message about what happens on this host.
+# The function is called with the name of a host and a message about this host.
 Report = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class HostOutcome:
     name: str
-    changed: int = 0  # number of steps that were executed
+    changed: int = 0  # Number of steps that were executed.
     problem: str = ""
 
 
@@ -77,8 +79,7 @@ def connections(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]
 def waves(names: list[str], canary: int, share: float) -> list[list[str]]:
     """Split the names into waves: the canary devices, then a share of the fleet, then the rest.
 
-    In a small fleet, the share can have no more devices than the canary wave. Then the wave of the share is
-    left out.
+    The second wave is left out if the share has no more devices than the canary wave, as in a small fleet.
     """
     second = canary + (part if (part := round(share * len(names))) > canary else 0)
     parts = (names[:canary], names[canary:second], names[second:])
@@ -107,16 +108,16 @@ class Rollout:
         self._infrastructure, self._admitting = infrastructure or {}, threading.Lock()
         self.fleet, self.control, self.log, self.report, self.force = fleet, control, log, report, force
         self.accuracy = AccuracyCheck(fleet.care)
-        self.stopped = ""  # The reason why no further wave is deployed; empty while there is none.
-        # What older_root has read from the hosts of the broker and the coordinator. The first plan of each of
-        # these hosts uses it.
+        self.stopped = ""  # The reason why no further wave is deployed; empty while the rollout continues.
+        # The states of the broker's and the coordinator's hosts, as read by older_root. The first plan of each
+        # of these hosts uses the state from here.
         self._looked: dict[str, Facts] = {}
 
     def older_root(self) -> str:
         """Return the reason why this root must not sign anything, or "".
 
-        The lists on the hosts of the broker and the coordinator show whether this root is an older copy. If
-        the hosts cannot be reached, the result is "" too.
+        The lists on the hosts of the broker and the coordinator show whether this root is an older copy. A host
+        that cannot be reached is not checked.
         """
         with ThreadPoolExecutor(max(1, len(self._infrastructure))) as pool:
             looked = pool.map(self._facts_or_none, self._infrastructure.values())
@@ -128,7 +129,7 @@ class Rollout:
     def _facts_or_none(self, ssh: Ssh) -> Facts | None:
         try:
             return gather_facts(ssh, self.control.desired.place(ssh.name))
-        except RunError:  # The error is reported when this host itself is planned.
+        except RunError:  # The plan for this host will report the error.
             return None
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
@@ -142,9 +143,9 @@ class Rollout:
         return facts, target, plan(facts, target.desired, checks, present, self.force)
 
     def run(self, hosts: dict[str, Ssh]) -> list[HostOutcome]:
-        """Deploy the hosts that need a change, until a change has failed; return the outcomes.
+        """Deploy the hosts that need a change, and stop after a failure; return the outcomes.
 
-        The hosts that need no change are left alone. The devices that need one are changed in waves.
+        Hosts that need no change are left alone. Devices that need a change are changed in waves.
         """
         care = self.fleet.care
         with ThreadPoolExecutor(min(care.parallel, len(hosts))) as pool:
@@ -180,7 +181,7 @@ class Rollout:
         """
         try:
             good, message = self.accuracy.judge()
-        # The coordinator's metrics cannot be read, but the outcomes of the wave are still reported.
+        # If the coordinator's metrics cannot be read, the rollout stops and still reports the outcomes of the wave.
         except RunError as error:
             good, message = False, str(error)
         if message:
@@ -191,9 +192,9 @@ class Rollout:
                 self.log.append(name, "accuracy", "stopped", reason=message)
 
     def check(self, ssh: Ssh) -> HostOutcome | None:
-        """Return the outcome of a host that has no step to execute; None for the other hosts.
+        """Return the outcome of a host without a step to execute; None if the host has steps.
 
-        Such a host needs no change, or it cannot be planned or deployed.
+        A host has no step if it needs no change, or if it cannot be planned or deployed.
         """
         try:
             _, _, steps = self.plan(ssh)
@@ -212,8 +213,8 @@ class Rollout:
     def deploy(self, ssh: Ssh, before_start: Callable[[Executor], None] | None = None) -> HostOutcome:
         """Plan a host and execute its steps; return the outcome.
 
-        `before_start` is called while the service is stopped, just before it is started. If it is given, the
-        service is stopped and started even when the plan alone would not start it.
+        `before_start` is called while the service is stopped, just before its start. If `before_start` is given,
+        the service is stopped and started even if the plan has no start.
         """
         done = 0
         try:
@@ -252,7 +253,10 @@ class Rollout:
                 with self._admitting:
                     outcome = self._tell_list(ssh)
                 if outcome.problem:
-                    self.report(name, f"it does not know yet who is back: {outcome.problem}; deploy it again")
+                    self.report(
+                        name,
+                        f"the broker did not get its new rules: {outcome.problem}; deploy this host again",
+                    )
 
     def _tell_list(self, ssh: Ssh) -> HostOutcome:
         try:
@@ -285,7 +289,9 @@ class Rollout:
                 target = self.control.desired.target(ssh.name, facts)
                 Executor(ssh, self.control, target, lambda said: self.report(ssh.name, said)).admit()
         except RunError as error:
-            self.report(ssh.name, f"it does not know yet who was enrolled: {error}; deploy it again")
+            self.report(
+                ssh.name, f"the coordinator did not get the new records: {error}; deploy this host again"
+            )
 
     def _execute(self, executor: Executor, step: Step, facts: Facts, steps: list[Step]) -> None:
         name, desired, started_at = executor.ssh.name, executor.target.desired, time.monotonic()
@@ -309,7 +315,7 @@ class Rollout:
         self.log.append(name, name_of(step), result, seconds=seconds, release=release, settings=settings)
 
     def _roll_back(self, executor: Executor) -> str:
-        """Roll the device back to its known good state, or stop it if it has none; return what was done."""
+        """Roll the host back to its known good state, or stop its service if it has none; return a message."""
         name, desired = executor.ssh.name, executor.target.desired
         try:
             good = gather_facts(executor.ssh, executor.place).installed.good
@@ -318,15 +324,15 @@ class Rollout:
                     "stop", f"{ROLLBACK_DRAIN_SECONDS:.0f}", seconds=ROLLBACK_DRAIN_SECONDS + 60
                 )
                 self.log.append(name, "rollback", "stopped")
-                return "no earlier state of it was good, so it is stopped"
+                return "no earlier state of the host was good, so the service is stopped"
             executor.run_step("block", desired.blocked_key)
             self.report(name, f"rolling back to release {good.release}")
             self.restore(executor, "good", good)
         except RunError as error:
             self.log.append(name, "rollback", str(error))
-            return f"and it could not be rolled back: {error}"
+            return f"the host could not be rolled back: {error}"
         self.log.append(name, "rollback", "done", release=good.release, settings=good.settings)
-        return f"it was rolled back to release {good.release}, which is healthy"
+        return f"the host was rolled back to release {good.release}, which is healthy"
 
     def restore(self, executor: Executor, which: str, good: KnownGood) -> None:
         """Restore a state that the device has kept.

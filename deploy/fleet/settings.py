@@ -1,4 +1,4 @@
-"""Read a fleet's file: its hosts, the software and settings on them, and how a change is rolled out."""
+"""Read a fleet's file: the hosts, their software and settings, and the rules of a rollout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ DEVICE_DEFAULTS: Final[Mapping[str, Any]] = {
     "status": "/run/protofleet/status.json",
     "tuning": "/etc/protofleet/tuning",
     "trainer": "child",
-    "patience_seconds": float("inf"),  # A board that boots before its network is up waits for the network.
+    # A board may boot before its network is up, so a device waits for the network without a limit.
+    "patience_seconds": float("inf"),
 }
 COORDINATOR_DEFAULTS: Final[Mapping[str, Any]] = {
     "folder": f"{ROLES[COORDINATOR].home}/runs",
@@ -83,7 +84,7 @@ def names_its_file(read: Callable[Concatenate[Fleet, P], R]) -> Callable[Concate
 
 @dataclass(frozen=True)
 class Software:
-    """The software that is shipped to a host. The name of a release is a digest of it."""
+    """The software that is shipped to a host. The name of a release is a digest of this software."""
 
     kind: str = "venv"
     """Kind of the installation, `venv` (wheels in a virtual environment) or `container` (an image)."""
@@ -116,15 +117,15 @@ class Software:
             raise ValueError(f"python is {self.python!r}, it must be a command or a path without spaces")
         if self.kind == "container" and bool(self.image) == bool(self.archive):
             raise ValueError(
-                "a container comes as image (name@sha256:...) or as archive (a tar file), not both"
+                "a container needs either image (name@sha256:...) or archive (a tar file); set one of them"
             )
         for word in self.options:
             if not OPTION_PATTERN.fullmatch(word):
                 raise ValueError(
-                    f"options has {word!r}; a word for docker run has no spaces, quotes or signs of a shell"
+                    f"options has {word!r}; an option must not have spaces, quotes or special characters of a shell"
                 )
         if self.image and not re.fullmatch(r"[a-z0-9./:_-]+@sha256:[0-9a-f]{64}", self.image):
-            words = "pin what was tested by its digest, name@sha256:..., as tags like latest move"
+            words = "name the tested image by its digest, name@sha256:..., because a tag such as latest can change"
             raise ValueError(f"image is {self.image!r}; {words}")
 
 
@@ -139,22 +140,22 @@ class RolloutSettings:
     parallel: Annotated[int, Within(1, 1024)] = 8
     """Number of hosts that are changed at once."""
     drain_seconds: Seconds = 900.0
-    """Seconds that the work in progress has to end."""
+    """Seconds that a device has to finish its work in progress before its process is stopped."""
     health_seconds: Seconds = 120.0
     """Seconds that the coordinator has to answer a hello of the new process."""
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1
     """Number of rounds that a device must serve before a change counts as good."""
     soak_seconds: Seconds = 1800.0
-    """Seconds that a device has to serve these rounds; if no round asks it in this time, it passes, and a
-    message says so.
+    """Seconds that a device has to serve these rounds. A device that gets no task in this time counts as good, and
+    a message reports it.
     """
     accuracy_drop: Share = 0.0
-    """Largest drop of the accuracy of any domain after a wave, from 0 to 1, at which the rollout still goes
-    on; 0 means not checked.
+    """Largest drop of any domain's accuracy after a wave, from 0 to 1, with which the rollout continues; 0 means
+    that the accuracy is not checked.
     """
     metrics: str = ""
-    """URL of the coordinator's metrics for this check, such as
-    `http://host:9100/metrics`; empty means none.
+    """URL of the coordinator's metrics, such as `http://host:9100/metrics`. The setting `care.accuracy_drop` needs
+    this URL; empty means none.
     """
 
     def __post_init__(self) -> None:
@@ -191,7 +192,7 @@ class Host:
         if not ADDRESS_PATTERN.fullmatch(self.address):
             raise ValueError(f"address is {self.address!r}, it must be a host's name or address")
         if self.user and not USER_PATTERN.fullmatch(self.user):
-            raise ValueError(f"user is {self.user!r}, which is no user's name")
+            raise ValueError(f"user is {self.user!r}, which is not a valid user name")
         if self.key and not PATH_PATTERN.fullmatch(self.key):
             raise ValueError(f"key is {self.key!r}, it must be a path without spaces")
 
@@ -251,7 +252,9 @@ class Fleet:
                     "second would replace the first: leave one of them out"
                 )
         if len(brokers := self.of_role(BROKER)) > 1:
-            raise ValueError(f"hosts {' and '.join(brokers)} are both the broker; a fleet has one")
+            raise ValueError(
+                f"hosts {' and '.join(brokers)} have the role broker; a fleet has only one broker"
+            )
         if brokers and not self.broker:
             words = 'name the folder for its keys on this machine, such as broker = "broker"'
             raise ValueError(f"host {brokers[0]} is the broker, but broker is empty; {words}")
@@ -261,11 +264,11 @@ class Fleet:
                 raise ValueError(f"the coordinator is deployed without a container; {words}")
 
     def doubts(self) -> list[str]:
-        """Return notes about settings that can be intended but are more often mistakes."""
+        """Return notes about settings that are allowed but are often mistakes."""
         sought = self.device.get("broker", {}).get("host", "")
         return [
-            f"devices look for the broker at {sought}, and the host with that role, {name}, is at {host.address}; if "
-            "that is no other name of it, correct device.broker.host"
+            f"devices look for the broker at {sought}, but the broker's host, {name}, is at {host.address}; if "
+            "these are not two names of one host, correct device.broker.host"
             for name in self.of_role(BROKER)
             if (host := self.hosts[name]).address != sought
         ] + self._too_little_memory()
@@ -275,8 +278,10 @@ class Fleet:
         needed = queue_limits(memory, len(self.of_role(DEVICE.name))).memory_needed
         if not self.of_role(BROKER) or needed <= memory:
             return []
-        words = "so devices that never read could together stop the broker (docs/security.md)"
-        return [f"mosquitto.memory_bytes is {memory}, {words}: set at least {needed}, if its host has that"]
+        words = "so the queues of devices that never read could stop the broker (docs/security.md)"
+        return [
+            f"mosquitto.memory_bytes is {memory}, {words}: set at least {needed}, if the host has the memory"
+        ]
 
     def of_role(self, role: str) -> list[str]:
         return sorted(name for name, host in self.hosts.items() if host.role == role)
@@ -293,9 +298,9 @@ class Fleet:
 
     @names_its_file
     def reads_bundled_data(self, name: str) -> bool:
-        """Return whether a device reads data that lie in packages.
+        """Return whether a device reads data that Python packages contain.
 
-        The packages come with the device's release, or they must be on the device already.
+        The packages are part of the device's release, or they must be on the device already.
         """
         host = self.hosts[name]
         data = merge(self.device, host.device).get("data", {})
@@ -305,7 +310,7 @@ class Fleet:
         return host.role == DEVICE.name and source in source_names() and not find(source).needs_folder
 
     def selected(self, names: list[str]) -> dict[str, Host]:
-        """Return the named hosts, or all of them, in the order in which they are deployed.
+        """Return the named hosts, or all hosts if no name is given, in the order of a deployment.
 
         The broker comes first, then the coordinator, then the devices in the order of the file.
         """
@@ -334,7 +339,7 @@ def read_fleet(path: Path) -> Fleet:
     """Read a fleet's file. Relative paths in it are relative to the folder of the file."""
     if not path.exists():
         raise SettingsError(
-            f"there is no file {path}; name the fleet's with --fleet FILE (make: HOSTS=FILE), or begin one with "
+            f"there is no file {path}; name the fleet's file with --fleet FILE (make: HOSTS=FILE), or make one with "
             "`protofleet init`"
         )
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
@@ -412,7 +417,7 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
         if table.setdefault(key, value) != value:
             raise SettingsError(f"coordinator.{key} is {table[key]!r}; a deployed coordinator has {value!r}")
     if not table["metrics_port"]:
-        words = "a deployed coordinator is asked there how it is, so it needs a port"
+        words = "`protofleet deploy` reads the coordinator's health at this port; set a port from 1 to 65535"
         raise SettingsError(f"coordinator.metrics_port is 0; {words}")
     if "metrics_host" not in table:
         table["metrics_host"] = metrics_address(name, fleet.hosts[name].address)
@@ -428,7 +433,7 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
 def broker_conf(fleet: Fleet, enrolled: int = 0) -> str:
     """Return mosquitto.conf of a deployed broker.
 
-    It has room for the devices of the fleet or for all that are enrolled: the larger number counts.
+    The limits are made for the number of devices in the fleet or of enrolled devices, whichever is larger.
     """
     role = ROLES[BROKER]
     limits = fleet.mosquitto
@@ -450,7 +455,7 @@ def broker_address(fleet: Fleet) -> BrokerAddress:
 
 
 def metrics_address(name: str, address: str) -> str:
-    """Return the address at which a host serves its metrics; raise SettingsError if the file has only a name.
+    """Return the IP address at which a host serves its metrics; raise SettingsError if `address` is a name.
 
     The name of a host may resolve to another address on the host itself.
     """
@@ -459,5 +464,5 @@ def metrics_address(name: str, address: str) -> str:
     except ValueError:
         raise SettingsError(
             f"metrics_port of {name} is set, but its address is the name {address!r}; set metrics_host to "
-            'the address at which Prometheus reaches it, or to "0.0.0.0" for all of its addresses'
+            'the address at which Prometheus reaches the host, or to "0.0.0.0" for all addresses of the host'
         ) from None

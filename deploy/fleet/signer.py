@@ -1,4 +1,4 @@
-"""Sign what the root has to sign for a host: its settings, overrides of them, and the files of a release."""
+"""Sign a host's settings, overrides of these settings, and the files of a release with the root's keys."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from protofleet.protocol.security.statements import StatementError, armoured
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
 from protofleet.runtime.command.errors import RunError
 
-DIGEST_DIGITS: Final = 16  # the number of digits of a settings digest that are kept
+DIGEST_DIGITS: Final = 16  # Number of hexadecimal digits in a digest of settings.
 
 
 class Signer:
     """The signer of settings and manifests, which also reads back what it has signed."""
 
     def __init__(self, authority: Authority, lock: AbstractContextManager[object]) -> None:
-        """Sign with the keys of this root; `lock` lets one thread at a time sign."""
+        """Sign with the keys of this root; `lock` ensures that only one thread signs at a time."""
         self._authority, self._lock = authority, lock
 
     def installed_settings(self, name: str, data: bytes) -> InstalledSettings:
         """Return the digest and the version of installed settings.
 
-        They are empty unless our root has signed the settings for this host.
+        Both are empty if our root has not signed the settings for this host.
         """
         found = self._read(data)
         if found is None or found.name != name:
@@ -49,12 +49,12 @@ class Signer:
         return InstalledSettings(settings_digest(found.text), found.version)
 
     def signed_settings(self, name: str, text: str, above: int) -> str:
-        """Sign settings with a version that is higher than `above` and all earlier versions."""
+        """Sign settings with a new version: the present time, or `above` + 1 if that is larger."""
         settings = SignedSettings(self._authority.federation, name, max(int(time.time()), above + 1), text)
         return armoured(SETTINGS, issue_settings(settings, self._authority.keys))
 
     def release_folder(self, release: Release) -> Path:
-        """Return the folder of a release that is shipped, with the manifest that a host verifies."""
+        """Return the folder of a release for shipping; add the signed manifest if the folder has none."""
         folder = release.folder
         with self._lock:
             if not (folder / MANIFEST).exists():
@@ -69,12 +69,12 @@ class Signer:
     def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:
         """Sign overrides of settings that are valid for some hours; raise SettingsError for a mistake.
 
-        So a mistake is found here and not on the device.
+        The check on this machine finds a mistake before a device gets the overrides.
         """
         for change in changes:
             if "=" not in change:
                 raise SettingsError(
-                    f"--set is {change!r}, which is not of the form KEY=VALUE, as paused=true"
+                    f"--set is {change!r}, which is not of the form KEY=VALUE, such as paused=true"
                 )
         text = write_toml(encode(decode(Overrides, override({}, changes), "tuning")))
         now = int(time.time())

@@ -1,4 +1,4 @@
-"""Build the wheels or the container image for a host, under a name that is a digest of the files."""
+"""Make the releases of a fleet from wheels or container images. The name of a release is a digest of its files."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from protofleet.runtime.locks.lockfile import LOCKS_FOLDER, read_lock, read_whee
 
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")
-DATA_LOCK: Final = "data"  # packages with the bundled data; they are installed without their dependencies
-# A file of this name is shipped too. It holds the arguments of the step that installs the release.
+# The lock of the packages with the bundled data. These packages are installed without their dependencies.
+DATA_LOCK: Final = "data"
+# The name of a shipped file with the arguments of the step that installs the release.
 INSTALL_FILE: Final = "how"
-NAME_DIGITS: Final = 16  # the number of digits in a release's name
+NAME_DIGITS: Final = 16  # Number of hexadecimal digits in a release's name.
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    name: str  # a digest of the release's content
-    folder: Path  # the folder with the wheels, which is shipped as it is
+    name: str  # A digest of the release's content.
+    folder: Path  # The folder that is shipped, with the wheels or the image.
     description: str
     python: str = ""
     dependencies: str = ""
-    image: str = ""  # the image that the device pulls; "" if the image is shipped as IMAGE
-    options: str = ""  # options of `docker run`
+    image: str = ""  # The image that the device pulls; "" if the image is shipped as the file IMAGE.
+    options: str = ""  # Options of `docker run`.
     container: bool = False
 
     @property
@@ -89,9 +90,9 @@ def make_release(
 ) -> Release:
     """Make a release of this software in the folder.
 
-    `plugins` and `template` are files that are shipped next to the software; the name of the release depends
-    on their bytes too. If `bundled` is true and packages come from an index, the packages with the bundled
-    data are included.
+    `plugins` and `template` are files that are shipped next to the software. The name of the release also depends
+    on the content of these files. If `bundled` is true and packages come from an index, the packages with the
+    bundled data are included.
     """
     shipped_template.put_beside_wheels(template, folder)
     put_beside_wheels(plugins, folder)
@@ -106,11 +107,11 @@ def make_release(
 
 
 def make_image(software: Software, folder: Path) -> Release:
-    """Make a release that is a container's image.
+    """Make a release that is a container image.
 
-    Its name is a digest of the image and of the options for `docker run`. For an image
-    that the device pulls, its name counts, because this name contains a digest. For an archive, the content
-    counts.
+    The name of the release is a digest of the image and of the options for `docker run`. If the device pulls the
+    image, the digest covers the image's name, which contains a digest of the image. For an archive, the digest
+    covers the content of the archive.
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = " ".join(software.options)
@@ -121,7 +122,9 @@ def make_image(software: Software, folder: Path) -> Release:
         )
     archive = Path(software.archive)
     if not archive.is_file():
-        raise SettingsError(f"software.archive is {archive}, which is no file; `docker save -o` writes one")
+        raise SettingsError(
+            f"software.archive is {archive}, which is no file; `docker save -o` writes an archive"
+        )
     (folder / IMAGE).symlink_to(archive.absolute())
     description = f"image {archive.name}, {archive.stat().st_size / 1e6:.0f} MB"
     name = hashlib.sha256(f"{content_digest(archive)} {options}".encode()).hexdigest()[:NAME_DIGITS]
@@ -131,12 +134,12 @@ def make_image(software: Software, folder: Path) -> Release:
 def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) -> Release:
     """Make a release of the wheels that the fleet's file names.
 
-    Our own wheel is built from this checkout if it is not among them.
+    If the fleet's file names no protofleet wheel, the wheel is built from this checkout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = sorted(Path(software.wheels).glob("*.whl")) if software.wheels else []
     if software.wheels and not given:
-        raise SettingsError(f"software.wheels is {software.wheels}, where there is no wheel")
+        raise SettingsError(f"software.wheels is {software.wheels}, a folder without a wheel (*.whl)")
     for wheel in given:
         (folder / wheel.name).write_bytes(wheel.read_bytes())
     if not any(wheel.name.startswith("protofleet-") for wheel in given):
@@ -151,12 +154,12 @@ def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) 
     ).hexdigest()[:NAME_DIGITS]
     description = f"{len(files)} files, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB"
     if software.dependencies == "index":
-        description += "; torch and the others are fetched there, which takes minutes"
+        description += "; the host fetches torch and the other packages, which takes minutes"
     return Release(name, folder, description, software.python, software.dependencies)
 
 
 def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
-    """Write the locks for pip on the device; a shipped wheel replaces the locked version of its package."""
+    """Write the lock files for pip on the device; a shipped wheel replaces the locked version of its package."""
     wheels = [wheel for path in given if (wheel := read_wheel(path))]
     own_torch = any(wheel.name == "torch" for wheel in wheels)
     for name in locks if own_torch else ("cpu", *locks):
@@ -165,9 +168,9 @@ def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
 
 
 def build_wheel(folder: Path) -> None:
-    """Copy our wheel into the folder; it is built once for each state of the source.
+    """Copy our wheel into the folder. The wheel is built again only after the source has changed.
 
-    Without a source, the wheel is put together from the files of the installed package.
+    Without a checkout of the source, the wheel is made from the files of the installed package.
     """
     if not is_checkout():
         installed_wheel(folder)
@@ -181,7 +184,7 @@ def build_wheel(folder: Path) -> None:
 
 
 def _build_into(cache: Path) -> None:
-    """Build the wheel; `cache` appears whole or not at all, also if several commands build it at once."""
+    """Build the wheel into `cache`, which appears only when it is complete, even if several commands build it."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent, prefix=".") as name:
         copy, built = Path(name) / "source", Path(name) / "wheel"
@@ -202,7 +205,7 @@ def _digest_line(path: Path) -> bytes:
 def _pip_wheel(source: str, target: str) -> None:
     """Build a wheel with the locked setuptools.
 
-    Otherwise pip would fetch build tools by their names alone, and would run them without a check.
+    Without the lock, pip would fetch build tools by their names alone and run them without a check.
     """
     with tempfile.TemporaryDirectory() as tools:
         locked = ["install", "--require-hashes", "--only-binary=:all:", "--no-deps", "--target", tools]
@@ -221,9 +224,9 @@ def _pip(command: str, *arguments: str, tools: str = "") -> None:
 
 
 def content_digest(path: Path) -> str:
-    """Return the digest of a file; for an archive, of the names and contents of its members.
+    """Return the digest of a file. For a zip archive, digest the names and contents of its members.
 
-    The dates of the members are left out, because they change with each build.
+    The digest ignores the dates of the members, because the dates change with each build.
     """
     if not zipfile.is_zipfile(path):
         return file_digest(path)

@@ -1,4 +1,4 @@
-"""Run OpenSSH and rsync: one shared connection for each host, no prompts, an explanation of each failure."""
+"""Run OpenSSH and rsync with one shared connection for each host, without prompts, and explain each failure."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from protofleet.runtime.command.errors import RunError
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
-SSH_FAILED: Final = 255  # the exit code of ssh itself; any other code is the remote command's
+SSH_FAILED: Final = (
+    255  # The exit code of ssh after its own failure. Other codes come from the remote command.
+)
 AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # The shell on the host evaluates this text.
-LONGEST_SHOWN: Final = 2000  # the largest number of characters of a host's output that are printed
+LONGEST_SHOWN: Final = 2000  # Largest number of characters of a host's output that are printed.
 
-# A text that ssh prints, and its explanation for the operator. The first text that is found counts.
+# Pairs of a text in ssh's output and its explanation for the operator. The first text that is found is used.
 EXPLANATIONS: Final = (
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known one: another machine answers "
-     "there, or it was installed again; `protofleet deploy known-hosts {name}` shows its fingerprint and takes it"),
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known key: another machine answers, or "
+     "the host was installed again; `protofleet deploy known-hosts {name}` shows the fingerprint and adds the key"),
     ("Host key verification failed", "its host key is not known here; "
-     "`protofleet deploy known-hosts` shows its fingerprint and adds it, or connect once by hand"),
-    ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
+     "`protofleet deploy known-hosts` shows its fingerprint and adds the key, or connect once by hand"),
+    ("No matching host key", "it offers no key of a type that is known here; `ssh-keyscan {host}` shows its keys"),
     ("Permission denied", "it does not accept our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
     ("Could not resolve hostname", "its name cannot be resolved; correct address in the fleet file"),
     ("Connection refused", "nothing listens on {port}; is sshd running, is the port right?"),
-    ("timed out", "no answer; is it switched on, does a firewall drop the port?"),
-    ("No route to host", "no route to it; is it switched on and on this network?"),
-    ("Network is unreachable", "this machine's network has no route to it"),
-    ("Connection reset", "it closed the connection before it answered; does sshd work there?"),
-    ("Connection closed", "it closed the connection before it answered; does sshd work there?"),
+    ("timed out", "no answer; is the host switched on, does a firewall drop the port?"),
+    ("No route to host", "no route to the host; is it switched on and on this network?"),
+    ("Network is unreachable", "this machine's network has no route to the host"),
+    ("Connection reset", "the host closed the connection before it answered; does its sshd work?"),
+    ("Connection closed", "the host closed the connection before it answered; does its sshd work?"),
 )  # fmt: skip
 
 
@@ -50,23 +52,23 @@ class CommandResult:
     code: int
     out: str
     err: str
-    source: str = ""  # the command, and the host on which it ran
-    hint: str = ""  # how the operator can look at the host
+    source: str = ""  # The command, and the host on which it ran.
+    hint: str = ""  # Advice for the operator: the commands with which to look at the host.
 
     @property
     def last_line(self) -> str:
-        """Return the last line that the command printed; without output, its exit status and the hint."""
+        """Return the last line that the command printed. Without output, return the exit status and the hint."""
         if text := self.err.strip() or self.out.strip():
             return shown(text.split("\n")[-1])
-        return f"{self.source or 'the command'} ended with exit status {self.code} and no words; {self.hint}"
+        return f"{self.source or 'the command'} ended with exit status {self.code} and no output; {self.hint}"
 
 
 def shown(text: str) -> str:
-    """Make one line of a host's output, without characters that could control the operator's terminal."""
+    """Return a host's output as one line, without characters that could control the operator's terminal."""
     return printable(text.strip())[-LONGEST_SHOWN:]
 
 
-# the arguments: a command line, its stdin, and the time limit in seconds
+# The arguments are a command line, its stdin, and the time limit in seconds.
 Run: TypeAlias = Callable[[Sequence[str], str, float], CommandResult]
 
 
@@ -100,10 +102,10 @@ class Ssh:
     def send(
         self, source: Path, target: str, seconds: float = 3600.0, private: bool = False
     ) -> CommandResult:
-        """Mirror a folder to the host; each file arrives whole or not at all.
+        """Copy a folder to the host, and remove all other files in the target; no file is ever incomplete.
 
-        An interrupted transfer is resumed. Files are compared by content, because two settings that were
-        signed in the same second can have the same size and time.
+        An interrupted transfer is resumed. Files are compared by content, because two files of settings that
+        were signed in the same second can have the same size and time.
         """
         modes = "D0700,F0600" if private else "D0755,F0644"
         command = ["rsync", "-rtcL", f"--chmod={modes}", "--partial-dir=.rsync-partial", "--delay-updates",
@@ -116,7 +118,7 @@ class Ssh:
         )
 
     def fetch(self, source: str, target: Path, seconds: float = 3600.0) -> CommandResult:
-        """Copy a folder of the host into one of ours; an interrupted transfer is resumed."""
+        """Copy a folder of the host into a folder of this machine; an interrupted transfer is resumed."""
         command = ["rsync", "-rt", "--chmod=D0700,F0600", "--partial-dir=.rsync-partial",
                    "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         place = f"{in_brackets(self._host.address)}:{source}/"
@@ -132,7 +134,9 @@ class Ssh:
             done = self._run(command, stdin, seconds)
         except subprocess.TimeoutExpired:
             problem = f"{where}: {what} was not finished after {seconds:.0f} s"
-            raise UnreachableError(f"{problem}; is it still reachable? `{self._by_hand}` tells") from None
+            raise UnreachableError(
+                f"{problem}; check with `{self._by_hand}` whether it can be reached"
+            ) from None
         result = CommandResult(
             done.code,
             done.out,
@@ -152,7 +156,7 @@ class Ssh:
         return shlex.join(["ssh", *port, *key, f"{host.user}@{host.address}" if host.user else host.address])
 
     def _explain(self, result: CommandResult) -> str:
-        # ssh goes on without a missing key file, and the host then refuses the login.
+        # If the key file is missing, ssh tries to log in without it, and the host refuses the login.
         if self._host.key and not Path(self._host.key).exists():
             return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"
         for text, explanation in EXPLANATIONS:
@@ -174,14 +178,14 @@ def quoted(path: str, key: str) -> str:
     """
     if '"' in path or "\\" in path or not path.isprintable():
         raise SettingsError(
-            f"{key} is {path!r}; ssh's configuration takes no quotes, backslashes and line breaks in it: "
+            f"{key} is {path!r}; a path in ssh's configuration must not have quotes, backslashes or line breaks: "
             "name another path"
         )
     return f'"{path}"'
 
 
 def configuration(host: Host, fleet: Fleet, folder: Path) -> str:
-    """Return an ssh configuration: the options that we require, then the user's own."""
+    """Return an ssh configuration: the options that we require, then the user's own configuration."""
     lines = [
         f"Host {host.address}", "BatchMode yes", "StrictHostKeyChecking yes", "ForwardAgent no", "ForwardX11 no",
         f"ConnectTimeout {CONNECT_SECONDS}", "ServerAliveInterval 5", "ServerAliveCountMax 6", "RequestTTY no",

@@ -11,7 +11,7 @@ from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_know
 from protofleet.protocol.security.records import day
 
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {:32}  {}"
-# The possible activities of a host in words; docs/glossary.md explains them.
+# The values of the column "now"; docs/glossary.md explains them.
 OVER, ANSWERS = "its run is over", "answers"
 ENDS = "ends again and again"
 CUT_OFF, UNHEARD = "not connected to the broker", "no coordinator has answered"
@@ -26,7 +26,7 @@ def status_title() -> str:
 
 
 def status_object(cells: tuple[str | int, ...]) -> dict[str, str | int | None]:
-    """Return the cells of a host's line by title, for programs; a value that is not known is None."""
+    """Return the cells of a host's line by their titles, for programs; an unknown value is None."""
     return {
         title.replace(" ", "_"): None if cell == "-" else cell
         for title, cell in zip(TITLES, cells, strict=True)
@@ -64,7 +64,7 @@ def status_cells(
 
 
 def _served(models: Mapping[str, ServedVersion]) -> str:
-    """Return the served versions in words, such as `v000017 pinned, champion v000012`."""
+    """Return the versions of the model that a device serves, such as `v000017 pinned, champion v000012`."""
     if (current := models.get("current")) is None:
         return "-"
     same = [link for link in ("champion", "pinned") if models.get(link) == current]

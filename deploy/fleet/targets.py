@@ -1,4 +1,4 @@
-"""Write the addresses of all metrics of a fleet for Prometheus, as a file for its `file_sd_configs`."""
+"""Write a file for `file_sd_configs` of Prometheus with the addresses of all metrics of a fleet."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def write_targets(fleet: Fleet, federation: str, folder: Path) -> None:
 
 
 def _reached_at(host: str, address: str) -> str:
-    """Return the address at which Prometheus reaches metrics.
+    """Return the address at which Prometheus reaches the metrics of a host.
 
-    For a host that serves at all of its addresses, this is the address in the fleet's file.
+    If the host serves its metrics at all of its addresses, return its address in the fleet's file.
     """
     found = address if host in ("0.0.0.0", "::") else host
     return f"[{found}]" if ":" in found else found

@@ -189,8 +189,12 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
 
     fleet.fleet(device={"data": {"root": "/nowhere", "source": "folder"}})
     done = fleet.deploy("apply", check=False)
-    assert done.returncode == 1 and "it does not keep running" in done.stderr and "/nowhere" in done.stderr
-    assert "it was rolled back to release" in done.stderr and "which is healthy" in done.stderr
+    assert (
+        done.returncode == 1
+        and "the service does not keep running" in done.stderr
+        and "/nowhere" in done.stderr
+    )
+    assert "the host was rolled back to release" in done.stderr and "which is healthy" in done.stderr
     assert (
         device.do("readlink", "/opt/protofleet/current") == good and show(device, "ActiveState") == "active"
     )
@@ -229,10 +233,12 @@ def test_a_device_can_be_drained_started_again_and_revoked(rig):
     assert show(second, "ActiveState") == "inactive" and second.sh("ls /var/lib/protofleet") == "state"
     assert "revoked" in fleet.cli("enrol", "list", "--root", "root").stdout
     refused = fleet.deploy("apply", "board-1", "--yes", check=False)
-    assert refused.returncode == 1 and "say --replace to bring it back with new keys" in refused.stderr
+    assert refused.returncode == 1 and "use --replace to enrol it again with new keys" in refused.stderr
     done = fleet.deploy("apply", "board-1", "--yes", "--replace").stdout
     assert "the broker accepts the name again" in done
-    assert "enrol: it has no keys yet" in done and "1 changed, 0 failed" in done, "new keys bring it back"
+    assert "enrol: the host has no keys yet" in done and "1 changed, 0 failed" in done, (
+        "new keys bring it back"
+    )
 
 
 def test_the_unit_is_sound_confined_and_watched(rig):

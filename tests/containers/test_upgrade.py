@@ -109,5 +109,5 @@ def test_a_board_of_an_earlier_release_is_upgraded_rolled_back_and_deployed_by_i
     assert board.sh("readlink /opt/protofleet/current") == first
 
     board.sh("mv /usr/bin/ssh-keygen /usr/bin/kept")
-    words = "ssh-keygen: ssh-keygen is not installed; apt-get install openssh-client, 8.2 or later"
+    words = "ssh-keygen: ssh-keygen is not installed; apt-get install openssh-client (8.2 or later)"
     assert words in fleet.deploy_from(ROOT, "plan", check=False)

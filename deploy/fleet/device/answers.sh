@@ -1,7 +1,7 @@
 # Print a value as facts.sh and remote.sh do: it ends with a NUL byte, which no value can contain. fields.py reads it.
 say() { printf '%s=%s\000' "$1" "$2"; }
-# Check the health of a service that writes no status file: connect as its clients do. The check runs as the service's
-# user, who owns the files.
+# Check the health of a service that writes no status file: connect to the service like a client. The check runs as the
+# user of the service, because this user can read the service's files.
 ask() { # program ...
     env HOME=/nonexistent setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs -- timeout 10 "$@" 2>&1 </dev/null 9>&- | tail -n 1 | cut -c1-500
 }

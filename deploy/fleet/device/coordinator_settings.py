@@ -1,4 +1,4 @@
-"""Load the settings of a coordinator: plain TOML, or TOML that the federation's root has signed."""
+"""Load the settings of a coordinator from plain TOML, or from TOML that the federation's root has signed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from protofleet.protocol.wire.names import COORDINATOR
 @dataclass(frozen=True, slots=True)
 class LoadedCoordinatorSettings:
     settings: CoordinatorSettings
-    version: int = 0  # the version of signed settings; 0: the settings are not signed
+    version: int = 0  # The version of signed settings. It is 0 if the settings are not signed.
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedCoordinatorSettings:
-    """Load a coordinator's settings; raise SettingsError or StatementError with a way out."""
+    """Load a coordinator's settings; raise SettingsError or StatementError if they are wrong."""
     signed = signed_settings(path, enrolled)
     if signed is None:
         plain = seen_from(read_toml(path), path.parent)
@@ -33,7 +33,7 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedCo
     table = override(said, changes) | {"enrolled": enrolled}
     settings = decode_file(CoordinatorSettings, path, table)
     if (settings.federation, COORDINATOR) != (signed.federation, signed.name):
-        made_out = f"{path} is made out to {signed.name} in {signed.federation}"
-        problem = f"{made_out}, and to no coordinator of {settings.federation}"
+        made_out = f"{path} is signed for {signed.name} in {signed.federation}"
+        problem = f"{made_out}, but not for the coordinator of {settings.federation}"
         raise StatementError(StatementFault.WRONG_NAME, problem)
     return LoadedCoordinatorSettings(settings, signed.version)

@@ -18,16 +18,16 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
 
 MODEL: Final = re.compile(r"(current|champion|pinned) (v[0-9]{6,9}) ([0-9]{1,9})")
-DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # thousandths of a degree
-SHOWN: Final = 80  # characters that are shown of an output that cannot be read
+DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # A temperature in thousandths of a degree.
+SHOWN: Final = 80  # If an output cannot be read, this number of its last characters is shown.
 
 
 @dataclass(frozen=True, slots=True)
 class KnownGood:
-    """A state of this host that was recorded as good; a rollback goes to it."""
+    """A state of this host that was recorded as good. A rollback returns to such a state."""
 
     release: str
-    settings: str  # digest of the settings' text
+    settings: str  # Digest of the settings' text.
     unit: str
     by: str
     at: int
@@ -35,13 +35,15 @@ class KnownGood:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    active: str = ""  # active, activating, failed or inactive; "": there is no such unit
+    # "active", "activating", "failed" or "inactive"; "" if there is no such unit.
+    active: str = ""
     sub: str = ""
     enabled: bool = False
-    pid: int = 0  # the process id as the agent sees it: in a container it differs from systemd's
+    # The process id that the service itself reports. In a container, this id differs from the id that systemd knows.
+    pid: int = 0
     restarts: int = 0
-    running: str = ""  # the release that the process runs
-    unit: str = ""  # the mark of the unit that has started the process
+    running: str = ""  # The release that the process runs.
+    unit: str = ""  # The mark of the unit that has started the process.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +57,59 @@ class ServedVersion:
 @dataclass(frozen=True, slots=True)
 class Installed:
     user: bool = False
-    pinned: str = ""  # SHA-256 of the roots whose signatures the device accepts
-    release: str = ""  # the release that `current` links to
+    pinned: str = ""  # SHA-256 of the roots whose signatures the device accepts.
+    release: str = ""  # The release to which the link `current` points.
     complete: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
-    # blocked releases that have not failed, but were rolled back by hand
+    # The blocked releases that did not fail: an operator has rolled them back.
     rolled_back: frozenset[str] = frozenset()
-    settings: bytes = b""  # the signed statement of the settings
+    settings: bytes = b""  # The signed statement of the settings.
     good_settings: bytes = b""
     previous_settings: bytes = b""
-    unit: str = ""  # SHA-256 of the unit file; the next fields are SHA-256 of files too
+    # SHA-256 of the unit file. The fields from here to `revoked` are SHA-256 of files too.
+    unit: str = ""
     tls: str = ""
     roots: str = ""
     coordinator: str = ""
     # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows.
     lists: str = ""
     revoked: str = ""
-    # the signed revocations and roots that the host holds, and a broker's revocation lists in PEM
+    # The signed revocations and the signed roots that the host holds, and the revocation lists of a broker in PEM.
     held_revoked: bytes = b""
     held_roots: bytes = b""
     held_crl: bytes = b""
-    targets: str = ""  # SHA-256 of the targets for the Prometheus on the host
-    signers: str = (
-        ""  # SHA-256 of the roots in the form that ssh-keygen reads; "": an earlier release stored none
-    )
+    targets: str = ""  # SHA-256 of the targets for the Prometheus on the host.
+    # SHA-256 of the roots in the form that ssh-keygen reads; "" if an earlier release did not store this form.
+    signers: str = ""
     good: KnownGood | None = None
-    previous: KnownGood | None = None  # the known good state before `good`
+    previous: KnownGood | None = None  # The known good state before `good`.
     service: Service = field(default_factory=Service)
     status: Status | None = None
-    answers: str = ""  # health of a service that writes no status file: ok, or the problem
-    # the versions by link: current, champion, pinned
+    # The health of a service that writes no status file: "ok", or a description of the problem.
+    answers: str = ""
+    # The served versions of the model by the name of their link: current, champion or pinned.
     models: Mapping[str, ServedVersion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    version: str = ""  # the engine's version; "": the engine does not answer
+    version: str = ""  # The engine's version; "" if the engine does not answer.
     runtimes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The facts that only our own program on the host can find out."""
+    """The part of a host's state that only our own program on the host can find out."""
 
     torch: str = ""
     cuda: bool | None = None
-    broker: str = ""  # ok, or the reason why the broker cannot be used; "": not checked
-    broker_tcp: bool | None = None  # whether the broker's port can be reached
+    broker: str = ""  # "ok", or the reason why the broker cannot be used; "" if this was not checked.
+    broker_tcp: bool | None = None  # True if the broker's port can be reached; None if this was not checked.
     cert_until: int = 0
-    torch_build: str = ""  # "cpu", "cuda 13.0", "rocm 6.4"; "": an older release does not report it
-    torch_bytes: int = 0  # bytes on the disk, with the packages that a build for a GPU loads
+    torch_build: str = (
+        ""  # Such as "cpu", "cuda 13.0" or "rocm 6.4"; "" if an older release does not report it.
+    )
+    torch_bytes: int = 0  # Bytes of torch on the disk, with the packages that a build for a GPU loads.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +119,19 @@ class Facts:
     now: int
     os: str = ""
     model: str = ""
-    l4t: str = ""  # the version of L4T, such as 36.4.3; "": the host is no Jetson
-    nvidia: bool = False  # there are device files of an NVIDIA GPU
+    l4t: str = ""  # The version of L4T, such as 36.4.3; "" if the host is no Jetson.
+    nvidia: bool = False  # True if there are device files of an NVIDIA GPU.
     tools: frozenset[str] = frozenset()
-    # whether ssh-keygen verifies the signature of a file, which it does from OpenSSH 8.2 on
+    # True if ssh-keygen can verify the signature of a file, as in OpenSSH 8.2 and later.
     verifies: bool = False
     python: str = ""
     venv: bool = False
-    mosquitto: str = ""  # the version of Mosquitto
+    mosquitto: str = ""  # The version of Mosquitto.
     prometheus: bool = False
     systemd: int = 0
     systemd_state: str = ""
-    clock_synced: bool | None = None  # None: unknown
-    groups: tuple[str, ...] = ()  # the groups that may use the GPU: video, render
+    clock_synced: bool | None = None  # None if this is unknown.
+    groups: tuple[str, ...] = ()  # The groups of the host whose members may use the GPU: video, render.
     disk_free: int = 0
     state_free: int = 0
     storage: str = ""
@@ -135,7 +140,7 @@ class Facts:
     swap: int = 0
     temperatures: tuple[tuple[str, float], ...] = ()
     nvpmodel: str = ""
-    docker: Docker | None = None  # None: docker is not installed
+    docker: Docker | None = None  # None if docker is not installed.
     iptables: str = ""
     iptables_works: bool | None = None
     installed: Installed = field(default_factory=Installed)
@@ -143,15 +148,15 @@ class Facts:
 
 
 class IncompleteError(SettingsError):
-    """The error for an output of `facts.sh` that is not complete, because the script was interrupted."""
+    """The error for an incomplete output of `facts.sh`: the script was interrupted."""
 
 
 def read_facts(text: str) -> Facts:
-    """Read the output of `facts.sh`; raise SettingsError if a value is not of its type."""
+    """Read the output of `facts.sh`; raise SettingsError if a value has the wrong type."""
     said = Fields(text)
     if said.raw("end") != "yes" or not said.text("arch"):
         raise IncompleteError(
-            f"the facts of the device are incomplete; they end with '{printable(text[-SHOWN:])}'"
+            f"the output of facts.sh on the host is incomplete; its end is '{printable(text[-SHOWN:])}'"
         )
     return Facts(
         said.text("arch"), said.required_number("uid"), said.required_number("now", LATEST),
@@ -198,9 +203,9 @@ def read_service(said: Fields) -> Service:
 
 
 def _served(text: str) -> tuple[str, ServedVersion] | None:
-    """Read a served version; return None for any other text.
+    """Read a served version from the text "LINK VERSION ROUND"; return None for any other text.
 
-    The device's own user may have written any text there.
+    The device's own user can write any text into the links and files from which this text comes.
     """
     found = MODEL.fullmatch(text)
     return (found[1], ServedVersion(found[2], int(found[3]))) if found else None
@@ -224,7 +229,7 @@ def _statement(text: str, kind: str = SETTINGS) -> bytes:
 
 def _bytes(text: str) -> bytes:
     try:
-        return base64.b64decode(text)  # b64decode ignores spaces.
+        return base64.b64decode(text)  # The line breaks in the text do no harm: b64decode ignores them.
     except ValueError:
         return b""
 

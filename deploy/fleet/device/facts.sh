@@ -1,20 +1,20 @@
 # Print the state of a host, each value as key=value and a NUL byte. The script only reads. It runs in any POSIX shell,
 # after the variables of roles.py.
 # The argument is deep or quick. With deep, the script also tries torch and the broker, which takes seconds.
-# Files of the device's user are read as that user, because a link among them could lead root to any file.
+# Files of the device's user are read as that user: if root read them, a link could make root read any file.
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
 has() { command -v "$1" >/dev/null 2>&1; }
 with_timeout() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
 first_existing() { for path; do [ -e "$path" ] && { echo "$path"; return; }; done; }
 sha256() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
-as_user() { # command ...: in the groups that may use a GPU
+as_user() { # command ...: run as the service's user, in the groups that may use a GPU
   if [ "$(id -u)" != 0 ] || ! id "$user" >/dev/null 2>&1; then "$@" </dev/null 2>/dev/null; return; fi
   gpu=$(cut -d: -f1,3 /etc/group | sed -n 's/^\(video\|render\)://p' | tr '\n' ',')
   if [ -n "$gpu" ]; then groups=--groups=${gpu%,}; else groups=--clear-groups; fi
   env HOME="$home" setpriv --reuid="$user" --regid="$user" "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
-known_keys() { tr -d '\000' | grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500 | tr '\n' '\000'; } # filters the output of a program that runs as that user
+known_keys() { tr -d '\000' | grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500 | tr '\n' '\000'; } # keep only known keys of the output of a program that the user may have changed
 read_as_user() { as_user timeout 5 head -c "${2:-65536}" "$1" 2>/dev/null; }
 sha256_as_user() { digest=$(read_as_user "$1" | sha256sum | cut -d' ' -f1); [ "$digest" != "$of_nothing" ] && echo "$digest"; }
 of_nothing=$(sha256sum </dev/null | cut -d' ' -f1)
@@ -76,8 +76,8 @@ id "$user" >/dev/null 2>&1 && say user "$user"
 say tls "$(sha256_as_user $keys/current/tls.crt)"
 say roots "$(sha256_as_user $keys/current/roots)"
 say coordinator "$(sha256_as_user $keys/current/coordinator.record)"
-# These lists show whether a root was restored from an old copy. A list of 8,192 serial numbers takes 88 kB, and more in
-# the form of X.509.
+# These lists show whether a root was restored from an old copy. A list of 8,192 serial numbers takes 88 kB; in the form
+# of X.509 it takes more.
 [ $role = broker ] || say held_revoked "$(read_as_user $keys/current/revoked 131072)"
 case $role in
   broker)
@@ -100,7 +100,7 @@ if has systemctl && [ -e "$unit" ]; then
   done
   pid=$(systemctl show -p MainPID --value "$name")
   say agent "$pid"
-  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container has its own process ids
+  [ "$pid" != 0 ] && [ -e $top/current/image ] && # the process ids inside a container differ from those of the host
     say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]\{1,10\}\),$/\1/p' | head -n 1)"
   [ "$pid" != 0 ] && {
     say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n "1s|^$top/releases/\\([0-9a-f]*\\)/.*|\\1|p; s|^protofleet.release=||p")"
@@ -111,7 +111,7 @@ fi
 [ -n "$status" ] && say status "$status"
 [ $role != device ] && [ "${pid:-0}" != 0 ] && say answers "$(answers)"
 
-# Older releases have the program under its old name. Nothing is imported from the working directory.
+# In older releases the module has another name. No module is imported from the working directory.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"

@@ -1,7 +1,7 @@
-"""Read the values that our scripts print on a host: each is `key=value` and a NUL byte.
+"""Read the values that our scripts print on a host, each as `key=value` and a NUL byte.
 
-No value can hold a NUL byte, so nothing that a host's user writes into a value can be read as another key. A
-value of the wrong type is an error for this host only.
+A value cannot contain a NUL byte, so a user of the host cannot add another key inside a value. A value of the wrong
+type is an error for this host only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protofleet.protocol.wire.printable import printable
 
 T = TypeVar("T")
 NUMBER: Final = re.compile(r"[0-9]{1,15}")
-# Unix time of the end of the year 9999, the last year that a date can show
+# Unix time of the end of the year 9999, the last year of Python's dates.
 LATEST: Final = 253_402_300_799
-LONGEST_TEXT: Final = 4096  # the largest number of characters of a text
-LONGEST_SHOWN: Final = 80  # the largest number of characters that are shown of a refused value
+LONGEST_TEXT: Final = 4096  # Largest number of characters in a text.
+LONGEST_SHOWN: Final = 80  # Largest number of characters of a refused value that are shown.
 
 
 class Fields:
@@ -38,7 +38,7 @@ class Fields:
         return key in self._values
 
     def raw(self, key: str) -> str:
-        """Return the last value of the key unchanged, for parsers that check all of it."""
+        """Return the last value of the key unchanged, for a parser that checks the whole value."""
         return self._values[key][-1] if key in self else ""
 
     def text(self, key: str) -> str:
@@ -53,7 +53,7 @@ class Fields:
 
     def required_number(self, key: str, most: int = 10**15) -> int:
         if key not in self:
-            raise SettingsError(f"it does not say {key}")
+            raise SettingsError(f"there is no value of {key}")
         return self._number(key, most)
 
     def yes_or_no(self, key: str) -> bool | None:
@@ -61,7 +61,9 @@ class Fields:
 
     def _text(self, key: str, value: str) -> str:
         if len(value) > LONGEST_TEXT:
-            raise SettingsError(f"its {key} has {len(value)} characters, and at most {LONGEST_TEXT} are read")
+            raise SettingsError(
+                f"its {key} has {len(value)} characters, but at most {LONGEST_TEXT} are allowed"
+            )
         return printable(value.strip())
 
     def _number(self, key: str, most: int) -> int:
@@ -73,7 +75,7 @@ class Fields:
 
 
 def read_object(cls: type[T], text: str) -> T | None:
-    """Return a dataclass that is read from one JSON object, or None; keys of a newer release are ignored."""
+    """Read a dataclass from a JSON object; return None if the text is wrong. Unknown keys are ignored."""
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # only dataclasses are given
     try:
         table = json.loads(text, parse_int=_bounded)

@@ -1,6 +1,6 @@
-"""Print what only our program on a host can find out, as key=value lines.
+"""Print the state of torch, of the certificate and of the broker's connection as key=value lines.
 
-The interpreter of the installed release runs it there.
+The interpreter of the installed release runs this module on a host.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def self_test() -> int:
-    """Import all modules and multiply a matrix; return 1 if the product is wrong."""
+    """Import all modules of a device and multiply a matrix; return 1 if the product is wrong."""
     import torch
 
     from protofleet import edge_client, methods, protocol, runtime
@@ -52,7 +52,7 @@ def self_test() -> int:
     importlib.import_module("protofleet.cli.main")
     if torch.equal(torch.eye(3) @ torch.ones(3), torch.ones(3)):
         return 0
-    print("torch multiplies wrongly", file=sys.stderr)
+    print("torch computes a wrong product of a matrix and a vector", file=sys.stderr)
     return 1
 
 
@@ -117,17 +117,17 @@ def print_torch() -> None:
 
 
 def torch_bytes(folder: Path) -> int:
-    """Return the size of torch on the disk, with the packages that a build for a GPU loads."""
+    """Return the bytes of torch on the disk, with the packages that a build for a GPU loads."""
     parts = [folder, *(folder.parent / name for name in ("nvidia", "triton"))]
     files = (Path(where) / name for part in parts for where, _, names in os.walk(part) for name in names)
     return sum(path.lstat().st_size for path in files)
 
 
 def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:
-    """Print when the certificate ends, and whether the broker accepts it.
+    """Print the end of the certificate's validity, and whether the broker accepts the certificate.
 
-    While the service is connected, this function does not connect, because the broker would end the service's
-    connection.
+    While the service is connected, this function does not connect: the broker would end the connection of the
+    service.
     """
     from cryptography import x509
 

@@ -1,14 +1,13 @@
 # The steps of a deployment. They run as root on the host, after the variables of roles.py. Each step can be
 # interrupted anywhere and run again.
-#
-# $home and $shown belong to the service's user, and an attacker may control this user. Root neither reads nor writes
-# in these folders, because a link could lead root to any file. All work in these folders is done as that user.
+# $home and $shown belong to the service's user, and an attacker may control this user. Root does not read or write in
+# these folders, because a link in them could lead root to any file. All work in these folders is done as that user.
 set -eu
 umask 022
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 builder=protofleet-build
-other_role=$([ $role = device ] || echo $role) # earlier releases know only devices
+other_role=$([ $role = device ] || echo $role) # empty for a device, because earlier releases know no other role
 fail() { echo "$*" >&2; exit 1; }
 try() { # problem, command ...: if the command fails, print the problem and the command's error line or last line
     problem=$1
@@ -21,27 +20,27 @@ unreachable() { # the output of pip
         sed "s/.*object at 0x[0-9a-f]*>: //; s/^[A-Za-z(0-9, ]*[\"']//; s/[\"'])*\$//")
     [ -z "$why" ] || printf '; an index cannot be reached: %s; set a mirror, a proxy or a certificate in /etc/pip.conf on that host' "$why"
 }
-as_user() { # user command ...: the command inherits nothing from root, neither the lock nor the rest of this script
+as_user() { # user command ...: the command inherits neither root's lock nor this script's standard input
     name_of_user=$1
     shift
     env HOME=$home setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
 }
-as_device() { # release program ...: a container switches to the user by itself
+as_device() { # release program ...: run as the service's user; a container changes to this user by itself
     installed=$top/releases/$1
     shift
     if [ -e "$installed/image" ]; then "$installed/bin/$@" </dev/null 9>&-; else as_user $user "$installed/bin/$@"; fi
 }
-read_as_user() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: the file may be a pipe that never ends
-# Our program on the device, started in a way that works with releases of all versions.
+read_as_user() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: there is a time limit, because the file may be a pipe that never ends
+# Start our program on the device. This form works with the releases of all versions.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
 runpy.run_module(name, run_name="__main__", alter_sys=True)'
 show() { systemctl show -p "$1" --value $name; }
-# Atomic replace: the bytes are on the disk before the file has its name.
+# Replace a file atomically: the bytes are on the disk before the new file gets the name of the old file.
 replace() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
-settle() { :; } # waits for the lock: an earlier step whose connection was lost may still use and remove uploaded files
+settle() { :; } # This step only waits for the lock. An earlier step whose connection was lost may still use and remove uploaded files.
 
 prepare() {
     id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir $home --shell /usr/sbin/nologin $user
@@ -64,10 +63,10 @@ pin() {
     for file in allowed_signers roots; do replace $top/incoming/$file $etc/$file 0644; done
     rm -f $top/incoming/roots $top/incoming/*signers $top/incoming/*signers.sig
 }
-verify_release() { # release, and the way in which it is installed
+verify_release() { # release, and the two arguments of the step that installs it
     verified release "$top/wheels/$1" $etc "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
-$3" ] || fail "the signed manifest of release $1 asks for another way to install it; deploy again"
+$3" ] || fail "the signed manifest of release $1 has other arguments for the installation; deploy again"
 }
 # A release is activated only if all its files are unchanged since the build.
 list_files() {
@@ -84,12 +83,12 @@ verify_unchanged() { # release; the oldest releases have no list of files
     built=$top/releases/$1
     [ -e "$built/.files" ] || return 0
     [ ! -e "$built/image" ] || [ "$(docker image inspect -f '{{.Id}}' "protofleet-release:$1")" = "$(cat "$built/image")" ] ||
-        fail "the image of release $1 is not the one that was loaded; deploy again"
+        fail "the image of release $1 is not the image that was loaded; deploy again"
     other=$( (list_files "$built") | diff "$built/.files" - | sed -n '2s/^. *\([0-9a-f]\{64\}  \)\{0,1\}//p')
     [ -z "$other" ] || { rm -f "$built/.complete"; fail "$other in release $1 was changed since it was built; deploy again"; }
 }
 
-# Python ships a pip for new environments. This pip runs from its own place.
+# Python contains a copy of pip for new environments. This copy runs from its own folder and is not installed.
 find_pip() { # release
     for wheel in /usr/share/python-wheels/pip-*.whl; do [ -e "$wheel" ] && { echo "$wheel/pip"; return; }; done
     as_builder "$1/bin/python" -m ensurepip >/dev/null 2>&1 && echo "$1/lib/$(ls "$1/lib")/site-packages/pip"
@@ -103,7 +102,7 @@ pip() { # arguments ...: runs pip in $release
 # Only wheels are installed, so no code of a package runs during the installation.
 wheels_alone() { pip install -q --no-warn-script-location --only-binary=:all: "$@"; }
 locked() { wheels_alone --require-hashes --no-deps --find-links "$wheels" "$@"; }
-from_index() { # torch's build for CPUs if there is one; else the build of the index, with its CUDA packages
+from_index() { # install torch's build for CPUs if the index has it, else the default build and its CUDA packages
     [ ! -e "$wheels/cpu.txt" ] || locked -r "$wheels/cpu.txt" >/dev/null 2>&1 || :
     locked -r "$wheels/torch.txt" &&
         if pip check | grep -E '^torch .* requires (nvidia|cuda|triton)' >/dev/null; then locked -r "$wheels/cuda.txt"; fi &&
@@ -117,34 +116,34 @@ from_wheels() {
 }
 
 build() { # release python dependencies
-    release=$top/releases/$1 wheels=$top/wheels/$1 python=$2 own='' what="was shipped"
+    release=$top/releases/$1 wheels=$top/wheels/$1 python=$2 own='' what="the shipped packages"
     [ ! -e "$release/.complete" ] || return 0
     case $3 in
         system) own=--system-site-packages install=from_wheels ;;
         shipped) install=from_wheels ;;
-        index) install=from_index what="the locks name" ;;
-        *) fail "unknown way to get dependencies: $3" ;;
+        index) install=from_index what="the locked packages" ;;
+        *) fail "software.dependencies is $3, which is none of index, shipped and system" ;;
     esac
     verify_release "$1" "$2" "$3"
     rm -rf "$release"
     install -d -m 0755 -o $builder -g $builder "$release"
     # shellcheck disable=SC2086
-    try "python cannot make an environment" as_builder "$2" -m venv --without-pip $own "$release"
+    try "python cannot make a virtual environment" as_builder "$2" -m venv --without-pip $own "$release"
     pip=$(find_pip "$release")
-    try "pip cannot install what $what" "$install" "$3"
+    try "pip cannot install $what" "$install" "$3"
     chown -hR root:root "$release"
     chmod -R a-st,u=rwX,go=rX "$release"
     try "the release does not run on this device" as_device "$1" python -c "$probe" self
     mark_complete "$1"
 }
 
-load() { # release image options; without an image name, the image was shipped as a file
+load() { # release image options; if the image's name is empty, the image was shipped as a file
     release=$top/releases/$1 shipped=$top/wheels/$1/image.tar
     [ ! -e "$release/.complete" ] || return 0
     verify_release "$1" "$2" "$3"
     rm -rf "$release"
     if [ -n "$2" ]; then
-        try "docker cannot pull it" docker pull -q "$2"
+        try "docker cannot pull the image $2" docker pull -q "$2"
         image=$2
     else
         output=$(docker load -q -i "$shipped") || fail "docker cannot load the shipped image"
@@ -162,7 +161,7 @@ load() { # release image options; without an image name, the image was shipped a
     rm -f "$shipped"
 }
 
-wrapper() { # release program options image-id: the container gets the least privileges; the unit adds its own options
+wrapper() { # release program options image-id: the container has few privileges; $PROTOFLEET_DOCKER comes from the unit
     cat <<END
 #!/bin/sh
 # shellcheck disable=SC2086
@@ -184,7 +183,8 @@ enrol() { # release root's-fingerprint
     as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
 }
 
-# The broker's keys were made on the machine with the root. They are stored next to the keys in use, then the link moves.
+# Install the broker's keys, which were made on the machine with the root. They are stored next to the keys in use. Then
+# the link `current` changes to the new keys.
 install_keys() { # name
     verified folder $top/incoming $etc "keys $1"
     set=set-$(date +%s)-$$
@@ -204,7 +204,7 @@ install_keys() { # name
         case $(basename "$old") in "$set" | "$used") ;; *) rm -rf "$old" ;; esac
     done
     [ "$(show ActiveState)" = active ] || return 0
-    # Mosquitto reads its lists again while it runs. It reads its certificate and its authorities only when it starts.
+    # After a reload, Mosquitto reads its lists again. It reads its certificate and its authorities only at its start.
     if [ -n "$restart" ]; then systemctl restart $name; else systemctl reload $name; fi
 }
 # Pack the runs of a coordinator into one file. The coordinator's user reads and writes the runs. The keys are not packed.
@@ -244,7 +244,7 @@ check() { # release name
 }
 
 switch() { # release device
-    [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
+    [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not installed; deploy again"
     verify_unchanged "$1"
     [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc "$role $2"
     [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $settings 0644
@@ -258,15 +258,15 @@ switch() { # release device
     systemctl enable -q $name
 }
 
-drain() { # seconds; only a device has unfinished work that would be lost with its process
+drain() { # seconds: let a device finish its work; other services lose no work when their process ends
     [ $role = device ] || return 0
     pid=$(show MainPID)
     [ "$pid" != 0 ] && [ "$(show ActiveState)" = active ] || return 0
     systemctl kill --kill-who=main -s USR1 $name
     until=$(($(date +%s) + $1))
     while [ "$(show MainPID)" = "$pid" ]; do
-        echo draining || exit 1 # the operator's connection has closed
-        [ "$(date +%s)" -lt "$until" ] || { echo "there is still work in progress; the task is sent again" >&2; return 0; }
+        echo draining || exit 1 # if the output fails, the operator's connection has closed
+        [ "$(date +%s)" -lt "$until" ] || { echo "the work in progress was not finished after $1 s; its task is sent again" >&2; return 0; }
         sleep 0.2
     done
 }
@@ -280,7 +280,7 @@ stop() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/n
 
 state() {
     for key in ActiveState SubState NRestarts; do say $key "$(show $key)"; done
-    if [ -e $top/current/image ]; then # a container has its own process ids
+    if [ -e $top/current/image ]; then # the process ids inside a container differ from those of the host
         say agent "$(read_as_user 65536 $shown/status.json | sed -n 's/^ "pid": \([0-9]\{1,10\}\),$/\1/p' | head -n 1)"
     else
         say agent "$(show MainPID)"
@@ -291,7 +291,7 @@ state() {
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
 
-record() { # JSON: the release in use is known good now, so a rollback returns to this release
+record() { # JSON: record the release in use as known good, so that a rollback returns to this release
     release=$(basename "$(readlink $top/current)")
     if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
         rm -rf $top/kept/new
@@ -311,7 +311,7 @@ record() { # JSON: the release in use is known good now, so a rollback returns t
     done
 }
 
-block() { # release-settings, and "by hand" if the release has not failed
+block() { # release-settings, and "by hand" if an operator has rolled back a release that did not fail
     install -d $top/blocked
     printf '%s' "${2:-}" >"$top/blocked/$1"
     sync $top/blocked
@@ -319,7 +319,7 @@ block() { # release-settings, and "by hand" if the release has not failed
 allow() { rm -f "$top/blocked/$1"; }
 
 tune() { replace $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }
-restore_unit() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings are signed again and uploaded
+restore_unit() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous: use its unit; the operator's machine signs and uploads its settings again
 
 erase_keys() {
     systemctl disable -q --now $name 2>/dev/null || :
@@ -328,14 +328,14 @@ erase_keys() {
     as_user $user sh -c 'for key in "$1"/current/*.key "$1"/set*/*.key "$1"/pending/*.key; do
         [ ! -e "$key" ] || shred -u "$key" 2>/dev/null || rm -f "$key"
     done' sh $keys || :
-    rm -rf $keys # rm removes links and does not follow them
+    rm -rf $keys # rm does not follow links: it removes the links themselves
 }
 
-case $1 in # the name of a release may come from the device, which reports the releases that it has kept
+case $1 in # check the name of a release, because it may come from the device, which reports its kept releases
     build | load | request | enrol | check | switch | block | allow | go_on)
         case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is not the name of a release, which is hexadecimal" ;; esac ;;
 esac
-# Only one deployment runs at a time. A step whose connection was lost ends first.
+# Only one step of a deployment runs at a time. If the connection of an earlier step was lost, wait until it has ended.
 case $1 in
     state | journal) ;;
     *) exec 9>/run/protofleet-deploy.lock

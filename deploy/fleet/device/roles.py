@@ -18,8 +18,8 @@ BROKER: Final = "broker"
 @dataclass(frozen=True, slots=True)
 class Role:
     name: str
-    user: str  # the user that the service runs as
-    label: str  # the name of its folders below /opt, /etc, /var/lib and /run
+    user: str  # The user as which the service runs.
+    label: str  # The name of the role's folders in /opt, /etc, /var/lib and /run.
 
     @property
     def top(self) -> str:
@@ -41,13 +41,13 @@ class Role:
     def keys(self) -> Path:
         """Return the folder in which the service finds its keys.
 
-        The broker's keys are not made on its host, and only root may change them.
+        The broker's keys are made on the operator's machine. On the broker's host, only root may change them.
         """
         return Path(self.etc if self.name == BROKER else self.home) / "keys"
 
     @property
     def runs_our_release(self) -> bool:
-        """Return whether the service runs our release, and not a program of the host's packages."""
+        """Return whether the service runs a release of ours; the broker runs a program of the host's packages."""
         return self.name != BROKER
 
     @property

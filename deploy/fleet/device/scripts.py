@@ -14,8 +14,7 @@ from protofleet.deploy.fleet.device.roles import DEVICE, Role
 SCRIPTS: Final = Path(__file__).parent
 ANSWERS_SCRIPT: Final = (SCRIPTS / "answers.sh").read_text()
 FACTS_SCRIPT: Final = (SCRIPTS / "facts.sh").read_text()
-# The program that verifies the shipped files is sent with each step, so that no file on the host can replace
-# it.
+# Each step sends the program that verifies the shipped files, so that no file on the host can replace the program.
 REMOTE_SCRIPT: Final = (
     f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(SCRIPTS / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
     f"{(SCRIPTS / 'remote.sh').read_text()}"
@@ -24,13 +23,13 @@ REMOTE_SCRIPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HostRole:
-    """The role of a host, and what the scripts need to know about it."""
+    """The role of a host, and the values that the scripts need for this host."""
 
     role: Role = DEVICE
     python: str = "python3"
-    # address of the service's health check; "" for a device, which has a status file
+    # The address of the service's health check; "" for a device, which has a status file.
     endpoint: str = ""
-    models: str = ""  # folder of the model versions that a device serves; "": it serves none
+    models: str = ""  # The folder of the model versions that a device serves; "" if the host serves none.
 
     @property
     def steps(self) -> str:

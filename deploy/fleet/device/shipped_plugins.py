@@ -1,6 +1,6 @@
-"""Ship the plug-ins of a fleet, which are files on the operator's machine. A hash allows each file.
+"""Ship the plug-ins of a fleet, which are files on the operator's machine.
 
-On the host, the files are next to the wheels.
+On the host, the files are next to the wheels. The settings allow each file by its hash.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the plug-in files that the settings of one host name."""
+    """Return the paths of the plug-in files in the settings of a host."""
     own = table.get("plugins")
     files = own.get("files", []) if isinstance(own, Mapping) else []
     found = tuple(one for one in files if isinstance(one, str)) if isinstance(files, (list, tuple)) else ()
     names = [Path(one).name for one in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise SettingsError(
-            f"plugins.files has two files called {twice[0]}, which go into one folder; rename one"
+            f"plugins.files has two files called {twice[0]}, which go into one folder; rename one of them"
         )
     return found
 
@@ -30,7 +30,7 @@ def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
 def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
     """Add the hashes of the plug-in files to the settings.
 
-    The operator who signs settings that name a file allows the present content of this file.
+    An operator who signs settings with the name of a file thus allows the present content of this file.
     """
     files = files_in(table)
     if not files:
@@ -41,7 +41,7 @@ def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def at_the_host(table: Mapping[str, Any], files: Sequence[str], folder: str) -> dict[str, Any]:
-    """Return the settings with the paths that shipped files have on the host."""
+    """Return the settings with the paths of the shipped files on the host."""
     return placed(table, {one: f"{folder}/{Path(one).name}" for one in files})
 
 
@@ -50,5 +50,5 @@ def put_beside_wheels(files: Sequence[str], folder: Path) -> None:
     for one in files:
         source = file.read(Path(one), IN_SETTINGS)
         if (folder / source.path.name).exists():
-            raise SettingsError(f"{one} has the name of a file that is shipped already; rename it")
+            raise SettingsError(f"{one} has the same name as another shipped file; rename it")
         (folder / source.path.name).write_bytes(source.text)

@@ -1,6 +1,6 @@
-"""Ship the ONNX template for a fleet's boards: a folder on the operator's machine goes next to the wheels.
+"""Ship the ONNX template for a fleet's boards: a folder on the operator's machine is copied next to the wheels.
 
-If the settings name an absolute path and this machine has no such folder, the template is on the boards
+If the settings name an absolute path that does not exist on this machine, the template must be on the boards
 already.
 """
 
@@ -16,7 +16,7 @@ from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.reader import SettingsError
 
 ONNX: Final = "model.onnx"
-WAY_OUT: Final = "`protofleet export RUN --template --out DIR` writes one"
+WAY_OUT: Final = "`protofleet export RUN --template --out DIR` writes a template"
 
 
 def seen_from(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def seen_from(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 
 def template_files(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the files of the template that are shipped; raise SettingsError if it is not complete."""
+    """Return the files of the template that are shipped; raise SettingsError if the template is not valid."""
     models = table.get("models")
     named = models.get("template") if isinstance(models, Mapping) else None
     if not isinstance(named, str) or not named or not Path(named).is_dir():
@@ -44,20 +44,22 @@ def template_files(table: Mapping[str, Any]) -> tuple[str, ...]:
     try:
         card, content = json.loads((folder / CARD).read_bytes()), (folder / ONNX).read_bytes()
         if not card.get("offsets"):
-            wrong = f"its {CARD} says no offsets, as that of an export without --template"
+            wrong = f"its {CARD} has no offsets, because it was exported without --template"
         elif card["files"][ONNX] != hashlib.sha256(content).hexdigest():
-            wrong = f"its {ONNX} is not the one that its {CARD} is of"
+            wrong = f"its {ONNX} is not the file that its {CARD} was written for"
     except OSError as error:
         wrong = f"{error.filename}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
-        wrong = f"its {CARD} is no card of an export"
+        wrong = f"its {CARD} is not a valid card of an export"
     if wrong:
-        raise SettingsError(f"device.models.template is {named}, which is no template: {wrong}; {WAY_OUT}")
+        raise SettingsError(
+            f"device.models.template is {named}, which is not a valid template: {wrong}; {WAY_OUT}"
+        )
     return str(folder / CARD), str(folder / ONNX)
 
 
 def at_the_host(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the settings with the path that a shipped template has on the host."""
+    """Return the settings with the path of a shipped template on the host."""
     if not template_files(table):
         return dict(table)
     return {**table, "models": {**table["models"], "template": folder}}

@@ -1,4 +1,4 @@
-"""Write the systemd units of a fleet's services: sandbox, limits, and when a service is restarted."""
+"""Write the systemd units of a fleet's services, with their sandbox, limits and rules for restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protofleet.runtime.command.errors import BY_SIGNAL
 # Bytes that the service leaves to other programs, and to a GPU that shares the memory.
 RESERVED_MEMORY: Final = 1_500_000_000
 MARK_DIGITS: Final = 16
-# the first version of systemd that can increase the delay between restarts
+# The first version of systemd that can increase the delay between restarts.
 RESTART_STEPS_SYSTEMD: Final = 254
 
 # MemoryDenyWriteExecute is left out, because torch compiles kernels for the CPU at run time.
@@ -47,7 +47,7 @@ SystemCallFilter=~@privileged @resources
 SystemCallErrorNumber=EPERM
 UMask=0077
 """
-# torch's threads call sched_setaffinity and setpriority; they also work if these calls fail.
+# The sandbox refuses sched_setaffinity and setpriority. The threads of torch call both, and work without them.
 NO_GPU_SANDBOX: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
 
 VENV_UNIT: Final = """\
@@ -120,9 +120,9 @@ WantedBy=multi-user.target
 
 
 # When a run is over, the service stays active, so that a deployment does not begin the run again. After exit
-# code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would come again.
-# systemd stops the service with SIGINT, which no other program sends: if the SIGTERM of another program
-# counted as success, the service would stay active without a process.
+# code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would occur again.
+# systemd stops the service with SIGINT, which no other program sends. Only SIGINT counts as success: if SIGTERM
+# counted too, another program could end the process, and the service would stay active without a process.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
@@ -229,9 +229,9 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
 
 
 def _models_outside(settings: DeviceSettings) -> str:
-    """Return the folder of the models that a device serves, or "".
+    """Return the folder of the models that a device serves, if the unit must allow writing to it; else "".
 
-    The result is "" too if the folder is inside the state that the service may write anyway.
+    The service may always write to its own state folder, so a folder of models inside it needs no permission.
     """
     if settings.models is None or not settings.models.serves:
         return ""
@@ -270,7 +270,7 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
 
 
 def mark_of(unit: str) -> str:
-    """Return the id of a unit, which is in the environment of the processes that the unit has started."""
+    """Return the id of a unit. The environment of each process that the unit starts has this id."""
     return unit.partition("PROTOFLEET_UNIT=")[2][:MARK_DIGITS]
 
 

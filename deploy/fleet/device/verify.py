@@ -1,11 +1,12 @@
 """Verify that the federation's root has signed a file or a folder.
 
-    verify.py roots FOLDER ETC           may the roots in FOLDER replace those in ETC, or be the first ones?
-    verify.py folder FOLDER ETC SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
+    verify.py roots FOLDER ETC           check that the roots in FOLDER may replace the roots in ETC
+    verify.py folder FOLDER ETC SUBJECT  check that FOLDER holds the files of its manifest, and no other files
     verify.py release FOLDER ETC SUBJECT the same, but files that the manifest does not list are removed
 
-Root runs this program on a host, and only with the system's Python. `ssh-keygen -Y verify` verifies the signatures.
-A file of signatures has one signature for each root that has signed.
+If ETC has no roots yet, the roots in FOLDER become the first roots. The user root runs this program on a host, and
+only with the system's Python. `ssh-keygen -Y verify` verifies the signatures. A file of signatures has one signature
+for each root that has signed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOTS: Final = "roots"  # the statement that the programs of a release read
-SIGNERS: Final = "allowed_signers"  # the same roots, as ssh-keygen reads them
+ROOTS: Final = "roots"  # The statement of the roots, which the programs of a release read.
+SIGNERS: Final = "allowed_signers"  # The same roots in the form that ssh-keygen reads.
 HELD_SIGNERS: Final = "held_signers"
 MANIFEST: Final = "manifest"
 ENDING: Final = ".sig"
@@ -35,7 +36,7 @@ INSTALL: Final = "`apt-get install openssh-client`"
 
 
 class ReleaseRefusedError(Exception):
-    """The error that a file or a folder is refused. The message gives the reason."""
+    """The error for a file or a folder that is refused. The message gives the reason."""
 
 
 @dataclass
@@ -44,15 +45,15 @@ class Signers:
 
     federation: str
     version: int
-    statement: str  # SHA-256 of the statement with the same roots
+    statement: str  # SHA-256 of the statement with the same roots.
     lines: list[str]
 
 
 def check_roots(folder: str, etc: str) -> None:
     """Raise ReleaseRefusedError if the new roots may not replace the roots that the host holds.
 
-    The first roots need only their own signatures, because the person who deploys has root's rights on the
-    host anyway.
+    The first roots of a host need only their own signatures. A person who deploys to a new host is root on this
+    host, so a check of the first roots could not stop this person.
     """
     path = f"{folder}/{SIGNERS}"
     new = read_signers(path)
@@ -78,8 +79,8 @@ def check_roots(folder: str, etc: str) -> None:
 def held_signers(etc: str, *sent: str) -> Signers:
     """Return the roots that this host holds.
 
-    Earlier releases store only the statement. For such a host, the machine that sends this program also sends
-    a file with the roots of this statement.
+    Earlier releases store only the statement. For a host with such a release, the operator's machine sends a
+    file with the roots of this statement; the paths in `sent` name this file.
     """
     statement = digest_of(f"{etc}/{ROOTS}")
     for path in (f"{etc}/{SIGNERS}", *sent):
@@ -108,7 +109,7 @@ def check_folder(folder: str, etc: str, subject: str, prune: bool = False) -> No
     lines = check_signature(path, "protofleet-manifest", signers.federation, signers.lines).splitlines()
     wanted, found = f"# {subject} in {signers.federation}", lines.pop(0)
     if found != wanted:
-        raise ReleaseRefusedError(f"{path} is of {found[2:]}, not of {wanted[2:]}")
+        raise ReleaseRefusedError(f"{path} is for {found[2:]}, and not for {wanted[2:]}")
     listed = dict(line.split("  ", 1)[::-1] for line in lines if not line.startswith("#"))
     present = {one.name for one in Path(folder).iterdir()} - {MANIFEST, MANIFEST + ENDING, PARTIAL}
     for name in sorted(present - set(listed)):
@@ -118,7 +119,7 @@ def check_folder(folder: str, etc: str, subject: str, prune: bool = False) -> No
     for name, digest in sorted(listed.items()):
         path = f"{folder}/{name}"
         if name not in present:
-            raise ReleaseRefusedError(f"{path} is missing, which the signed manifest lists; deploy again")
+            raise ReleaseRefusedError(f"{path} is missing, but the signed manifest lists it; deploy again")
         if Path(path).is_symlink() or not Path(path).is_file() or digest_of(path) != digest:
             raise ReleaseRefusedError(f"{path} is not what the signed manifest lists; deploy again")
 
@@ -146,7 +147,7 @@ def check_signature(path: str, namespace: str, federation: str, lines: list[str]
                     f"ssh-keygen is older than OpenSSH 8.2 and verifies no signatures; {INSTALL}"
                 )
     raise ReleaseRefusedError(
-        f"no root of this host has signed {path} as it is: {answer.partition(chr(10))[0]}"
+        f"no root of this host has signed {path} in its present form: {answer.partition(chr(10))[0]}"
     )
 
 

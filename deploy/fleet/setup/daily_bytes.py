@@ -1,6 +1,6 @@
-"""Count the bytes that a run makes one board send, receive and write in a day.
+"""Estimate the bytes that one board sends, receives and writes in a day of a run.
 
-The count uses the method's closed form and the pace of the rounds.
+The estimate uses the method's formula for the bytes of a round, and the pace of the rounds.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.public import PublicSet
 
-WIRE: Final = 1.1  # bytes of all packets, divided by the bytes of the arrays
-TALK: Final = 1_500.0  # bytes in each direction of messages that carry no arrays
+WIRE: Final = 1.1  # Bytes of all packets, divided by the bytes of the arrays in them.
+TALK: Final = 1_500.0  # Bytes per round, in each direction, of the messages without arrays.
 # Bytes written to a board's disk, divided by the bytes of the files. According to /proc/PID/io, a round of
 # cnn23, which has 0.25 MB, writes 1.04 MB with FedAvg and 0.83 MB with FedProto.
 FLASH: Final = 1.05
-NOTES: Final = 50_000.0  # bytes of cards and of the device's own records
+NOTES: Final = 50_000.0  # Bytes per round of model cards and of the device's own records.
 DAY_SECONDS: Final = 86_400.0
 MB: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class RoundBytes:
-    """The bytes that one board sends, receives and writes to its disk in a round in which it takes part."""
+    """The bytes that one board sends, receives and writes to its disk in a round with a task for this board."""
 
     up: float
     down: float
@@ -39,7 +39,7 @@ class RoundBytes:
 
 
 def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
-    """Return the bytes of one round, or None if the method states no cost.
+    """Return the bytes of one round, or None if the method has no formula for its cost.
 
     Bytes that depend on a board's samples, such as features, are not counted.
     """
@@ -52,7 +52,7 @@ def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
     up, down = (sum(way.values()) for way in (cost.bytes_up, cost.bytes_down))
     kept, model = bytes_in(half.state()), bytes_in(half.model.state_dict())
     # A device writes the broadcast, the update, the state of its half of the method, its own model, and the
-    # version that it serves.
+    # served version of the model.
     written = up + down + kept + 2 * model
     return RoundBytes(WIRE * up + TALK, WIRE * down + TALK, FLASH * written + NOTES)
 
@@ -62,7 +62,7 @@ def bytes_in(tensors: Mapping[str, Tensor]) -> int:
 
 
 def most_rounds_a_day(policy: Policy) -> float:
-    """Return the largest number of rounds in a day; infinity if the policy has no pause between rounds."""
+    """Return the largest possible number of rounds in a day; infinity if the policy has no pause."""
     if not policy.pause_seconds:
         return math.inf
     hours = hours_of(policy.hours)
@@ -71,19 +71,21 @@ def most_rounds_a_day(policy: Policy) -> float:
 
 
 def pause_for(flash_a_day: float, a_round: RoundBytes) -> float:
-    """Return the shortest pause with which a board writes at most this many bytes in a day.
+    """Return the shortest pause with which a board writes at most `flash_a_day` bytes in a day.
 
-    The pause is in seconds and a whole number of minutes.
+    The result is in seconds, and a multiple of 60.
     """
     rounds = max(1, math.floor(flash_a_day / a_round.flash))
     return 60.0 * math.ceil(DAY_SECONDS / rounds / 60.0)
 
 
 def describe_bytes(settings: CoordinatorSettings) -> str:
-    """Describe the bytes in one line, for `plan` and `doctor`."""
+    """Describe the bytes of a board in one line, for `deploy plan` and `deploy doctor`."""
     a_round = bytes_of_round(settings)
     if a_round is None:
-        return f"bytes of a board: not known, as the method {settings.method.get('name', '')} states no cost"
+        return (
+            f"bytes of a board: unknown, because the method {settings.method.get('name', '')} states no cost"
+        )
     rounds = most_rounds_a_day(settings.policy)
     if rounds == math.inf:
         words = f"not paced: {_parts(a_round, 1)} a round, no limit per day"

@@ -1,6 +1,6 @@
-"""Ask hosts for their ssh keys, let a person compare the fingerprints, and keep the confirmed keys.
+"""Ask hosts for their ssh keys, let a person compare the fingerprints, and store the confirmed keys.
 
-The person is not asked about keys that are known already.
+Keys that are known already need no confirmation.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from protofleet.runtime.command.errors import RunError
 SECONDS: Final = 10
 KEY_TYPE: Final = "ed25519"
 
-Confirm = Callable[[str, str], bool]  # It gets a host's name and the fingerprint of the host's key.
+# The function gets a host's name and the fingerprint of the host's key. It returns True if the key is confirmed.
+Confirm = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    line: str  # the line for a known_hosts file
+    line: str  # The line of this key in a known_hosts file.
     fingerprint: str
 
 
 def believe(fleet: Fleet, hosts: dict[str, Host], confirm: Confirm) -> dict[str, str]:
-    """Add the keys that `confirm` accepts to the fleet's known_hosts; return what was done for each host."""
+    """Add the keys that `confirm` accepts to the fleet's known_hosts; return a message for each host."""
     if not fleet.known_hosts:
-        words = 'without it your ssh decides whom it knows; say known_hosts = "known_hosts"'
+        words = 'without it, ssh uses your own file of known hosts; add known_hosts = "known_hosts"'
         raise SettingsError(f"the fleet's file names no known_hosts; {words}")
     path = Path(fleet.known_hosts)
     shown: dict[str, HostKey | str] = {}
@@ -50,9 +51,9 @@ def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) 
     held = _held(path, host)
     if key.line.split()[-1] in held.split():
         return f"{_place(host)} is known"
-    shown = f"{key.fingerprint}{' (it had another one before: is it another machine now?)' if held else ''}"
+    shown = f"{key.fingerprint}{' (the known key is another key: was the machine replaced?)' if held else ''}"
     if not confirm(name, shown):
-        return f"{_place(host)} is not believed: nobody has confirmed its fingerprint"
+        return f"{_place(host)} was not added: nobody has confirmed its fingerprint"
     if held:
         _run(["ssh-keygen", "-R", _place(host), "-f", str(path)])
     with path.open("a") as file:
@@ -63,7 +64,7 @@ def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) 
 def ask_for_key(host: Host) -> HostKey:
     command = ["ssh-keyscan", "-T", str(SECONDS), "-t", KEY_TYPE]
     found = _run([*command, *(["-p", str(host.port)] if host.port else []), host.address])
-    # Lines of other hosts and comments with this host's banner are ignored: they contain no key of this host.
+    # Lines of other hosts and comment lines with this host's banner are ignored: they contain no key of this host.
     wanted = _place(host).lower()
     lines = [
         line for line in found.split("\n") if line.split(" ")[0].lower() == wanted and line.isprintable()
@@ -82,7 +83,7 @@ def _held(path: Path, host: Host) -> str:
 
 
 def _place(host: Host) -> str:
-    """Return the host in the form of a known_hosts file."""
+    """Return the address of the host as a known_hosts file has it: `ADDRESS` or `[ADDRESS]:PORT`."""
     return f"[{host.address}]:{host.port}" if host.port not in (0, 22) else host.address
 
 

@@ -1,6 +1,6 @@
 """Make a root and a fleet's file for `protofleet init`.
 
-The broker, the coordinator and the devices in the file fit each other.
+The settings of the broker, the coordinator and the devices in the file fit together.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 FLEET_FILE: Final = "fleet.toml"
 BROKER: Final = "broker"
 ROOT: Final = "root"
-# A first round needs data: bundled digits on every device, few enough for any board. No two devices have the
-# same digits: the domains are assigned in turn, and devices that share a domain have disjoint parts of it.
-# There are more parts than are needed now, because all devices of a domain must agree on the number of its
-# parts, and devices are added later.
+# A first round needs data, so each device gets some of the bundled digits, few enough for any board. No two devices
+# have the same digits: each device gets the next domain, and devices that share a domain have different parts of the
+# domain. There are more parts than are needed at first, because devices may be added later, and all devices of a
+# domain must agree on the number of parts.
 DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
 DOMAINS: Final = find("digits").domains
-LEAST_PARTS, MOST_PARTS = 4, 40  # the smallest domain has 1,438 digits
+LEAST_PARTS, MOST_PARTS = 4, 40  # The smallest domain has 1,438 digits, so each of 40 parts has at least 35.
 # The run takes about eleven days; the number of rounds leaves room for `restore --from-round`.
 RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
-# Seconds between two rounds. With this pause a board writes less than 100 MB a day to its disk, which may be
-# an SD card; daily_bytes.py counts these bytes.
+# Seconds between two rounds. With this pause, a board writes less than 100 MB a day to its disk, which may be an SD
+# card. daily_bytes.py estimates these bytes.
 PAUSE_SECONDS: Final = 960.0
-# A run ends after this number of evaluations without an improvement. They take about five hours.
+# A run ends after this number of evaluations without an improvement; this takes about five hours.
 STOP_PATIENCE: Final = 20
-# Any device may have digits of any domain, so the limits do not depend on a device's name.
+# The limits allow each domain to all devices, because any device may have digits of any domain.
 SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
-# Seconds that the coordinator waits for more boards after the first board. The installation of torch takes a
-# while on a small board.
+# After the first board has connected, the coordinator waits this number of seconds for more boards. The installation
+# of torch takes several minutes on a small board.
 PATIENCE_SECONDS: Final = 1800.0
-# A board serves its model, because the purpose of a board is to use what it learns.
+# Each board serves its model, because the purpose of a board is to use the trained model.
 MODELS: Final[Mapping[str, Any]] = {"serve": "auto"}
 DEVICE_METRICS_PORT: Final = 9101
 IGNORE_FILE: Final = ".gitignore"
 SECRETS: Final = (
-    f"# Private keys: a copy of them belongs in another place, not into a repository.\n/{ROOT}/\n/{BROKER}/\n"
+    f"# Private keys: keep a copy in another place, but not in a repository.\n/{ROOT}/\n/{BROKER}/\n"
 )
 # The form is [USER@]ADDRESS[:PORT]. Several colons mean an IPv6 address, which needs brackets if a port
 # follows.
 PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?:([^@]+)@)?([^@\[\]]+)")
 HEAD: Final = (
     "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
-    "# Data of yours: [device.data], in place of the digits there and of each host's share of them.\n"
+    "# To use your own data, change [device.data] and remove the [hosts.NAME.device.data] tables of the digits.\n"
 )
 COORDINATOR_TABLE: Final = "[coordinator]\n"
 RUN_WORDS: Final = (
     "# The run. It ends after `rounds` rounds, or earlier: after `patience` evaluations without a better validation\n"
     "# accuracy ([coordinator.policy.stop]). [coordinator.policy] sets its pace: pause_seconds is the time from the\n"
-    "# end of a round to the start of the next. With this one a board writes less than 100 MB a day to its disk;\n"
+    "# end of a round to the start of the next. With this pause, a board writes less than 100 MB a day to its disk;\n"
     '# `protofleet deploy plan` prints the bytes of a day. Rounds only at night: hours = "22:00-06:00".\n'
 )
 
@@ -83,12 +83,12 @@ class Addresses:
 def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any]) -> Path:
     """Write a new fleet's file, and make a root if there is none; raise SettingsError if the file exists.
 
-    `common` holds the keys that all hosts have, such as the key for ssh. Files that exist already are left
-    alone.
+    `common` holds the settings that all hosts share, such as the key for ssh. Other files that exist already
+    are not changed.
     """
     path = folder / FLEET_FILE
     if path.exists():
-        raise SettingsError(f"{path} exists; change it there, or take another folder")
+        raise SettingsError(f"{path} exists already; change this file, or name another folder")
     hosts = {
         BROKER: {**host_table(addresses.broker), "role": BROKER},
         COORDINATOR: {**host_table(addresses.coordinator), "role": COORDINATOR},
@@ -98,7 +98,7 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
     for number, name in enumerate(addresses.devices):
         hosts[name]["device"] = {"data": own_digits(number, parts)}
     if not addresses.devices:
-        raise SettingsError("no device is named; say --device NAME=USER@ADDRESS, once for each")
+        raise SettingsError("no device is named; add --device NAME=USER@ADDRESS, once for each device")
     broker = {"host": hosts[BROKER]["address"], "port": 8883}
     table: dict[str, Any] = {
         "root": ROOT, "broker": BROKER, "known_hosts": "known_hosts",
@@ -111,7 +111,7 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
         "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
     }  # fmt: skip
     for name, host in table["hosts"].items():
-        decode(Host, host, f"hosts.{name}")  # A mistake is found before anything is written.
+        decode(Host, host, f"hosts.{name}")  # This finds a mistake before anything is written.
     valid_name(federation)
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ROOT / REGISTER).exists():
@@ -130,13 +130,13 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
 
 
 def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, Any]) -> Path:
-    """Add further hosts at the end of the fleet's file; leave the rest as its operator wrote it."""
+    """Add further devices at the end of the fleet's file; do not change the other lines of the file."""
     path = folder / FLEET_FILE
     fleet, text = read_fleet(path), path.read_text()
     number = len(fleet.of_role(DEVICE.name))
     for name, address in devices.items():
         if name in fleet.hosts:
-            way_out = f"`protofleet deploy apply {name} --replace` is for a new board of its name"
+            way_out = f"`protofleet deploy apply {name} --replace` deploys a new board with this name"
             raise SettingsError(f"{path} has a host {name} already; {way_out}")
         table = {**host_table(address), **common.get("host", {})}
         if own := _digits_beside(fleet, number):
@@ -156,9 +156,9 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
 
 
 def policy_for(devices: int) -> dict[str, Any]:
-    """Return the policy of a run that begins with all devices, but needs only half of them.
+    """Return the policy of a run that waits for all devices, but needs only half of them.
 
-    If devices are missing, the run begins and goes on with the others.
+    If at least half of the devices are present after the wait, the run begins and continues without the others.
     """
     return {
         "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
@@ -172,15 +172,15 @@ def parts_for(devices: int) -> int:
 
 
 def own_digits(number: int, parts: int) -> dict[str, Any]:
-    """Return the domain and the part of the device with this number, which counts from 0.
+    """Return the domain and the part of a domain for the device with this number; the first number is 0.
 
-    The devices get the domains in turn. After the last domain, the next part of each domain follows.
+    Each device gets part 0 of the next domain. After the last domain, the devices get part 1 of each domain.
     """
     return {"domain": DOMAINS[number % len(DOMAINS)], "part": number // len(DOMAINS) % parts}
 
 
 def _digits_beside(fleet: Fleet, number: int) -> dict[str, Any]:
-    """Return the digits of a further device; {} if the file no longer has the digits that `init` assigned."""
+    """Return the domain and part for a new device; {} if the file does not use the digits of `init` any more."""
     data = fleet.device.get("data", {})
     dealt = data.get("source") == "digits" and "parts" in data and not {"domain", "part"} & data.keys()
     return own_digits(number, data["parts"]) if dealt else {}
@@ -189,8 +189,8 @@ def _digits_beside(fleet: Fleet, number: int) -> dict[str, Any]:
 def host_table(text: str) -> dict[str, Any]:
     found = PLACE.fullmatch(text)
     if found is None:
-        form = "USER@ADDRESS or USER@ADDRESS:PORT, an IPv6 address with a port in brackets"
-        raise SettingsError(f"{text!r} is no host; say {form}")
+        form = "USER@ADDRESS or USER@ADDRESS:PORT; an IPv6 address with a port needs brackets"
+        raise SettingsError(f"{text!r} is not a host; write {form}")
     user, bracketed, plain, port, other_user, other = found.groups()
     table: dict[str, Any] = {"address": bracketed or plain or other}
     if user or other_user:
@@ -202,7 +202,9 @@ def host_table(text: str) -> dict[str, Any]:
 
 def _device(name: str) -> str:
     if name in (BROKER, COORDINATOR):
-        raise SettingsError(f"a device cannot be called {name!r}; that host has another role")
+        raise SettingsError(
+            f"a device cannot be called {name!r}, because the host with this name has another role"
+        )
     try:
         return valid_device(name)
     except ValueError as error:

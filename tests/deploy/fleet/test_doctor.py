@@ -203,7 +203,7 @@ def test_an_ssh_keygen_that_cannot_verify_files_is_seen(facts_of):
     assert "ssh-keygen" in old.tools and not old.verifies
     (check,) = (c for c in run_checks(old, Workload(), time.time()) if c.name == "ssh-keygen")
     assert (check.verdict, check.reason) == ("FAIL", "ssh-keygen is older than OpenSSH 8.2")
-    assert check.fix.startswith("apt-get install openssh-client, 8.2 or later")
+    assert check.fix.startswith("apt-get install openssh-client (8.2 or later)")
 
 
 def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_of, tmp_path):
@@ -242,7 +242,7 @@ def test_what_a_device_serves_is_seen_as_its_links_and_cards_say(facts_of, tmp_p
 
 
 def test_facts_that_broke_off_are_no_facts():
-    with pytest.raises(SettingsError, match="facts of the device are incomplete"):
+    with pytest.raises(SettingsError, match="output of facts.sh on the host is incomplete"):
         read_facts("arch=x86_64\nuid=0\nnow=5\n")
 
 

@@ -90,7 +90,7 @@ def test_settings_that_our_root_has_not_signed_are_replaced():
 def test_what_has_failed_here_before_is_not_tried_again_unless_it_is_forced():
     here = deployed(good=None, blocked=frozenset({f"{RELEASE}-{SETTINGS}"}))
     (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
-    assert isinstance(refused, RefuseHost) and "say --force" in describe(refused)
+    assert isinstance(refused, RefuseHost) and "use --force" in describe(refused)
     assert names(jetson(installed=here), force=True) == ["health", "soak", "record"]
 
 

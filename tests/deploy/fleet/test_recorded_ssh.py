@@ -127,7 +127,7 @@ def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
 def test_a_plan_only_looks(desk, capsys):
     assert desk.deploy("plan") == [LOOK] and desk.code == 0
     *steps, last = capsys.readouterr().out.splitlines()
-    assert last == "1 host: 1 to be changed, 0 as they shall be, 0 cannot be deployed"
+    assert last == "1 host: 1 to be changed, 0 with nothing to do, 0 cannot be deployed"
     assert [line.split()[1].rstrip(":") for line in steps] == [
         "prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record",
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_a_plan_for_who_cannot_be_deployed_fails_and_names_them(desk, capsys):
     desk.board.facts["python"] = "3.8.1"
     assert desk.deploy("plan") == [LOOK] and desk.code == 1
     *_, last = capsys.readouterr().out.splitlines()
-    assert last == "1 host: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
+    assert last == "1 host: 0 to be changed, 0 with nothing to do, 1 cannot be deployed: board-1"
 
 
 def test_no_round_is_waited_for_in_a_run_that_waits_for_the_boards_that_come_next(desk, capsys, monkeypatch):
@@ -155,7 +155,7 @@ def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(des
     desk.board.fails = {"build": ""}
     desk.deploy("apply")
     said = capsys.readouterr().err
-    assert "the step 'build' on board-1 (board-1.example) ended with exit status 1 and no words" in said
+    assert "the step 'build' on board-1 (board-1.example) ended with exit status 1 and no output" in said
     assert "`ssh board-1.example`, then `journalctl -n 50`" in said
 
 
@@ -213,10 +213,10 @@ def test_other_settings_are_configured_between_two_processes(deployed):
 
 
 def test_a_release_that_is_not_built_is_reported_and_nothing_of_it_is_used(desk, capsys):
-    desk.board.fails = {"build": "pip cannot install what was shipped: ERROR: no matching wheel"}
+    desk.board.fails = {"build": "pip cannot install the shipped packages: ERROR: no matching wheel"}
     lines = desk.deploy("apply")
     assert desk.code == 1 and lines[-1].startswith("remote.sh build ")
-    assert "board-1: build: pip cannot install what was shipped" in capsys.readouterr().err
+    assert "board-1: build: pip cannot install the shipped packages" in capsys.readouterr().err
     assert desk.logged()[-1][0] == "deploy"
 
 
@@ -251,7 +251,7 @@ def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys
         f"remote.sh switch {release} board-1",
     ]
     assert deployed.board.facts["good"] == before["good"]
-    assert "and it could not be rolled back: it hangs" in capsys.readouterr().err, "as drain fails again"
+    assert "the host could not be rolled back: it hangs" in capsys.readouterr().err, "as drain fails again"
 
 
 def test_status_looks_once_at_each_device(deployed, capsys):
@@ -384,7 +384,7 @@ def test_a_board_that_is_refused_and_started_again_and_again_is_never_healthy(
     desk.board.asked = asked
     desk.deploy("apply")
     said = capsys.readouterr()
-    assert desk.code == 1 and f"it does not keep running: {OTHER_CLASSES}" in said.err
+    assert desk.code == 1 and f"the service does not keep running: {OTHER_CLASSES}" in said.err
     assert ("record", "done") not in desk.logged()
     assert "1 host: 0 changed, 1 failed" in said.out
 
@@ -402,7 +402,7 @@ def test_a_revoked_device_loses_its_certificate_first_and_its_keys_then(deployed
     assert deployed.deploy("revoke", "board-1", reason="sold") == ["remote.sh erase_keys"]
     register = Authority(deployed.folder / "root").register
     assert register.latest("board-1").reason == "sold"
-    assert "its keys are still there: no such user" in capsys.readouterr().out
+    assert "its keys could not be destroyed: no such user" in capsys.readouterr().out
     deployed.board.fails = {}
     assert deployed.deploy("revoke", "board-1") == ["remote.sh erase_keys"] and deployed.code == 0
     said = capsys.readouterr().out

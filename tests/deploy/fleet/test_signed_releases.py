@@ -150,7 +150,7 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
 
 HARMS = {
     "a byte": ("printf x >>{}/protofleet-0.1.0-py3-none-any.whl", "is not what the signed manifest lists"),
-    "a file less": ("rm {}/how", "is missing, which the signed manifest lists"),
+    "a file less": ("rm {}/how", "is missing, but the signed manifest lists it"),
     "a link": ("mv {0}/how /opt/how; ln -s /opt/how {0}/how", "is not what the signed manifest lists"),
     "no manifest": ("rm {}/manifest", "manifest cannot be read"),
     "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "no root of this host has signed"),
@@ -176,7 +176,7 @@ def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, 
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"echo >{where}/torch-9.whl; mkdir {where}/.more; ln -s /etc/passwd {where}/.more/link")
     before = board.sh("cat /etc/passwd")
-    with pytest.raises(StepError, match="asks for another way"):  # so the folder itself was in order
+    with pytest.raises(StepError, match="has other arguments"):  # so the folder itself was in order
         executor.run_step("build", release.name, release.python, "index")
     assert sorted(board.sh(f"ls -A {where}").split()) == [
         "how",
@@ -189,7 +189,7 @@ def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, 
 
 def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
     release = executor.control.desired.release("board-1")
-    with pytest.raises(StepError, match="asks for another way to install it"):
+    with pytest.raises(StepError, match="has other arguments for the installation"):
         executor.run_step("build", release.name, release.python, "index")
 
 
@@ -197,7 +197,7 @@ def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(execut
     release = executor.control.desired.release("board-1")
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
-    with pytest.raises(StepError, match="is of release .* not of release bbbb"):
+    with pytest.raises(StepError, match="is for release .* not for release bbbb"):
         executor.run_step("build", "b" * 16, *release.install_arguments)
     stranger = [Ed25519PrivateKey.generate()]
     stranger = issue_manifest("lab", f"release {release.name}", files_of(release.folder), stranger)
@@ -224,7 +224,7 @@ def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, b
             with pytest.raises(StepError, match=r"manifest"):
                 executor.run_step(step, release, "board-1")
     board.sh(f"rm -rf {incoming}; cp -r /opt/incoming {incoming}")
-    with pytest.raises(StepError, match="is of device board-1 in lab, not of device board-2"):
+    with pytest.raises(StepError, match="is for device board-1 in lab, and not for device board-2"):
         executor.run_step("switch", release, "board-2")
     assert board.sh(f"test -e {UNIT} || test -e /etc/protofleet/device.settings; echo $?") == "1"
     executor.execute(Switch(release), jetson())
@@ -286,5 +286,5 @@ def test_a_board_that_reaches_no_index_is_told_so_and_why(tmp_path, board, monke
         executor.execute(step, jetson())
     with pytest.raises(StepError) as told:
         executor.execute(BuildRelease(control.desired.release("board-1").name), jetson())
-    assert "pip cannot install what the locks name: ERROR: " in str(told.value)
+    assert "pip cannot install the locked packages: ERROR: " in str(told.value)
     assert "an index cannot be reached: Failed to establish a new connection: [Errno 111]" in str(told.value)

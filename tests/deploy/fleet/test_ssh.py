@@ -31,7 +31,7 @@ def fleet_of(host, **more):
 @pytest.mark.parametrize("key", ["known_hosts", "key"])
 def test_a_path_that_would_begin_a_line_of_ssh_s_configuration_is_refused(tmp_path, key, path):
     host = Host("board.example")
-    with pytest.raises(SettingsError, match=f"{key} is .*takes no quotes, backslashes and line breaks"):
+    with pytest.raises(SettingsError, match=f"{key} is .*must not have quotes, backslashes or line breaks"):
         if key == "key":
             object.__setattr__(host, "key", path)  # the path is checked after it is joined to its folder
             configuration(host, fleet_of(host), tmp_path)

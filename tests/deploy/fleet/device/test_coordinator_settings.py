@@ -43,7 +43,7 @@ def test_what_the_root_has_signed_is_taken(signed, tmp_path):
 
 
 def test_what_is_a_device_s_or_a_stranger_s_is_not(signed, tmp_path):
-    with pytest.raises(StatementError, match="made out to board-1 in lab, and to no coordinator"):
+    with pytest.raises(StatementError, match="signed for board-1 in lab, but not for the coordinator"):
         load_settings(signed("board-1"), str(tmp_path / "keys"), [])
     stranger = make_authority(tmp_path / "other", "lab", 1, durable=False)
     with pytest.raises(StatementError):

@@ -83,7 +83,7 @@ def test_a_new_fleet_s_settings_fit_each_other(written):
         fleet, 17
     )
     small = replace(fleet, mosquitto=replace(fleet.mosquitto, memory_bytes=200 << 20))
-    assert not fleet.doubts() and "so devices that never read could together stop" in small.doubts()[0]
+    assert not fleet.doubts() and "so the queues of devices that never read could stop" in small.doubts()[0]
     hosts = fleet.hosts
     assert (hosts["board-2"].address, hosts["board-2"].port, hosts["board-2"].user) == (
         "fd00::12",
@@ -229,7 +229,7 @@ def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):
         "board-9=127.0.0.11": "have one address",
         "board-9": "must be NAME=USER@ADDRESS",
         "board-9=a b": "must be a host's name or address",
-        "board-9=@": "is no host",
+        "board-9=@": "is not a host",
     }.items():
         capsys.readouterr()
         assert main(["init", "fleet", "--device", wrong]) == 2
@@ -245,7 +245,10 @@ def test_a_fleet_that_is_there_is_not_written_over(written, capsys):
     assert main(["init", "other", "--device", "a=127.0.0.1"]) == 2
     assert "needs --broker and --coordinator" in capsys.readouterr().err
     assert main(["init", "other", "--broker", "a", "--coordinator", "a", "--device", "broker=b"]) == 2
-    assert "that host has another role" in capsys.readouterr().err and not (written.parent / "other").exists()
+    assert (
+        "because the host with this name has another role" in capsys.readouterr().err
+        and not (written.parent / "other").exists()
+    )
 
 
 def test_the_private_keys_of_a_new_fleet_are_no_part_of_a_repository_around_it(written):
@@ -286,7 +289,7 @@ def test_devices_that_look_for_the_broker_elsewhere_are_noted(written):
         ({"hosts": {"a": {"address": "a", "role": "broker"}}}, "name the folder for its keys"),
         (
             {"broker": "b", "hosts": {n: {"address": n, "role": "broker"} for n in "ab"}},
-            "a and b are both the broker",
+            "a and b have the role broker",
         ),
         (
             {
@@ -444,10 +447,10 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
 
 
 @pytest.mark.parametrize(("step", "host", "more", "words"), [
-    ("backup", "board-1", {}, "board-1 is no coordinator, and backup is for one alone; say `protofleet deploy"),
-    ("restore", "mqtt", {}, "mqtt is no coordinator, and restore is for one alone; say `protofleet deploy"),
-    ("restore", "coordinator", {}, "nowhere is no folder; name that of a backup with --from; `protofleet"),
-    ("tune", "board-1", {"set": ["paused"]}, "--set is 'paused', which is not of the form KEY=VALUE, as paused=true"),
+    ("backup", "board-1", {}, "board-1 is not the coordinator, and backup works only on its host; run `protofleet"),
+    ("restore", "mqtt", {}, "mqtt is not the coordinator, and restore works only on its host; run `protofleet"),
+    ("restore", "coordinator", {}, "nowhere is no folder; name the folder of a backup with --from; `protofleet"),
+    ("tune", "board-1", {"set": ["paused"]}, "--set is 'paused', which is not of the form KEY=VALUE, such as paused"),
 ])  # fmt: skip
 def test_a_slip_is_said_of_what_was_typed(desk, step, host, more, words):
     given = {
@@ -514,7 +517,7 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
     desk.deploy("status")
     assert "revoked 20" in capsys.readouterr().out and desk.code == 1
     assert desk.deploy("apply", "board-1")["board-1"] == ["facts.sh quick"] and desk.code == 1
-    assert "it was revoked" in (said := capsys.readouterr().err) and "say --replace to bring it back" in said
+    assert "was revoked" in (said := capsys.readouterr().err) and "use --replace to enrol it again" in said
     assert desk.deploy("apply", "board-1", replace=True)["mqtt"][-1] == "remote.sh install_keys mqtt", (
         "and who comes back, too"
     )
@@ -694,8 +697,8 @@ def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
             tmp_path / "older", "winter"
         ): "holds winter, and coordinator.name in the fleet's file is first",
         tmp_path / "torn": "cannot be read",
-        tmp_path / "nowhere": "is no folder; name that of a backup",
-        tmp_path: "has no runs.tar; name that of a backup",
+        tmp_path / "nowhere": "is no folder; name the folder of a backup",
+        tmp_path: "has no runs.tar; name the folder of a backup",
     }.items():
         with pytest.raises(SettingsError, match=words):
             desk.deploy("restore", "coordinator", source=source, from_round=None)
@@ -708,12 +711,12 @@ def test_a_restore_that_fails_leaves_the_runs_that_were_there_and_starts_them(de
     source = copy_of(tmp_path / "copy", "first")
     said = desk.deploy("restore", "coordinator", source=source, from_round=5000)["coordinator"]
     assert desk.code == 1 and said[-2:] == ["remote.sh put_before_back", "remote.sh start"]
-    assert "the runs that were there are in place again" in capsys.readouterr().out
+    assert "the earlier runs are in place again" in capsys.readouterr().out
     desk.boards["coordinator"].fails = {}
     assert "go_on" in " ".join(
         desk.deploy("restore", "coordinator", source=source, from_round=5000)["coordinator"]
     )
-    assert desk.code == 0 and "what was there is kept as runs.before" in capsys.readouterr().out
+    assert desk.code == 0 and "the earlier runs are kept as runs.before" in capsys.readouterr().out
 
 
 def test_a_file_without_the_new_tables_means_what_it_meant():

@@ -98,8 +98,11 @@ def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
     with pytest.raises(SettingsError, match="there is no folder .*/gone; `protofleet export RUN --template"):
         control(place, "gone")
     for change, words in (
-        ({"offsets": {}}, "says no offsets, as that of an export without --template"),
-        ({"files": {"model.onnx": "00"}}, "its model.onnx is not the one that its card.json is of"),
+        ({"offsets": {}}, "has no offsets, because it was exported without --template"),
+        (
+            {"files": {"model.onnx": "00"}},
+            "its model.onnx is not the file that its card.json was written for",
+        ),
         ({"files": 3}, "its card.json is no card of an export"),
     ):
         write_template(place / "template", b"a graph", **change)

@@ -123,7 +123,7 @@ def test_a_file_more_a_file_less_and_a_link_are_refused(host):
     assert not extra.exists()
     text = unit.read_text()
     unit.unlink()
-    with pytest.raises(ReleaseRefusedError, match="unit is missing, which the signed manifest lists"):
+    with pytest.raises(ReleaseRefusedError, match="unit is missing, but the signed manifest lists it"):
         host.check()
     (host.incoming.parent / "unit").write_text(text)
     unit.symlink_to(host.incoming.parent / "unit")
@@ -149,12 +149,12 @@ def test_a_manifest_of_another_root_host_or_federation_is_refused(host, root, tm
         host.check()
     host.send(root, "device board-2")
     with pytest.raises(
-        ReleaseRefusedError, match="is of device board-2 in lab, not of device board-1 in lab"
+        ReleaseRefusedError, match="is for device board-2 in lab, and not for device board-1 in lab"
     ):
         host.check()
     host.send(root, federation="plant")
     with pytest.raises(
-        ReleaseRefusedError, match="is of device board-1 in plant, not of device board-1 in lab"
+        ReleaseRefusedError, match="is for device board-1 in plant, and not for device board-1 in lab"
     ):
         host.check()
 

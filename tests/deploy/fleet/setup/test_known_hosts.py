@@ -64,7 +64,9 @@ def test_without_a_terminal_all_fingerprints_are_shown_and_none_is_believed_befo
     assert fingerprint(desk, "a") in said.out and fingerprint(desk, "b") in said.out
     assert "10.9.9.3 shows no host key" in said.out, "and of who shows none, why"
     (last,) = said.err.splitlines()
-    assert "no terminal to confirm 2 fingerprints" in last and "say --yes (make: ARGS=--yes) for a, b" in last
+    assert (
+        "no terminal to confirm 2 fingerprints" in last and "with --yes (make: ARGS=--yes) for a, b" in last
+    )
     assert not (desk / "known_hosts").exists()
     main(["deploy", "known-hosts", "--yes"])
     assert len((desk / "known_hosts").read_text().splitlines()) == 2
@@ -78,7 +80,7 @@ def test_another_key_is_not_taken_in_silence_and_replaces_the_old_one_when_it_is
     assert "there is no terminal" in capsys.readouterr().err
     assert main(["deploy", "known-hosts", "a", "--yes"]) == 0
     said = capsys.readouterr().out
-    assert f"{fingerprint(desk, 'c')} (it had another one before" in said
+    assert f"{fingerprint(desk, 'c')} (the known key is another key" in said
     (line,) = (desk / "known_hosts").read_text().splitlines()
     assert line.split()[-1] == (desk / "c.pub").read_text().split()[1]
 
@@ -86,7 +88,7 @@ def test_another_key_is_not_taken_in_silence_and_replaces_the_old_one_when_it_is
 def test_a_file_that_leaves_known_hosts_to_ssh_is_told_what_to_say(desk, capsys):
     (desk / "fleet.toml").write_text(FLEET.replace('known_hosts = "known_hosts"\n', ""))
     assert main(["deploy", "known-hosts"]) == 2
-    assert 'say known_hosts = "known_hosts"' in capsys.readouterr().err
+    assert 'add known_hosts = "known_hosts"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\u2028", "\xff"])
