@@ -32,9 +32,9 @@ PATH_PROBLEMS: Final[Mapping[int, str]] = {
     errno.EISDIR: "a folder is where a file should be; name the file",
     errno.EACCES: f"this user may not use it{NOT_ALLOWED}",
     errno.EPERM: f"this user may not change it{NOT_ALLOWED}",
-    errno.EROFS: "it lies on a disk that can only be read; name another place",
+    errno.EROFS: "it is on a disk that can only be read; name another place",
     errno.ENAMETOOLONG: "its name is too long; name another place",
-    errno.ELOOP: "links lead round in a circle there; name another place",
+    errno.ELOOP: "its links form a circle; name another place",
 }
 
 
@@ -63,8 +63,8 @@ def message(error: Exception) -> str:
     """Return the message of an exception that has an exit code."""
     if is_locked(error):
         return (
-            f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let it "
-            "finish; and run it again"
+            f"the run's database is held by another program ({error}), such as a shell or a backup: end that program "
+            "or let it finish, and run it again"
         )
     if is_full(error):
         where = (error.filename or error.strerror) if isinstance(error, OSError) else error
@@ -75,7 +75,7 @@ def message(error: Exception) -> str:
 
 
 def _path_problem(error: OSError) -> str:
-    """Return the problem of the path that a user has named, with the way out.
+    """Return the problem of a path that the user has named, with the way out.
 
     Return "" if the error is not about a path.
     """

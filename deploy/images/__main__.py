@@ -20,23 +20,37 @@ def main() -> int:
     parser.add_argument(
         "targets", nargs="*", default=["edge", "coordinator", "demo"], metavar="IMAGE", help=" ".join(TARGETS)
     )
-    parser.add_argument("--base", default="", help="an image to build on; pin it: name@sha256:...")
-    parser.add_argument("--torch-index", help="where torch comes from; '' is PyPI alone")
+    parser.add_argument("--base", default="", help="base image; pin it by its digest: name@sha256:...")
+    parser.add_argument("--torch-index", help="package index of torch; '' means only PyPI")
     parser.add_argument(
-        "--wheels", type=Path, action="append", default=[], metavar="DIR", help="searched before any index"
+        "--wheels",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of wheels that is searched before any index; may be repeated",
     )
-    parser.add_argument("--tag", default="", metavar="NAME", help="for one image: not protofleet/IMAGE")
     parser.add_argument(
-        "--pin", action="append", default=[], metavar="NAME=VERSION", help="for example torch=2.7.1"
+        "--tag",
+        default="",
+        metavar="NAME",
+        help="name of the image, if only one is built (default: protofleet/IMAGE)",
     )
-    parser.add_argument("--platform", default="", help="for example linux/arm64")
-    parser.add_argument("--pinned", action="store_true", help="refuse a base that is named by a tag alone")
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME=VERSION",
+        help="another version of a package, for example torch=2.7.1",
+    )
+    parser.add_argument("--platform", default="", help="platform of the images, for example linux/arm64")
+    parser.add_argument("--pinned", action="store_true", help="refuse a base image without a digest")
     parser.add_argument(
         "--built",
         type=Path,
         default=IDS_FILE,
         metavar="FILE",
-        help="where the ids of what was built are kept",
+        help="file with the ids of the built images",
     )
     options = parser.parse_args()
     if unknown := set(options.targets) - set(TARGETS):

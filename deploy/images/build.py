@@ -1,4 +1,4 @@
-"""Build images from a context that contains only what an image needs, and show the sizes of their layers."""
+"""Build images from a context that contains only the files that an image needs, and show the sizes of layers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MIB: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Build:
     target: str
-    base: str = ""  # the image to build on; "": the one in the Dockerfile
+    base: str = ""  # The base image; "" means the base image in the Dockerfile.
     torch_index: str | None = None
     wheels: tuple[Path, ...] = ()
-    # pairs of package and version that replace those of constraints.txt
+    # Pairs of a package and its version, which replaces the version in constraints.txt.
     pins: tuple[tuple[str, str], ...] = ()
     platform: str = ""
-    name: str = ""  # the name of the image; "": protofleet/<target>
+    name: str = ""  # The name of the image; "" means protofleet/<target>.
 
     @property
     def tag(self) -> str:
@@ -61,7 +61,7 @@ class Build:
 
 def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Path = IDS_FILE) -> None:
     if wanted.target == "edge-jetson" and not wanted.base:
-        raise RunError("edge-jetson has no base of its own: give --base an image that has NVIDIA's torch")
+        raise RunError("edge-jetson has no default base image: name an image with NVIDIA's torch with --base")
     with build_context(wanted.wheels, wanted.pins) as context:
         done = subprocess.run(
             wanted.command(context), env={**os.environ, **(environment or {}), "DOCKER_BUILDKIT": "1"}
@@ -69,7 +69,7 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Pa
     if done.returncode:
         raise RunError(
             f"docker failed to build {wanted.tag}; its output is above. {UNFETCHED}; BASE=name names "
-            "another image to build on, WHEELS=folder brings packages along"
+            "another base image, and WHEELS=folder adds a folder of packages"
         )
     save_id(wanted.tag, built, environment)
 
@@ -78,7 +78,7 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Pa
 def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] = ()) -> Iterator[Path]:
     """Yield a folder with our sources, the locks and the Dockerfiles.
 
-    No key, run or cache gets into an image.
+    Other files, such as keys, runs and caches, cannot get into an image.
     """
     with tempfile.TemporaryDirectory(prefix="protofleet-images-") as name:
         context = Path(name)
@@ -94,9 +94,9 @@ def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] =
 
 
 def _write_ours(folder: Path) -> None:
-    """Write the sources, from which the image's first stage builds the wheel.
+    """Write our sources; the first stage of an image builds a wheel from them.
 
-    If only the package is installed, and there are no sources, write its wheel.
+    If there is no checkout with sources, write a wheel of the installed package.
     """
     if is_checkout():
         copy_sources(folder)
@@ -106,7 +106,7 @@ def _write_ours(folder: Path) -> None:
 
 
 def _write_requirements(folder: Path, pins: Sequence[tuple[str, str]]) -> None:
-    """Write the packages and their versions, and the scripts of the Dockerfiles that read them."""
+    """Write the lists of packages and versions, and the scripts that the Dockerfiles run."""
     folder.mkdir()
     for name in SCRIPTS:
         shutil.copy(IMAGES_FOLDER / name, folder)
@@ -117,9 +117,9 @@ def _write_requirements(folder: Path, pins: Sequence[tuple[str, str]]) -> None:
 
 
 def _write_locks(folder: Path, wheels: Sequence[Path], pins: Sequence[tuple[str, str]]) -> None:
-    """Write the hashes of all packages, except those for which another version was chosen.
+    """Write the hashes of all packages, except the packages in `pins`.
 
-    No lock has the hashes of such a version's files.
+    A pin chooses another version of a package, and the locks have no hashes for the files of this version.
     """
     others = {
         normalized_name(name): version for name, version in pins if name not in ("torch", "torchvision")
@@ -137,14 +137,18 @@ def base_image(wanted: Build) -> str:
 
 
 def unpinned_warning(images: Iterable[str]) -> str:
-    """Return a warning about images that are named by a tag; "" if all images are fixed.
+    """Return a warning about images that are named by a tag; "" if all images are named by a digest.
 
-    A tag may stand for another image tomorrow.
+    A tag may name another image tomorrow.
     """
     tagged = sorted({image for image in images if not FIXED_NAME.search(image)})
     if not tagged:
         return ""
-    problem = "a tag, which may be moved" if len(tagged) == 1 else "tags, which may be moved"
+    problem = (
+        "a tag, which may name another image later"
+        if len(tagged) == 1
+        else "tags, which may name other images later"
+    )
     return f"{', '.join(tagged)}: {problem}; name@sha256:... fixes what is used (docs/containers.md, Pinning)"
 
 
@@ -173,20 +177,20 @@ def with_pins(text: str, pins: Sequence[tuple[str, str]]) -> str:
 def packages_without_torch() -> list[str]:
     """Return the packages that we need besides torch.
 
-    An image has torch in a layer of its own, or from its vendor.
+    torch is in another layer of an image, or comes from the vendor's base image.
     """
     return [line for line in _requirements() if not re.match(r"torch(vision)?\b", line)]
 
 
 def _requirements() -> list[str]:
-    """Return the packages that we need, without those of extras."""
+    """Return the packages that we need, without the packages of extras."""
     if is_checkout():
         return list(read_toml(ROOT / "pyproject.toml")["project"]["dependencies"])
     return requirements()
 
 
 def layer_sizes(image: str) -> dict[str, int]:
-    """Return an image's bytes by origin: the base, torch, the other packages, ours, data."""
+    """Return the bytes of an image by origin: base image, torch, other packages, our wheel, data."""
     done = subprocess.run(
         ["docker", "history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image],
         capture_output=True, text=True,

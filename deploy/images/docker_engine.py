@@ -11,7 +11,7 @@ from protofleet.runtime.command.errors import RunError
 ANSWER_SECONDS: Final = 30.0
 WITHOUT: Final = "`make demo` runs the same federation without containers"
 UNFETCHED: Final = (
-    "Where something could not be fetched: `docker login` to its registry, or tell the Docker engine its proxy"
+    "If something could not be fetched: use `docker login` for its registry, or set the proxy of the Docker engine"
     " (HTTPS_PROXY)"
 )
 
@@ -27,7 +27,7 @@ def require_docker(*plugins: str) -> None:
                 f"docker has no {plugin} plugin; install docker-{plugin}-plugin (Debian 13: docker-{plugin})"
             )
     if (done := _asked("version", "--format", "{{.Server.Version}}")).returncode:
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1][:200]
+        said = (done.stderr.strip().splitlines() or ["no error message"])[-1][:200]
         raise RunError(
             f"the Docker engine does not answer ({said}): start it (`systemctl start docker`), or set DOCKER_HOST "
             f"to its address; {WITHOUT}"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# End with one line if there is no container engine, before anything is installed or built for it.
+# Print one line and end with exit code 1 if there is no container engine, before anything is installed or built.
 without='`make demo` runs the same federation without containers'
 command -v docker >/dev/null || {
     echo "there is no docker on this machine: install Docker with its compose and buildx plugins; $without" >&2

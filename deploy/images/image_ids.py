@@ -1,6 +1,6 @@
-"""Keep the id of each image that was built here.
+"""Store the id of each image that was built on this machine.
 
-A name can later be given to another image. An id always means the same image.
+A name can later be given to another image. An id always names the same image.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from protofleet.runtime.installation.checkout import build_folder
 
 IDS_FILE: Final = build_folder() / "images.json"
 ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
-FIXED_NAME: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # These names always mean the same image.
-
-ImageIds = Mapping[str, str]  # from the name of an image to its id
+# A name of this form always names the same image.
+FIXED_NAME: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")
+ImageIds = Mapping[str, str]  # The id of each image by its name.
 
 
 def save_id(name: str, path: Path = IDS_FILE, environment: Mapping[str, str] | None = None) -> None:
     if not (found := image_id(name, environment)):
         raise RunError(
-            f"{name} was built, but this engine does not have it; `docker buildx use default` builds in it"
+            f"{name} was built, but not in this engine; run `docker buildx use default` and build it again"
         )
     table = {**read_ids(path), _without_latest(name): found}
     write_file(path, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode(), durable=False)
@@ -39,16 +39,20 @@ def read_ids(path: Path = IDS_FILE) -> ImageIds:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); remove it, `make images` writes it anew") from None
+        raise RunError(
+            f"{path} cannot be read ({error}); remove it, and `make images` writes it again"
+        ) from None
     if not isinstance(table, dict) or not all(ID.fullmatch(str(found)) for found in table.values()):
-        raise RunError(f"{path} is no list of images and their ids; remove it, `make images` writes it anew")
+        raise RunError(
+            f"{path} is no list of images and their ids; remove it, and `make images` writes it again"
+        )
     return table
 
 
 def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
     """Return the ids of the images that were built here, by name; a stack starts these images by their ids.
 
-    RunError is raised if the engine lacks such an image, or has another one under its name.
+    Raise RunError if the engine lacks such an image, or has another image with its name.
     """
     wanted = {name: built[_without_latest(name)] for name in names if _without_latest(name) in built}
     for name, recorded in wanted.items():
@@ -59,8 +63,8 @@ def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
                 f"{name}, built here as {recorded}, is not in this engine; `make images` builds it"
             )
         raise RunError(
-            f"{name} is another image than was built here: {found}, not {recorded}; `make images` builds it anew, "
-            f"and --with starts another by its id (docs/containers.md, Pinning)"
+            f"{name} is not the image that was built here: {found}, not {recorded}; `make images` builds it again, "
+            f"and --with starts another image by its id (docs/containers.md, Pinning)"
         )
     return wanted
 
@@ -75,7 +79,9 @@ def image_id(name: str, environment: Mapping[str, str] | None = None) -> str:
         return done.stdout.strip()
     if "no such image" in done.stderr.lower():
         return ""
-    raise RunError(f"docker cannot say what {name} is: {(done.stderr.strip() or '?').splitlines()[-1]}")
+    raise RunError(
+        f"docker cannot show what the image {name} is: {(done.stderr.strip() or '?').splitlines()[-1]}"
+    )
 
 
 def _without_latest(name: str) -> str:

@@ -1,7 +1,7 @@
-# This file is sourced before pip runs, because pip would try an unreachable index for minutes, package by package. If an
-# index cannot be reached, only the wheels in /wheels are used. Without wheels, the build ends with one line.
+# This file is sourced before pip runs, because pip would try an unreachable index again for each package, for minutes. If
+# an index cannot be reached, only the wheels in /wheels are used. Without wheels, the build ends with a message.
 : "${WHEELS:=/wheels}"
-asked() {  # INDEX_OPTIONS: prints the URL that cannot be reached; nothing if it can, or if pip is older than 21.2
+asked() {  # INDEX_OPTIONS: print the index's URL if it cannot be reached; print nothing if pip is older than 21.2
     python3 -m pip index --help >/dev/null 2>&1 || return 0
     python3 -m pip --disable-pip-version-check index versions pip -vv --retries 0 --timeout 8 "$@" 2>&1 \
         | sed -n 's/^ *Could not fetch URL \([^ ]*\/\)pip\/: \(connection error\|timed out\|There was a problem confirming\).*/\1/p' \
@@ -15,7 +15,7 @@ for index in "" ${TORCH_INDEX:-}; do
         echo "protofleet: $unreached cannot be reached: its packages are taken from the given folder of wheels" >&2
         if [ -n "$index" ]; then TORCH_INDEX=; else export PIP_NO_INDEX=1; fi
     else
-        echo "protofleet: $unreached cannot be reached from a build, which needs its packages: connect this machine," \
+        echo "protofleet: $unreached cannot be reached from the build, and the build needs its packages: connect this machine," \
             "set the proxy of docker (HTTPS_PROXY), or give a folder with all packages (make ... WHEELS=folder)" >&2
         exit 1
     fi

@@ -2,8 +2,8 @@
 
     install_on_vendor_torch.py LOCKS WHEELS OURS
 
-If the base image has a package in a version that we can use, the package stays: for example, its torch was
-built against its numpy. Missing packages are installed without their dependencies, in the versions of
+If the base image has a package in a version that we can use, the package stays. For example, its torch was
+built for its numpy. Missing packages are installed without their dependencies, in the versions of
 constraints.txt. Then the missing dependencies of these packages are installed, and so on. In this way pip
 never replaces torch.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pip._vendor.packaging.requirements import Requirement
 
-# The base's version of these packages is used, whatever it is.
+# For these packages, any version in the base image is used.
 VENDOR_PACKAGES = ("torch", "numpy", "pillow", "torchvision")
 IMPORT_CHECK = (
     "import protofleet.edge_client.main, finch; "
@@ -29,7 +29,7 @@ IMPORT_CHECK = (
 def main(locks: Path, wheels: Path, ours: Path) -> str:
     before = installed_torch()
     if not before:
-        return "the base image has no torch that can be imported; take one with NVIDIA's own (docs/containers.md)"
+        return "the base image has no torch that can be imported; use one with NVIDIA's torch (docs/containers.md)"
     added = install_missing(locks, wheels)
     install(*map(str, ours.glob("*.whl")))
     if (after := installed_torch()) != before:
@@ -63,7 +63,7 @@ def installed_torch() -> str:
 
 
 def pinned_versions(text: str) -> dict[str, str]:
-    """Return the versions that constraints.txt has for this Python."""
+    """Return the version of each package in constraints.txt, from the lines that apply to this Python."""
     lines = (Requirement(line) for line in text.splitlines() if line and not line.startswith("#"))
     matching = (pin for pin in lines if pin.marker is None or pin.marker.evaluate())
     return {normalized_name(pin.name): str(pin.specifier).removeprefix("==") for pin in matching}

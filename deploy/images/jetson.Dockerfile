@@ -1,4 +1,4 @@
-# A device on a Jetson. torch is NVIDIA's own, from the base image. Our packages are added without their dependencies.
+# A device on a Jetson, with NVIDIA's own torch from the base image. Our packages are added without their dependencies.
 #
 # BASE    JetPack 6 (L4T 36, Python 3.10):  dustynv/l4t-pytorch:r36.4.0, or any image with a torch for CUDA 12
 #         JetPack 7 (L4T 38, Python 3.12):  nvcr.io/nvidia/pytorch:25.09-py3, or any image with a torch for CUDA 13

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Remove files that our programs never load: the tests and C sources inside packages, unused parts of SciPy and
-# scikit-learn, and the languages that rich could colour. The parts for FINCH, t-SNE and MATLAB files stay.
+# scikit-learn, and rich's syntax colours for other languages than Python. The parts of SciPy and scikit-learn for FINCH,
+# t-SNE and MATLAB files stay.
 set -eu
 cd /opt/protofleet/lib/python3*/site-packages
 for package in scipy sklearn; do

@@ -45,9 +45,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("command", choices=tuple(COMMANDS))
     top.add_argument("--folder", type=Path, default=Path("runs/stack"))
     top.add_argument("--experiment", type=experiment_file, default="experiments/demo.toml")
-    count = "number of devices, spread over the domains of the data (default: as the experiment says)"
+    count = "number of devices, spread over the domains of the data (default: the devices of the experiment)"
     top.add_argument("--devices", type=DEVICES, default=0, help=count)
-    top.add_argument("--name", default="protofleet", help="of the compose project")
+    top.add_argument("--name", default="protofleet", help="name of the compose project")
     setting = "change a setting of the experiment"
     top.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help=setting)
     top.add_argument(
@@ -60,14 +60,16 @@ def parser() -> argparse.ArgumentParser:
     )
     cluster = "three nodes of RabbitMQ in place of one Mosquitto"
     top.add_argument("--cluster", action="store_true", help=cluster)
-    top.add_argument("--together", action="store_true", help="all devices in one container, however few")
-    pinned = "up: refuse third-party images that are named by a tag alone"
+    top.add_argument(
+        "--together", action="store_true", help="run all devices in one container, even if there are few"
+    )
+    pinned = "up: refuse third-party images without a digest"
     top.add_argument("--pinned", action="store_true", help=pinned)
-    built = "up: the ids of the images that were built here"
+    built = "up: file with the ids of the images that were built on this machine"
     top.add_argument("--built", type=Path, default=IDS_FILE, metavar="FILE", help=built)
-    fresh = "up: keep the results of a run of this name under another one, and begin anew"
+    fresh = "up: rename the results of an earlier run with this name, and begin a new run"
     top.add_argument("--fresh", action="store_true", help=fresh)
-    top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
+    top.add_argument("--forget", action="store_true", help="down: also remove keys, results and metrics")
     return top
 
 
@@ -97,7 +99,7 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check whether `up` can be used with these options."""
+    """Check that `up` can be used with these options; raise an error if not."""
     stack = stack_from(options)
     check_names(stack)
     require_docker("compose")
@@ -106,14 +108,14 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _demand_nothing_runs(stack: Stack, fresh: bool) -> None:
-    """Raise SettingsError if other settings would end the present run, unless `fresh` allows that."""
+    """Raise SettingsError if the new settings would end the present run and `fresh` is false."""
     run = unfinished_run(stack) if has_other_settings(stack) else None
     if run is None or not compose.is_running(stack.folder):
         return
     if not fresh:
         raise SettingsError(
-            f"the run {run.name} goes on in {stack.folder}, and other settings would end it: FRESH=1 ends it, "
-            "with its results kept, `make down` does that first; `make logs` shows the run"
+            f"the run {run.name} runs in {stack.folder}, and other settings would end it: `make down` or FRESH=1 "
+            "ends it and keeps its results; `make logs` shows the run"
         )
     print(f"stack: the run {run.name} is ended; its results are kept")
 
@@ -130,7 +132,7 @@ def up(options: argparse.Namespace) -> int:
     _demand_nothing_runs(stack, options.fresh)
     earlier = earlier_run(stack, options.fresh)
     if earlier or has_other_settings(stack):
-        compose.down(stack.folder, forget=False)  # The running containers have read the earlier settings.
+        compose.down(stack.folder, forget=False)  # The running containers use the earlier settings.
     if earlier:
         put_aside(earlier)
     prepare(stack)

@@ -35,18 +35,17 @@ def up(folder: Path) -> None:
     if subprocess.run(command).returncode:
         raise RunError(
             f"the stack did not start; docker's output is above, `make logs` has more. {UNFETCHED}; "
-            "`make images` builds ours; ARGS='--with PROMETHEUS_IMAGE=name' takes another image, as one that was "
-            "loaded here, and ARGS='--with COMPOSE_PROFILES=' does without Grafana"
+            "`make images` builds our images; ARGS='--with PROMETHEUS_IMAGE=name' uses another image, such as one "
+            "that was loaded here, and ARGS='--with COMPOSE_PROFILES=' starts no Grafana"
         )
     if was_there.strip():
-        # Prometheus reads its settings again, because an operator may have edited them. The signal comes from
-        # inside the container: after a `docker kill`, the engine would not restart the container when it
-        # dies.
+        # Prometheus must read its settings again, because an operator may have edited them. A process inside the
+        # container sends the signal: after a `docker kill`, the engine would not restart a failed container.
         _asked(folder, "exec", "-T", PROMETHEUS, "sh", "-c", "kill -HUP 1")
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether the stack has a coordinator that runs."""
+    """Return whether the coordinator's container is running."""
     return bool(_asked(folder, "ps", "--status", "running", "--quiet", COORDINATOR).strip())
 
 
@@ -64,7 +63,7 @@ def down(folder: Path, forget: bool) -> None:
 
 def _require_stack(folder: Path) -> None:
     if not (folder / ENVIRONMENT_FILE).exists():
-        raise RunError(f"there is no stack in {folder}; say FOLDER=... if it is elsewhere")
+        raise RunError(f"there is no stack in {folder}; set FOLDER=... if it is elsewhere")
     require_docker("compose")
 
 
@@ -76,7 +75,7 @@ def logs(folder: Path) -> int:
 def follow(stack: Stack) -> int:
     """Print each round until the run is over.
 
-    The coordinator's results are read from a folder of this machine.
+    The coordinator writes its results into a folder of this machine, and this function reads them there.
     """
     printed = 0
     while True:
@@ -111,7 +110,7 @@ def round_line(record: dict[str, object], view: str) -> str:
 def coordinator_problem(folder: Path) -> str:
     """Return the reason why the coordinator's container is not running.
 
-    The result is "" while it runs, and after it has exited with 0.
+    The result is "" if the container is running, or has ended with exit code 0.
     """
     command = compose_command(folder, "ps", "--all", "--format", "json", COORDINATOR)
     done = subprocess.run(command, capture_output=True, text=True)
@@ -128,7 +127,7 @@ def coordinator_problem(folder: Path) -> str:
 
 
 def endpoints(stack: Stack) -> str:
-    """Return the addresses of the results, Prometheus and Grafana, for the terminal."""
+    """Return the folder of the results and the addresses of Prometheus and Grafana, for the terminal."""
     environment = stack.environment()
     lines = [f"results: {stack.run_folder}", f"Prometheus: http://{environment['PROMETHEUS_PORT']}"]
     if "grafana" in environment["COMPOSE_PROFILES"]:

@@ -1,6 +1,6 @@
-"""Find the runs that a stack's folder holds already.
+"""Find the earlier runs in a stack's folder.
 
-A run with other settings must not end, remove or mix with an earlier run.
+A new run with other settings must not end or overwrite an earlier run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXPERIMENT_FILE: Final = "experiment.toml"
 def earlier_run(stack: Stack, fresh: bool) -> Path | None:
     """Return the folder of a run of this name that must be put aside before a new one begins, or None.
 
-    A run of another name stays where it is. An unfinished run with other settings is put aside only if
-    `fresh` is true; otherwise SettingsError is raised.
+    A run of another name is not moved. An unfinished run with other settings is put aside only if `fresh` is
+    true; otherwise SettingsError is raised.
     """
     written = written_settings(stack)
     if (
@@ -31,38 +31,38 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
         return None
     if not fresh and not (stack.run_folder / "summary.json").exists():
         raise SettingsError(
-            f"{stack.run_folder} holds an unfinished run with other settings, with which `make up` goes on; FRESH=1 "
-            "keeps its results under another name and begins anew, ARGS='--set name=NAME' gives this run another name"
+            f"{stack.run_folder} holds an unfinished run with other settings; `make up` with those settings "
+            "continues it; FRESH=1 renames its results and begins a new run; ARGS='--set name=NAME' names the new run"
         )
     return stack.run_folder
 
 
 def has_other_settings(stack: Stack) -> bool:
-    """Return whether the last containers of this folder, if any, were started with other settings."""
+    """Return whether this folder's containers were started before, and with other settings."""
     last = stack.folder / EXPERIMENT_FILE
     return last.exists() and not same_settings(last, stack.experiment)
 
 
 def unfinished_run(stack: Stack) -> Path | None:
-    """Return the folder of the run for which this stack was started last, if this run has not ended."""
+    """Return the folder of the stack's last run, or None if this run has ended or there is no run."""
     last = stack.folder / EXPERIMENT_FILE
     run = stack.run_folder.parent / name if last.exists() and (name := _name_in(last)) else None
     return run if run and run.exists() and not (run / "summary.json").exists() else None
 
 
 def put_aside(run: Path) -> None:
-    print(f"stack: the results of the earlier run are now in {renamed(run)}; keys and metrics go on")
+    print(f"stack: the results of the earlier run are now in {renamed(run)}; keys and metrics are kept")
 
 
 def require_same_run(stack: Stack) -> None:
     if earlier := earlier_run(stack, fresh=False):
-        raise SettingsError(f"{earlier} holds a run with other settings, which is to be put aside first")
+        raise SettingsError(f"{earlier} holds a run with other settings; rename this folder first")
 
 
 def written_settings(stack: Stack) -> Path | None:
     """Return the file with the settings of the run of this name, or None.
 
-    Earlier versions kept only the settings of the last run, in the folder of the stack.
+    Earlier versions stored only the settings of the last run, and only in the folder of the stack.
     """
     own, last = stack.run_folder / EXPERIMENT_FILE, stack.folder / EXPERIMENT_FILE
     if own.exists():

@@ -1,4 +1,4 @@
-"""Write files into a stack's folder that its operator may edit; an edited file is never overwritten."""
+"""Copy files into a stack's folder, where the operator may edit them; an edited file is never overwritten."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 
 from protofleet.protocol.security.keyfiles import write_file
 
-WRITTEN: Final = ".written.json"  # the hash of each file as we wrote it last
+WRITTEN: Final = ".written.json"  # This file has the hash of each file at our last copy.
 NEWER: Final = ".new"
 
 
 def copy_unless_edited(source: Path, target: Path) -> list[Path]:
-    """Copy our files over those that were not edited; return the edited files that were kept.
+    """Replace the files that were not edited; return the edited files for which there is a new version.
 
-    An edited file stays as it is, and our version is put next to it. If our version has not changed since the
-    file was edited, the file is not returned.
+    An edited file is not changed: our new version is written next to it, with the ending `.new`. If our version
+    has not changed since the file was edited, nothing is written, and the file is not returned.
     """
     record = target / WRITTEN
     before = _read(record)
@@ -33,7 +33,7 @@ def copy_unless_edited(source: Path, target: Path) -> list[Path]:
             write_file(place, ours, durable=False)
             beside.unlink(missing_ok=True)
         elif before.get(name) == written[name]:
-            pass  # Our file has not changed since the operator edited it, so there is nothing new to look at.
+            pass  # Our file has not changed since the operator edited the copy, so there is no new version.
         else:
             write_file(beside, ours, durable=False)
             edited.append(place)
@@ -45,8 +45,8 @@ def copy_unless_edited(source: Path, target: Path) -> list[Path]:
 def say_what_stays(edited: list[Path]) -> None:
     for path in edited:
         print(
-            f"stack: {path} was edited and stays as it is; ours is now {path.name}{NEWER} beside it: "
-            "take over what you need, or remove yours",
+            f"stack: {path} was edited and is not changed; the new version is {path.name}{NEWER} in the same folder: "
+            "copy the lines that you need, or remove your version",
             file=sys.stderr,
         )
 

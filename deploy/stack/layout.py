@@ -1,4 +1,4 @@
-"""Define the parts and paths of a stack: <folder>/ on this machine, /protofleet in each container."""
+"""Define the services of a stack, and its paths: <folder>/ on this machine, /protofleet in each container."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 CONTAINER_ROOT: Final = Path("/protofleet")
 METRICS_PORT: Final = 9100
-# The address of a container in the stack's network is not known in advance.
+# Metrics are served at all addresses, because a container's address in the stack's network is not known in advance.
 ALL_INTERFACES: Final = "0.0.0.0"
-FLEET_SERVICE: Final = "fleet"  # the service of one container with all devices
+FLEET_SERVICE: Final = "fleet"  # The service whose single container has all devices.
 MAX_DEVICE_CONTAINERS: Final = 12  # If there are more devices than this, they all share one container.
-CONTAINER_UID: Final = 10001  # the user in the containers if root starts the stack
+CONTAINER_UID: Final = 10001  # The user in the containers if root starts the stack.
 RABBITMQ_NODES: Final = ("rabbit-1", "rabbit-2", "rabbit-3")
-HEALTHCHECK_CLIENT: Final = "probe"  # The broker's health check connects with the certificate of this name.
-# A device cannot have these names, because its keys or state would be in the same folders.
+HEALTHCHECK_CLIENT: Final = "probe"  # The name in the certificate of the broker's health check.
+# A device cannot have one of these names, because other parts of the stack have folders with these names.
 RESERVED_NAMES: Final = (HEALTHCHECK_CLIENT, "prometheus", "grafana", *RABBITMQ_NODES)
 HOST_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
-# Settings of compose.env that the operator may change, with their defaults. An image is a name, or
+# Settings of compose.env that the operator may change, with their defaults. An image is given by its name, or as
 # name@sha256:...
 DEFAULT_SETTINGS: Final = {
     "BROKER_IMAGE": "eclipse-mosquitto:2.0.22",
@@ -55,9 +55,9 @@ class Stack:
     folder: Path
     experiment: Experiment
     name: str = "protofleet"
-    settings: dict[str, str] = field(default_factory=dict)  # values that override DEFAULT_SETTINGS
-    cluster: bool = False  # true if three nodes of RabbitMQ are the broker
-    one_container: bool = False  # true if all devices share a container, even if they are few
+    settings: dict[str, str] = field(default_factory=dict)  # Values that override DEFAULT_SETTINGS.
+    cluster: bool = False  # True if the broker is a cluster of three RabbitMQ nodes.
+    one_container: bool = False  # True if all devices share one container, even if there are few devices.
 
     @property
     def devices(self) -> list[str]:
@@ -80,7 +80,7 @@ class Stack:
     def federation_name(self) -> str:
         """Return the name of the federation, which is the name of the first run in this folder.
 
-        Keys and metrics belong to the federation, and later runs use the same ones.
+        Keys and metrics belong to the federation, and later runs use the same keys and metrics.
         """
         there = self.federation
         return there.authority().federation if there.root.exists() else self.experiment.name
@@ -117,13 +117,13 @@ class Stack:
         return [value for key, value in environment.items() if key.endswith("_IMAGE") and key not in unused]
 
     def with_image_ids(self, ids: Mapping[str, str]) -> Stack:
-        """Return the stack in which the images of these names are started by their ids."""
+        """Return a copy of the stack that starts the images in `ids` by their ids; `ids` maps names to ids."""
         names = {key: value for key, value in self.environment().items() if key.endswith("_IMAGE")}
         by_id = {key: ids[name] for key, name in names.items() if name in ids}
         return replace(self, settings=self.settings | by_id)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of the compose file, for compose.env; none of them is secret."""
+        """Return the variables of the compose file, for compose.env. No variable is secret."""
         own = {
             "STACK_NAME": self.name,
             "STACK_FOLDER": str(self.folder.absolute()),
@@ -138,8 +138,8 @@ class Stack:
 def service_names(devices: Iterable[str]) -> dict[str, str]:
     """Return the compose service of each device.
 
-    A service is a host name too: it has no capitals, dots or underscores, and at most 63 characters. If two
-    devices would get the same name, or the name is no host name, it ends with digits of the device's hash.
+    A service's name is also a host name, so it has no capitals, dots or underscores, and at most 63 characters. If
+    two devices would get the same name, or a name is no host name, digits of the device's hash are added.
     """
     plain = {name: "device-" + name.lower().replace("_", "-").replace(".", "-") for name in devices}
     counts = Counter(plain.values())
@@ -151,7 +151,7 @@ def service_names(devices: Iterable[str]) -> dict[str, str]:
 
 
 def _with_hash(device: str, plain: str, taken: AbstractSet[str]) -> str:
-    """Return a name with 8 digits of the device's hash, or more if another device has that name."""
+    """Return a service name that ends with 8 digits of the device's hash, or with more if the name is taken."""
     digest = hashlib.sha256(device.encode()).hexdigest()
     names = (f"{plain[: 62 - n].rstrip('-')}-{digest[:n]}" for n in range(8, 41))
     return next(name for name in names if name not in taken)
@@ -160,6 +160,6 @@ def _with_hash(device: str, plain: str, taken: AbstractSet[str]) -> str:
 def container_user() -> tuple[int, int]:
     """Return the user and the group of the containers and of the mounted files.
 
-    They are those of this process; for root they are unprivileged ones.
+    They are the user and the group of this process. If root runs this process, they are unprivileged.
     """
     return (CONTAINER_UID, CONTAINER_UID) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

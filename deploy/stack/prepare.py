@@ -1,7 +1,7 @@
 """Write all files that the containers mount.
 
-They are keys, settings, access rules, and the configuration of Prometheus and Grafana. `make up` writes them
-before any container starts. Names that are enrolled already keep their keys.
+The files are keys, settings, access rules, and the configuration of Prometheus and Grafana. `make up` writes them
+before any container starts. Devices that are enrolled already keep their keys.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from protofleet.protocol.wire.names import COORDINATOR
 COMPOSE: Final = Path(__file__).parent.parent / "compose"
 BROKER_HOSTS: Final = (BROKER, "localhost", "127.0.0.1")
 BROKER_PORT: Final = 8883
-BROKER_ROOT: Final = Path("/broker")  # the folder in which the broker's enrolled files are mounted
+BROKER_ROOT: Final = Path(
+    "/broker"
+)  # The folder in the container at which the broker's enrolled files are mounted.
 HEALTHCHECK_DAYS: Final = 3650
-# the folder in which Prometheus looks for more rules, targets and Alertmanagers
+# The folder in which Prometheus looks for the operator's own rules, targets and Alertmanagers.
 OPERATOR_FOLDER: Final = "own"
 
 
 def prepare(stack: Stack) -> None:
     if not (COMPOSE / "compose.yaml").exists():
-        raise SettingsError(
-            "the stack is started from a checkout of protofleet; this is an installed package"
-        )
+        raise SettingsError("the stack needs a checkout of protofleet, but this is an installed package")
     check_names(stack)
     require_same_run(stack)
     _write_experiment(stack)
@@ -79,7 +79,7 @@ def check_names(stack: Stack) -> None:
     dotted = [name for name in (stack.experiment.name, *stack.devices) if "." in name]
     if stack.cluster and dotted:
         raise SettingsError(
-            f"the name {dotted[0]!r} cannot be used over RabbitMQ, which takes a dot in a topic for a slash; "
+            f"the name {dotted[0]!r} cannot be used over RabbitMQ, which reads a dot in a topic as a slash; "
             "rename the run or the domain, or leave out --cluster"
         )
 
@@ -87,7 +87,7 @@ def check_names(stack: Stack) -> None:
 def _write_experiment(stack: Stack) -> None:
     """Write the experiment into the stack's folder and into the run's folder.
 
-    The first file shows what is learned now, and the second one the settings of the run's results.
+    The first file has the settings of the present run. The second file stays with the results of the run.
     """
     for folder in (stack.folder, stack.run_folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def _enrol(stack: Stack) -> None:
     federation = enrol_federation(
         stack.folder / "enrolled", stack.federation_name, stack.devices, BROKER_HOSTS
     )
-    # The health check counts as one more device.
+    # The health check has a session at the broker too, so it counts as a device.
     listener = ListenerSettings(BROKER_PORT, devices=len(stack.devices) + 1)
     write_mosquitto_conf(federation.folder_of(BROKER), listener, BROKER_ROOT)
     if stack.cluster:
@@ -109,11 +109,11 @@ def _enrol(stack: Stack) -> None:
 def _enrol_healthcheck(federation: LocalFederation) -> None:
     """Enrol the broker's health check, and put its TLS files into the broker's folder.
 
-    The broker's container gets only the TLS files: with the other keys it could act as a device.
+    The broker's container gets only the TLS files. With the other keys, the container could act as a device.
     """
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
-    # The health check is no device, but a coordinator waits for every device whose record it finds.
+    # The record is removed, because the coordinator would take a name with a record for a device and wait for it.
     (federation.root / "records" / f"{HEALTHCHECK_CLIENT}.record").unlink(missing_ok=True)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
     mounted.mkdir(exist_ok=True, mode=0o700)
@@ -122,9 +122,9 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
 
 
 def _write_rabbitmq(stack: Stack) -> None:
-    """Write the certificate and the settings that all three nodes share.
+    """Write the settings and access rules that all three nodes share.
 
-    The cookie with which the nodes authenticate each other is written too.
+    Also write the cookie with which the nodes authenticate each other.
     """
     folder = stack.federation.folder_of(BROKER)
     definitions = BROKER_ROOT / "definitions.json"
@@ -186,7 +186,7 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 
 def compose_devices(stack: Stack) -> dict[str, Any]:
-    """Return the compose file of the devices: a service for each, or one for all of a large fleet."""
+    """Return the compose file of the devices: one service for each device, or one service for all devices."""
     healthy = {"condition": "service_healthy", "required": False}  # A stack has only one of the two brokers.
     template = {
         "extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"},
@@ -224,7 +224,7 @@ def _volumes(stack: Stack, name: str, home: Path) -> list[str]:
 def _write_prometheus(stack: Stack) -> None:
     folder = stack.folder / "prometheus"
     say_what_stays(copy_unless_edited(COMPOSE / "prometheus", folder))
-    (folder / OPERATOR_FOLDER).mkdir(exist_ok=True)  # We write nothing into this folder.
+    (folder / OPERATOR_FOLDER).mkdir(exist_ok=True)  # The operator writes into this folder, and we do not.
     targets = [{"targets": [stack.scrape_target(name)], "labels": {"device": name}} for name in stack.devices]
     _write(folder / "targets" / "devices.json", json.dumps(targets, indent=2))
     stack.state_folder("prometheus").mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def _write_grafana(stack: Stack) -> None:
 
 
 def _chown_for_containers(stack: Stack) -> None:
-    """Give the mounted files to the containers' user; the federation's root keys stay the operator's."""
+    """Give the mounted files to the containers' user; the operator stays the owner of the root's keys."""
     user, group = container_user()
     if user == os.geteuid():
         return

@@ -1,4 +1,4 @@
-"""Run the broker of the extra `broker` (`pip install iotcore`) in a process of its own.
+"""Run the broker of the extra `broker` (the package iotcore) in a separate process.
 
 python -m protofleet.federation.brokers.embedded CONFIG.toml
 """

@@ -1,7 +1,7 @@
-"""Run a broker for local clients only: Mosquitto if it is installed, else the broker that pip installs.
+"""Run a broker for local clients only: Mosquitto if it is installed, else the embedded broker of the package iotcore.
 
-The broker listens on the loopback and accepts all clients. If `mutual_tls` is given, it accepts only clients
-with a certificate. It keeps nothing on disk, and ends with the process that started it.
+The broker listens on the loopback and accepts all clients. If `mutual_tls` is given, the broker accepts only clients
+with a certificate. The broker stores no messages on the disk, and it ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from protofleet.runtime.installation.extras import install_hint
 
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
-START_ATTEMPTS: Final = 5  # Another process may take a free port before the broker does.
+START_ATTEMPTS: Final = (
+    5  # A start can fail, because another process may take the free port before the broker.
+)
 KINDS: Final = ("auto", "mosquitto", "embedded")
 # These folders are often not on a user's PATH.
 SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
 INSTALL_HINT: Final = (
-    f"install Mosquitto (apt-get install mosquitto) or the embedded one ({install_hint('broker')})"
+    f"install Mosquitto (apt-get install mosquitto) or the embedded broker ({install_hint('broker')})"
 )
 
-# The shell ends the broker when the pipe on its standard input closes. The pipe closes when this process
-# ends, even if this process is killed.
+# A shell starts the broker, and ends it when the pipe on the shell's standard input closes. The pipe closes when this
+# process ends, even if this process is killed.
 GUARD: Final = """\
 exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
@@ -55,8 +57,8 @@ kill "$watch" 2>/dev/null  # else it would later kill another process that has g
 exit "$code"
 """
 
-# Each subscription keeps up to 4 segments of 8 MiB, which are never freed. A client that is further behind
-# misses the oldest frames and has to ask for them again.
+# The broker keeps up to 4 segments of 8 MiB for each subscription, and never frees them. A client that is further
+# behind misses the oldest frames and must request them again.
 EMBEDDED_SETTINGS: Final = """\
 id = 0
 
@@ -83,10 +85,10 @@ dynamic_filters = true
 @dataclass(frozen=True, slots=True)
 class BrokerProgram:
     kind: str
-    command: tuple[str, ...]  # the path of the settings file is appended to this command
+    command: tuple[str, ...]  # The command, to which the path of the settings file is added.
     description: str
     settings: str
-    # A text that the broker logs once it listens. It proves that this broker answers on the port.
+    # A text in the broker's log after it has begun to listen. The text proves that this broker uses the port.
     ready: str
 
 
@@ -122,7 +124,9 @@ class MutualTls:
     """The TLS files of a broker that demands client certificates and has access rules."""
 
     folder: Path
-    client: TlsFiles  # the files of a client that may connect; `address` includes them
+    client: (
+        TlsFiles  # The TLS files of a client that may connect; they become a part of `LocalBroker.address`.
+    )
 
 
 class LocalBroker:
@@ -143,9 +147,9 @@ class LocalBroker:
         self._program, self._mutual_tls = find_broker(kind), mutual_tls
         if (extra_lines or mutual_tls) and self._program.kind != "mosquitto":
             wanted = f"the lines {list(extra_lines)}" if extra_lines else "certificates and access rules"
-            raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
+            raise BrokerError(f"only Mosquitto supports {wanted}, but this broker is {self.describe()}")
         self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
-        self.extra_lines = extra_lines  # the extra lines for the next start
+        self.extra_lines = extra_lines  # The extra lines of mosquitto.conf for the next start.
         self._process: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
 
@@ -191,21 +195,21 @@ class LocalBroker:
                     raise
 
     def ended(self) -> str:
-        """Describe how the broker has ended by itself; "" while it runs."""
+        """Return the signal or the exit code with which the broker has ended; "" while it runs."""
         code = self._process.poll() if self._process is not None else None
         if code is None:
             return ""
         return f"killed by signal {code - 128}" if code > 128 else f"exit code {code}: {self._reason()}"
 
     def restart(self) -> None:
-        """Start a broker that has ended by itself again, on the same port, so that its clients come back."""
+        """Start a broker again after it has ended by itself; use the same port, so that its clients can reconnect."""
         self.kill()
         self.start()
 
     def stop(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        self._process.stdin.close()  # This makes the shell end the broker.
+        self._process.stdin.close()  # After this, the shell ends the broker.
         children.wait([self._process], STOP_SECONDS)
         self.kill()
 
@@ -214,10 +218,10 @@ class LocalBroker:
         if (process := self._process) is None:
             return
         self._process = None
-        with process, contextlib.suppress(ProcessLookupError):  # The exit of `process` waits for the shell.
+        with process, contextlib.suppress(ProcessLookupError):  # The end of this block waits for the shell.
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
-        # This loop waits for the broker itself.
+        # The shell may end before the broker, so this loop waits for the broker.
         while _listens(self.address) and time.monotonic() < deadline:
             time.sleep(0.005)
 
@@ -235,9 +239,8 @@ class LocalBroker:
             )
 
     def _settings(self) -> Path:
-        """Write the settings file; this is done at each start, because the port may have changed."""
-        # If root starts it, Mosquitto would change to a user that may not read the files next to its
-        # settings.
+        """Write the settings file; each start writes it again, because the port may have changed."""
+        # If root starts Mosquitto, it would change to a user who may not be allowed to read these files.
         user = "root" if os.geteuid() == 0 else ""
         lines = "".join(f"{line}\n" for line in self.extra_lines)
         if self._mutual_tls is not None:
@@ -290,6 +293,8 @@ def _check_port_free(port: int) -> None:
             sock.bind((LOOPBACK, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise BrokerError(f"port {port} cannot be used ({error.strerror}); take another") from None
-            advice = "stop what listens there, or take another; 0 takes a free one"
+                raise BrokerError(
+                    f"port {port} cannot be used ({error.strerror}); choose another port"
+                ) from None
+            advice = "stop the program that listens there, or choose another port; 0 means any free port"
             raise BrokerError(f"port {port} on {LOOPBACK} is taken; {advice}") from None

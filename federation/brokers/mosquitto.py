@@ -21,10 +21,10 @@ CRL_FILE: Final = "crl.pem"
 PID_FILE: Final = "mosquitto.pid"
 DATA_FOLDER: Final = "data"
 
-# 20 blocks of 64 KiB in flight fill a line of 200 Mbit/s with a round trip of 50 ms. If a queue is full,
-# Mosquitto drops messages but acknowledges them; the receiver asks for the dropped blocks again. Version 2.1
-# accepts packets of 2 MB by default, and version 2.0 accepts packets of any size. With the limit, both versions
-# accept the same packets.
+# 20 blocks of 64 KiB in flight are enough for a line of 200 Mbit/s with a round trip of 50 ms. If a queue is full,
+# Mosquitto drops messages but acknowledges them, and the receiver requests the dropped blocks again. By default,
+# version 2.1 accepts packets of up to 2 MB, and version 2.0 accepts packets of any size. With max_packet_size, both
+# versions accept the same packets.
 LIMITS: Final = """\
 max_packet_size 2097152
 max_inflight_messages 20
@@ -34,22 +34,23 @@ set_tcp_nodelay true
 max_keepalive 120
 """
 
-MOST_QUEUE: Final = 512 << 20  # the largest queue of a session in bytes
-LEAST_QUEUE: Final = 4 << 20  # the smallest queue in bytes, for the blocks that a device asks for at a time
-LEAST_MESSAGES: Final = 256  # the number of blocks that are under way to a coordinator
-PACKET: Final = 2 << 20  # bytes; the same as max_packet_size
-# further packets of a device: its retained state, its will, and one that is being received
+MOST_QUEUE: Final = 512 << 20  # Largest queue of a session in bytes.
+# Smallest queue of a session in bytes. The blocks that a device requests at a time must fit into this queue.
+LEAST_QUEUE: Final = 4 << 20
+LEAST_MESSAGES: Final = 256  # Largest number of blocks that are on their way to a coordinator.
+PACKET: Final = 2 << 20  # Bytes of the largest packet, the same as max_packet_size.
+# Number of further packets of each device: its retained state, its will, and a packet that is being received.
 OTHER_PACKETS: Final = 3
 FEWEST_DEVICES: Final = 16
-DEFAULT_DEVICES: Final = 64  # the number of devices if it is not known
+DEFAULT_DEVICES: Final = 64  # The number of devices if the real number is not known.
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of a session's queue, with which all devices' queues fit into three quarters of the memory.
+    """The limits of a session's queue. With them, the queues of all devices fit into three quarters of the memory.
 
-    Mosquitto has one limit for all sessions. It counts bytes for QoS 1 and messages for QoS 0, so both are
-    set. The last quarter of the memory is for the coordinator.
+    Mosquitto has the same limits for all sessions. It limits messages of QoS 1 by their bytes and messages of QoS 0
+    by their number, so both limits are set. The last quarter of the memory is for the coordinator.
     """
 
     devices: int
@@ -58,12 +59,12 @@ class QueueLimits:
 
     @property
     def memory_needed(self) -> int:
-        """Return the smallest memory_limit, in bytes, into which all devices fit."""
+        """Return the smallest memory_limit in bytes with which the queues of all devices fit into the memory."""
         return (self.devices * (self.bytes + OTHER_PACKETS * PACKET) + self.bytes) * 4 // 3
 
 
 def queue_limits(memory: int, devices: int) -> QueueLimits:
-    """Compute the limits of a session's queue. They change only when the number of devices doubles.
+    """Compute the limits of a session's queue. The limits change only when the number of devices doubles.
 
     `devices` is the number of enrolled devices.
     """
@@ -82,8 +83,8 @@ def queues_are_full(devices: int) -> bool:
 
 UNBOUNDED: Final = LIMITS.format(messages=0, queue=MOST_QUEUE)
 
-# These settings are for local clients only: any client on the loopback may connect, and nothing is kept on
-# the disk.
+# These settings are for local clients only: any client on the loopback may connect, and the broker stores no
+# messages on the disk.
 PLAIN_SETTINGS: Final = (
     "listener {port} {host}\nallow_anonymous true\n"
     + UNBOUNDED
@@ -95,8 +96,8 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 """
 )
 
-# Without use_username_as_clientid, a device could take over the session of another one by using its client
-# id. With memory_limit, the broker refuses new messages before the machine runs out of memory.
+# Without use_username_as_clientid, a device could use the client id of another device and take over its session. With
+# memory_limit, the broker refuses new messages before the machine runs out of memory.
 TLS_SETTINGS: Final = (
     """\
 per_listener_settings {split}
@@ -137,11 +138,11 @@ class ListenerSettings:
 
     port: int = 8883
     host: str = "0.0.0.0"
-    plain_port: int = 0  # a port on the loopback without TLS and access rules; 0: none
-    user: str = ""  # the user to which Mosquitto changes when root starts it
+    plain_port: int = 0  # A port on the loopback without TLS and access rules; 0 means none.
+    user: str = ""  # The user to which Mosquitto changes if root starts it.
     connections: int = 2000
     memory: int = 2 << 30
-    devices: int = DEFAULT_DEVICES  # the number of enrolled devices, whose queues share the memory
+    devices: int = DEFAULT_DEVICES  # The number of enrolled devices, whose queues share the memory.
     persistence: bool = True
     sys_seconds: int = 10
 
@@ -149,8 +150,8 @@ class ListenerSettings:
 def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = None) -> str:
     """Return mosquitto.conf for the enrolled files in a folder.
 
-    Mosquitto may write in the folder `state`, or else in the same folder. Paths are absolute, because
-    Mosquitto may be started in any folder.
+    Mosquitto writes its own files into the folder `state` if it is given, else into the same folder. Paths are
+    absolute, because Mosquitto may be started in any folder.
     """
     root, own = folder.absolute(), (state or folder).absolute()
     limits = queue_limits(listener.memory, listener.devices)
@@ -169,11 +170,12 @@ def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
     """Return the text of the ACL file.
 
-    Patterns apply to every name with a certificate, so exceptions are denied by name. The coordinator is
-    denied the topics of a device. A revoked name is denied all topics, because it may still be connected.
+    The patterns give each name with a certificate the topics of a device. Therefore rules with a name deny the
+    exceptions: the coordinator gets no topics of a device, and a revoked name, which may still be connected, gets
+    no topics.
     """
     topics = Topics(federation)
-    lines = [f"# Made from the table of topics for federation {federation}; whatever is not here is denied."]
+    lines = [f"# Made from the table of topics for federation {federation}; all other topics are denied."]
     denied = set(revoked)
     for name in sorted(denied):
         lines += [f"user {name}", f"topic deny {topics.prefix}#", ""]

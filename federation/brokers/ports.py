@@ -13,17 +13,19 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 FIRST = 12_000
-USUAL_END = 30_000  # used if a machine does not report which ports it gives to connections
+USUAL_END = (
+    30_000  # The end of the ports that are used, if a machine does not report its ports for connections.
+)
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWS = 1 << 30
 
 
 def free_port() -> int:
-    """Return a free port below the ports that the machine gives to connections; take the ports in turn.
+    """Return a free port below the ports that the machine gives to connections; use the ports in turn.
 
-    If a port is only checked to be free, it is sometimes taken before its program listens: by a connection of
-    any process, or by another process that looks for a port too. With turns, the processes of a user get the
-    same port again only after thousands of other ports.
+    A free port may be taken before the caller's program listens on it: by a connection of any process, or by
+    another process that also looks for a port. Because the ports are used in turn, the processes of a user get
+    the same port again only after thousands of other ports.
     """
     span = _first_of_connections() - FIRST
     while True:
@@ -41,7 +43,10 @@ def _first_of_connections() -> int:
 
 
 def _turn() -> int:
-    """Return the next turn of all processes of this user; a random number if the file cannot be used."""
+    """Return the next number in a count that all processes of this user share, or a random number.
+
+    The number is random if the file of the count cannot be used.
+    """
     drawn = random.SystemRandom().randrange(DRAWS)
     try:
         return _next_in(Path(tempfile.gettempdir()) / f"protofleet-ports-{os.getuid()}", drawn)
@@ -53,10 +58,8 @@ def _next_in(path: Path, first: int) -> int:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            return first  # Another user could hold the lock for ever. A pipe has no text.
-        fcntl.flock(
-            file, fcntl.LOCK_EX
-        )  # The lock is freed when the process ends, even if the process is killed.
+            return first  # The file is not used: another user could hold its lock for ever, and a pipe has no text.
+        fcntl.flock(file, fcntl.LOCK_EX)  # The lock ends with the process, even if the process is killed.
         text = file.read(20)
         turn = int(text) + 1 if text.isdigit() else first
         file.seek(0)

@@ -1,9 +1,9 @@
 """Write the settings of a RabbitMQ cluster and its access rules.
 
 The rules are generated from the table in protocol/wire/topics.py. As with Mosquitto, clients need a
-certificate, and its common name is the user. RabbitMQ's rules are patterns of routing keys, in which `.`
-replaces MQTT's `/`; `{client_id}` and `{username}` stand for the client. A revoked name has no user, so it
-cannot connect again. `rabbitmqctl close_all_user_connections` closes its open connections.
+certificate, and its common name is the user. RabbitMQ's rules are patterns of routing keys. In a
+routing key, `.` replaces MQTT's `/`. A revoked name has no user in RabbitMQ, so it cannot connect again.
+`rabbitmqctl close_all_user_connections` closes the open connections of a revoked name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"
 DIGEST: Final = "[0-9a-f]+"
-ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"  # A device's name may contain dots, which separate topics here.
+ANY_DEVICE: Final = (
+    "[A-Za-z0-9_.-]+"  # A device's name may contain dots, although a dot also separates topics.
+)
 
-# Connections of one user. With 1, a client could not reconnect until the broker notices that its old
-# connection is dead.
+# Largest number of connections of one user. With 1, a client could reconnect only after the broker has noticed that
+# the old connection is dead.
 CONNECTIONS: Final = 4
-# The largest queue of one session in bytes, as for Mosquitto. If it is full, the oldest messages are dropped.
+# Largest queue of one session in bytes, as for Mosquitto. If a queue is full, the oldest messages are dropped.
 QUEUED_BYTES: Final = 536_870_912
 
-# Quorum queues survive the loss of a node. Retained messages stay on one node, because the protocol does not
-# need them.
+# Quorum queues survive the loss of a node. Retained messages are only on one node, because the protocol does not need
+# them.
 SETTINGS: Final = """\
 listeners.tcp = none
 mqtt.listeners.tcp = none
@@ -64,7 +66,7 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 
 def definitions(federation: str, devices: Iterable[str]) -> str:
-    """Return the definitions of users without passwords; each user has the topics of its role, and limits."""
+    """Return the definitions of users: no passwords, the topics of each user's role, and limits."""
     names = [*devices]
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],

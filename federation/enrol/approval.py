@@ -1,6 +1,7 @@
 """Issue and read the operator's approval of a request.
 
-The approval is one statement that the root has signed. It holds all that the sender of the request needs.
+The approval is one statement that the root has signed. It has all keys, certificates and lists that the sender of
+the request needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from protofleet.protocol.wire.names import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096
-MAX_LISTS: Final = 48 * MAX_SERIALS  # bytes; the entries of an X.509 list are the longest ones
+MAX_LISTS: Final = (
+    48 * MAX_SERIALS
+)  # Bytes of the longest list. An entry of an X.509 list has at most 48 bytes.
 MAX_RULES: Final = 1 << 18
 MAX_ROOTS: Final = 1 << 14
 
@@ -37,13 +40,13 @@ class Approval:
     name: str
     part: Part
     serial: int
-    roots: bytes  # statement
-    revoked: bytes  # statement
-    record: bytes  # statement; b"" for a broker
-    coordinator: bytes  # statement: the coordinator's record, for a device
-    cert: bytes  # X.509, DER
-    crl: bytes = b""  # PEM, for a broker
-    rules: str = ""  # the access rules, for a broker
+    roots: bytes  # The statement of the roots.
+    revoked: bytes  # The statement of the revocations.
+    record: bytes  # The statement of the sender's own record; b"" for a broker.
+    coordinator: bytes  # The statement of the coordinator's record, for a device only.
+    cert: bytes  # The certificate: X.509 in the form DER.
+    crl: bytes = b""  # The X.509 revocation lists in PEM, for a broker only.
+    rules: str = ""  # The access rules, for a broker only.
 
 
 def issue_approval(approval: Approval, roots: Sequence[Ed25519PrivateKey]) -> bytes:
@@ -65,7 +68,7 @@ def unverified_roots(data: bytes) -> bytes:
 def unverified_approval(data: bytes) -> Approval:
     """Return an approval whose signature was not checked.
 
-    A caller may refuse the approval for its content, but must never accept it.
+    A caller may refuse the approval because of its content, but must not accept it without a check.
     """
     return _read(unverified_body(APPROVAL, data))
 

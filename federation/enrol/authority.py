@@ -1,4 +1,4 @@
-"""Manage the operator's folder: the federation's offline root of trust, and all that it has issued.
+"""Manage the operator's folder: the federation's offline root of trust, and everything that the root has issued.
 
 roots/1/root.key    Ed25519: signs records, lists and approvals    } for offline keeping,
 roots/1/tls-ca.key  P-256: signs TLS certificates and their list   } readable by the owner alone
@@ -60,7 +60,7 @@ SIGNERS_FILE: Final = "allowed_signers"
 SIGNATURES_FILE: Final = "allowed_signers.sig"
 PRIVATE_KEYS: Final = ("tls-ca.key", "root.key")
 DAY: Final = 86_400
-SKEW: Final = 3600  # the number of seconds that a device's clock may be behind
+SKEW: Final = 3600  # Number of seconds that a device's clock may be behind.
 
 log = logging.getLogger(__name__)
 
@@ -79,17 +79,17 @@ class Root:
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
     entry: RegisterEntry
-    record: bytes  # b"" for a broker
-    cert: bytes  # DER
+    record: bytes  # The signed record; b"" for a broker.
+    cert: bytes  # The certificate in the form DER.
 
 
 class Authority:
-    """The folder with the root's private keys. `durable=False` saves the fsyncs of a simulated fleet."""
+    """The folder with the root's private keys. `durable=False` skips fsync, which a simulated fleet does not need."""
 
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.durable, self._clock, self._lock = folder, durable, clock, RegisterLock(folder)
         self.register, self._batching = load_register(folder), False
-        # The register has an earlier form: the serial numbers in the lists of its version are not known.
+        # A register of an earlier form does not have the serial numbers of its lists, so new lists are made.
         if self.register.listed is None:
             self.register = self.register.with_revocation_lists(self.now())
         self.roots = [_load_root(folder, number) for number in self.register.roots]
@@ -98,7 +98,7 @@ class Authority:
     def _complete_interrupted_rotation(self) -> None:
         """Complete a rotation that was interrupted.
 
-        A rotation writes the register first. The other files are made from the register again.
+        A rotation writes the register first. If the other files are older than the register, they are made again.
         """
         path = self.folder / ROOTS_FILE
         if not path.exists():
@@ -113,7 +113,7 @@ class Authority:
     def destroy_retired_keys(self) -> None:
         """Delete the private keys of retired roots.
 
-        This is called when the new roots statement is on the disk.
+        The caller must first write the new roots statement to the disk.
         """
         for number in _stored_roots(self.folder):
             if number < self.register.roots[0]:
@@ -126,7 +126,7 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """Return the newest root's fingerprint, which a device's owner compares once."""
+        """Return the newest root's fingerprint, which the owner of a device compares when it is enrolled."""
         return fingerprint(self.roots[-1].public)
 
     @property
@@ -145,9 +145,9 @@ class Authority:
         limit = int(root.tls_ca.cert.not_valid_after_utc.timestamp())
         if until > limit:
             raise SettingsError(
-                f"{days:g} days are more than root {root.number} has left; rotate it first, or take fewer"
+                f"{days:g} days are more than root {root.number} has left; rotate the root first, or set fewer --days"
             )
-        # The serial number grows even if an old backup was restored.
+        # The serial number depends on the time, so it is new even after an old backup was restored.
         serial = max(self.register.last_serial + 1, 1000 * now)
         entry = RegisterEntry(serial, request.name, request.part, root.number, since, until, fingerprint)
         csr = certificates.read_csr(request.csr, request.name)
@@ -160,7 +160,7 @@ class Authority:
     def issue_check_certificate(
         self, name: str, key: certificates.PublicKey, seconds: int
     ) -> tuple[int, bytes]:
-        """Issue a short-lived client certificate under any name, for our own connections.
+        """Issue a short-lived client certificate with any name, for our own connections to the broker.
 
         Return its serial number and the certificate in PEM.
         """
@@ -190,15 +190,15 @@ class Authority:
     def save(self, signed_by: Iterable[Root] = ()) -> None:
         """Save the register and then the statements; `signed_by` are the roots that sign the roots statement.
 
-        The register is written first, because no other file may hold a certificate that the register lacks.
+        The register is written first, so that each certificate in another file is also in the register.
         """
         if self._batching:
             return
         with self._lock.held():
             save_register(self.folder, self.register, self.durable)
             roots = self.roots_statement(signed_by)
-            # The statement is written last. After that the keys of a retired root are destroyed, and these keys
-            # have to sign the other files first.
+            # The roots statement is written after the signed files: when it is on the disk, the keys of a retired
+            # root may be destroyed, and these keys must sign the other files before that.
             text, signatures = self.allowed_signers(roots, signed_by)
             self.write(SIGNATURES_FILE, signatures)
             self.write(SIGNERS_FILE, text)
@@ -207,7 +207,7 @@ class Authority:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """Save once at the end of the block, and not once for each certificate."""
+        """Save only once, at the end of the block, instead of once for each certificate."""
         with self._lock.held():
             self._batching = True
             try:
@@ -217,7 +217,7 @@ class Authority:
                 self.save()
 
     def store(self, issued: IssuedCertificate, request: bytes) -> None:
-        """Write the issued certificate and its request; approvals are issued again from the request."""
+        """Write the issued certificate and its request, because later approvals are made from the stored request."""
         name = issued.entry.name
         with self._lock.held():
             self.write(f"requests/{name}.request", armoured(REQUEST, request))
@@ -257,7 +257,7 @@ class Authority:
     def allowed_signers(self, roots: bytes = b"", signed_by: Iterable[Root] = ()) -> tuple[str, str]:
         """Return the file of allowed signers for the statement of the roots, and the signatures of the file.
 
-        Stored signatures are kept while they are valid for the file, because a retired root cannot sign again.
+        Stored signatures are used again while the file is unchanged, because a retired root cannot sign again.
         """
         statement = roots or self.roots_statement()
         digest = hashlib.sha256(armoured(ROOTS, statement).encode()).hexdigest()
@@ -274,10 +274,10 @@ class Authority:
     def crl(self) -> bytes:
         """Return one revocation list for each CA in use.
 
-        Mosquitto refuses every certificate if its CA has no list.
+        If a CA has no list, Mosquitto refuses all certificates of this CA.
         """
-        # The version may be later than the clock: after several versions in one second, or if the clock was
-        # wrong once.
+        # The version is a Unix time. It may be later than the present time after several versions in one second, or
+        # if the clock was wrong once.
         issued_at = _utc(min(self.register.version, self.now() + SKEW // 2))
         serials = self.register.listed or ()
         return b"".join(certificates.revocation_list(root.tls_ca, serials, issued_at) for root in self.roots)
@@ -290,7 +290,9 @@ def make_authority(
     folder: Path, federation: str, years: float, durable: bool = True, clock: Callable[[], float] = time.time
 ) -> Authority:
     if (folder / REGISTER).exists() or (folder / "roots" / "1").exists():
-        raise SettingsError(f"{folder} holds a root already; take another folder, or `enrol rotate` this one")
+        raise SettingsError(
+            f"{folder} holds a root already; use another folder, or replace this root with `enrol rotate`"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     make_root(folder, valid_name(federation), 1, years, clock(), durable)
@@ -305,7 +307,7 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
         raise SettingsError(f"--years is {years:g}, it must be above 0 and at most 50")
     target = folder / "roots" / str(number)
     temporary = target.with_name(f"{number}.new")
-    if temporary.exists():  # A command that was killed has left this folder.
+    if temporary.exists():  # An earlier command was killed and has not removed this folder.
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True, mode=0o700)
     until = _utc(int(now + years * 365.25 * DAY))
@@ -320,13 +322,13 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
 def _rename_unused(target: Path) -> None:
     """Rename a root that is not in the register.
 
-    A command that was killed has made this root, or the register is from a backup that is older than the root.
+    Such a root was made by a command that was killed, or the register is from a backup that is older than the root.
     """
     if target.exists():
         names = (target.with_name(f"{target.name}.unused-{i}") for i in itertools.count(1))
         unused = next(name for name in names if not name.exists())
         target.rename(unused)
-        log.warning("%s is not in the register; it is kept as %s", target, unused.name)
+        log.warning("the register does not list %s; this folder was renamed to %s", target, unused.name)
 
 
 def _stored_roots(folder: Path) -> list[int]:
@@ -358,6 +360,6 @@ def with_roots(register: Register, roots: tuple[int, ...], now: int) -> Register
 
     The lists change too, because each root signs them.
     """
-    # Like a serial number, the version grows even if an old backup was restored.
+    # Like a serial number, the version depends on the time, so it is new even after an old backup was restored.
     version = max(register.roots_version + 1, now)
     return replace(register, roots=roots, roots_version=version).with_revocation_lists(now)

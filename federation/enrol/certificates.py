@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 PEM: Final = serialization.Encoding.PEM
 DER: Final = serialization.Encoding.DER
-SKEW: Final = dt.timedelta(hours=1)  # the time that a clock may be behind
+SKEW: Final = dt.timedelta(hours=1)  # A clock may be behind by this time.
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 
 
@@ -54,7 +54,7 @@ def issue_for_request(
     serial: int,
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
-    """Issue a certificate for a request; only the public key is taken from the request."""
+    """Issue a certificate for a request; of the request, only the public key is used."""
     return issue_certificate(ca, _public_key(request), name, hosts, serial, validity)
 
 
@@ -88,14 +88,14 @@ def new_csr(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
 def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
     """Read a PKCS#10 request.
 
-    ValueError is raised if it cannot be read, is for another name, or is not signed by its own key.
+    Raise ValueError if the request cannot be read, is for another name, or is not signed by its own key.
     """
     try:
         request = x509.load_der_x509_csr(data)
         key, how = _public_key(request), request.signature_hash_algorithm
         if how is None:
             raise ValueError("its TLS part is not signed by its own key")
-        # `request.is_signature_valid` reports an interrupt as a wrong signature.
+        # `request.is_signature_valid` is not used, because it reports an interrupt as a wrong signature.
         key.verify(request.signature, request.tbs_certrequest_bytes, ec.ECDSA(how))
     except (x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise ValueError(f"its TLS part cannot be used: {error}") from None
@@ -109,10 +109,10 @@ def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
 def revocation_list(ca: TlsCa, serials: Iterable[int], issued_at: dt.datetime) -> bytes:
     """Return a revocation list in PEM.
 
-    If Mosquitto has two lists, OpenSSL prefers the one with the later date, and it refuses all clients while
-    this date is in the future. So the date is set back by the time that a clock may be behind. The list expires
-    only with its CA, because Mosquitto refuses all clients when the list has expired. The operator has to know
-    whether a copied list is the newest one.
+    If Mosquitto has two lists, OpenSSL uses the list with the later date. It refuses all clients while this date is
+    in the future. Therefore the date is earlier by the time that a broker's clock may be behind. Mosquitto also
+    refuses all clients after the list has expired, so the list expires only with its CA. This means that an old copy
+    of a list does not expire: the operator must make sure that a broker has the newest list.
     """
     at = max(issued_at - SKEW, ca.cert.not_valid_before_utc)
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.cert.subject)

@@ -44,15 +44,15 @@ from protofleet.runtime.command.listing import Listing
 
 Options = argparse.Namespace
 SOURCES: Final = {
-    REQUEST: "`protofleet enrol request NAME` writes one, where its owner is to run",
-    APPROVAL: "`protofleet enrol approve` writes it among the root's approvals, and the operator hands it out",
+    REQUEST: "`protofleet enrol request NAME` writes a request, on the machine of the device, coordinator or broker",
+    APPROVAL: "`protofleet enrol approve` writes it into the root's folder approvals, and the operator sends it",
 }
 
 
 def make_root(o: Options) -> int:
     authority = make_authority(o.folder, _name(o.federation), o.years)
     print(
-        f"root of {authority.federation}: {o.folder} (keep it off the network, and a copy in another place)"
+        f"root of {authority.federation}: {o.folder} (keep this folder offline, and keep a copy in another place)"
     )
     print(f"fingerprint: {authority.fingerprint} (devices' owners compare it once)")
     return 0
@@ -60,7 +60,7 @@ def make_root(o: Options) -> int:
 
 def statement_in(kind: str, path: Path) -> bytes:
     if not path.exists():
-        raise SettingsError(f"there is no file {path}; name that of the {kind}: {SOURCES[kind]}")
+        raise SettingsError(f"there is no file {path}; name the file of the {kind}: {SOURCES[kind]}")
     return read_armoured(kind, path)
 
 
@@ -69,7 +69,7 @@ def request(o: Options) -> int:
     request, data = key_folder.make_request(o.folder, federation, name, tuple(o.host), o.new_keys)
     path = o.folder / key_folder.PENDING / REQUEST
     print(f"request of the {request.part} {request.name}: {path} (send it to the operator)")
-    print(f"fingerprint: {fingerprint(data)} (tell the operator over another channel)")
+    print(f"fingerprint: {fingerprint(data)} (give it to the operator on another channel, such as by phone)")
     return 0
 
 
@@ -84,16 +84,16 @@ def approve(o: Options) -> int:
     denied = r.name in lifecycle.revoked_names(authority, authority.now())
     lifecycle.approve(authority, reviewed, o.days, o.replace)
     if denied:
-        print(f"{r.name} was revoked before, and the brokers deny that name until they have their new rules:")
+        print(f"{r.name} was revoked before, and the brokers deny this name until they have their new rules:")
         _print_broker_approvals(o, authority)
     if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
-            f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` gives this device its record"
+            f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` adds its record to this approval"
         )
     if r.part == "device" and queues_are_full(enrolled := lifecycle.enrolled_devices(authority)):
         print(
             f"{enrolled} devices are enrolled, and the queues of a broker whose mosquitto.conf says `Queues for "
-            f"{enrolled - 1} devices` are too large: `enrol install` its approval with --devices {2 * (enrolled - 1)}"
+            f"{enrolled - 1} devices` are too large: install its approval again with --devices {2 * (enrolled - 1)}"
         )
     _print_approval(authority, r.name)
     return 0
@@ -106,8 +106,8 @@ def install(o: Options) -> int:
         listener_to_write(o, o.folder)
     elif given := given_flags(o):
         raise SettingsError(
-            f"{given}: for a broker's mosquitto.conf, and {claimed.name} is a {claimed.part}; its settings say where "
-            "its broker is: [broker] host and port"
+            f"{given}: only for a broker's mosquitto.conf, but {claimed.name} is a {claimed.part}; name its broker "
+            "in its own settings: [broker] host and port"
         )
     _check_fingerprint(o, data)
     installation = key_folder.install(o.folder, data, lambda seen: _confirmed(o, seen, "root"), time.time())
@@ -161,12 +161,12 @@ def _federation_of(o: Options) -> str:
         return o.federation or "protofleet"
     found = local.authority().federation
     if o.federation not in (None, found):
-        raise SettingsError(f"{o.folder} is a fleet of {found}; take another folder for {o.federation}")
+        raise SettingsError(f"{o.folder} is a fleet of {found}; use another folder for {o.federation}")
     cert = Path(local.tls("broker").cert or "")
     hosts = host_names(x509.load_pem_x509_certificate(cert.read_bytes())) if cert.exists() else o.host
     if new := [host for host in o.host if host not in hosts]:
         raise SettingsError(
-            f"the broker of {o.folder} is enrolled as {', '.join(hosts)}; --host {new[0]} is for a new folder"
+            f"the broker of {o.folder} is enrolled as {', '.join(hosts)}; --host {new[0]} needs a new folder"
         )
     return found
 
@@ -195,7 +195,9 @@ def show(o: Options) -> int:
 def renew(o: Options) -> int:
     authority = Authority(o.root)
     if bool(o.names) == (o.due is not None):
-        raise SettingsError("say what to renew: names, or --due DAYS for all that expire within DAYS")
+        raise SettingsError(
+            "say what to renew: names, or --due DAYS for all certificates that expire within DAYS days"
+        )
     names, code = o.names or [entry.name for entry in _due(authority, o.due)], 0
     for name in names:
         try:
@@ -220,7 +222,7 @@ def revoke(o: Options) -> int:
     print(f"{o.name} is revoked; now update the brokers:")
     _print_broker_approvals(o, authority)
     if (path := o.root / "approvals" / f"{COORDINATOR}.approval").exists():
-        print(f"  {path}: for the coordinator, `protofleet enrol install` it there")
+        print(f"  {path}: on the coordinator's machine, install it with `protofleet enrol install`")
     print(f"  then end its connection: protofleet enrol cut {o.name} HOST:PORT --root {o.root}")
     return 0
 
@@ -229,7 +231,9 @@ def _print_broker_approvals(o: Options, authority: Authority) -> None:
     for entry in authority.register.current_entries(authority.now()):
         if entry.part == "broker":
             path = o.root / "approvals" / f"{entry.name}.approval"
-            print(f"  {path}: `protofleet enrol install` it there and make Mosquitto reload (SIGHUP)")
+            print(
+                f"  {path}: install it there with `protofleet enrol install`, and let Mosquitto reload (SIGHUP)"
+            )
 
 
 def cut(o: Options) -> int:
@@ -238,7 +242,7 @@ def cut(o: Options) -> int:
         raise SettingsError(f"{o.address!r} is not of the form HOST:PORT")
     authority = Authority(o.root)
     if o.name not in lifecycle.revoked_names(authority, authority.now()):
-        raise SettingsError(f"{o.name} is not revoked; `enrol revoke` comes first")
+        raise SettingsError(f"{o.name} is not revoked; first revoke it with `enrol revoke`")
     disconnect.disconnect(authority, o.name, _address(host, int(port)))
     print(f"{o.name} is disconnected from {o.address}")
     return 0
@@ -247,13 +251,15 @@ def cut(o: Options) -> int:
 def rotate(o: Options) -> int:
     authority = Authority(o.root)
     if o.finish and o.years is not None:
-        raise SettingsError("--years is for a new root; --finish makes none")
+        raise SettingsError("--years is for a new root, but --finish makes no root; leave out --years")
     if o.force and not o.finish:
-        raise SettingsError("--force goes with --finish: it locks out all that are still on the old root")
+        raise SettingsError("--force needs --finish: it locks out all names that still use the old root")
     if o.finish:
         lifecycle.finish_rotation(authority, o.force)
         print("the old root is retired, its private keys are destroyed; every approval was written again:")
-        print(f"  install each of {o.root / 'approvals'}/*, the broker's last; then restart Mosquitto")
+        print(
+            f"  install each approval in {o.root / 'approvals'}, the broker's approval last; then restart Mosquitto"
+        )
         return 0
     lifecycle.begin_rotation(authority, YEARS if o.years is None else o.years)
     print(f"root {authority.roots[-1].number} is introduced; fingerprint: {authority.fingerprint}")
@@ -261,7 +267,9 @@ def rotate(o: Options) -> int:
         f"  1. install the approvals of the brokers and the coordinator ({o.root / 'approvals'}) and restart"
     )
     print("     Mosquitto: both have to know the new root before any device uses it")
-    print("  2. enrol renew the devices and install; then the coordinator, then the brokers")
+    print(
+        "  2. `enrol renew` and `enrol install` for the devices, then for the coordinator, then for the brokers"
+    )
     print("  3. enrol rotate --finish")
     print(lifecycle.rotation_status(authority))
     return 0
@@ -290,15 +298,15 @@ def _confirmed(o: Options, seen: str, owner: str) -> bool:
         return True
     if not sys.stdin.isatty():
         raise SettingsError(
-            f"there is no terminal to confirm the {owner}'s fingerprint on; say --fingerprint or --yes"
+            f"there is no terminal to confirm the {owner}'s fingerprint on; use --fingerprint or --yes"
         )
-    return input("Is it the expected one? [y/N] ").strip().lower() in ("y", "yes")
+    return input("Is this the expected fingerprint? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _check_fingerprint(o: Options, data: bytes) -> None:
-    """Raise StatementError if the fingerprint of the known root is not the one in --fingerprint.
+    """Raise StatementError if the fingerprint of the known root differs from --fingerprint.
 
-    No person is asked.
+    This check needs no terminal.
     """
     if not o.fingerprint or not (o.folder / CURRENT).exists():
         return
@@ -312,7 +320,7 @@ def _print_approval(authority: Authority, name: str) -> None:
     entry = authority.register.latest(name)
     assert entry is not None
     path = authority.folder / "approvals" / f"{name}.approval"
-    print(f"approved until {day(entry.not_after)}: {path} (send it back)")
+    print(f"approved until {day(entry.not_after)}: {path} (send this file back)")
     if entry.part == "device":
         print(f"for the coordinator: {authority.folder / 'records' / name}.record")
 

@@ -1,9 +1,9 @@
 """End the connection of a revoked name at a running Mosquitto.
 
-At SIGHUP Mosquitto reads its list of revoked certificates and its access rules again. It checks the list for
-new connections only. A connected client stays connected, but the rules deny it all topics. A second
-connection with the same client id ends the first one. When the client connects again, the list refuses it.
-(This was seen on 2.0.11.)
+After SIGHUP, Mosquitto reads its list of revoked certificates and its access rules again. It checks the list only
+for new connections. A connected client stays connected, but the new rules deny it all topics. A second connection
+with the same client id ends the first connection. When the revoked client connects again, Mosquitto refuses it
+because of the list. (This was tested with version 2.0.11.)
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def broker_name(authority: Authority, folder: Path) -> str:
 
 
 def disconnect(authority: Authority, name: str, address: BrokerAddress) -> None:
-    """End the connection under this name, and delete what the broker has queued for it."""
+    """End the connection of this name, and delete the messages that the broker has queued for it."""
     with temporary_certificate(authority, name) as (_, files):
         if problem := preflight(replace(address, tls=files)):
             raise BrokerError(f"{name} could not be disconnected: {problem}; restart the broker")
 
 
 def reload(folder: Path) -> None:
-    """Send SIGHUP to the Mosquitto that was started with this folder's settings."""
+    """Send SIGHUP to the Mosquitto process that was started with this folder's settings."""
     path = folder / PID_FILE
     try:
         pid = int(path.read_text())
@@ -82,12 +82,12 @@ def reload(folder: Path) -> None:
         os.kill(pid, signal.SIGHUP)
     except PermissionError:
         raise BrokerError(
-            f"the Mosquitto of {folder} runs as another user; the new files are in place, tell it to reload: "
+            f"the Mosquitto of {folder} runs as another user; the new files are in place; make it reload them: "
             f"kill -HUP {path.read_text().strip()}, as root"
         ) from None
     except (FileNotFoundError, ValueError, ProcessLookupError):
         raise BrokerError(
-            f"no Mosquitto runs by {path}; the new files are in place, tell it to reload where it runs"
+            f"no Mosquitto with the process id in {path} runs; the new files are in place; send SIGHUP to Mosquitto"
         ) from None
 
 
@@ -124,5 +124,5 @@ def wait_until_refused(address: BrokerAddress) -> None:
     while "revoked" not in (problem := preflight(address) or ""):
         if time.monotonic() > deadline:
             found = problem or "it accepts the revoked certificate"
-            raise BrokerError(f"{address} does not use the new revocation list ({found}); restart it")
+            raise BrokerError(f"{address} does not use the new revocation list ({found}); restart the broker")
         time.sleep(0.05)

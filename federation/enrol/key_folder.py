@@ -1,6 +1,6 @@
-"""Make requests and install approvals in the folder of keys of a device, coordinator or broker.
+"""Make requests and install approvals in the key folder of a device, coordinator or broker.
 
-<folder>/pending/  private keys, which never leave this machine, and the request for them, until it is approved
+<folder>/pending/  private keys, which never leave this machine, and their request, until it is approved
 <folder>/set<N>/   the same keys and the approved files; <folder>/current is a link to the newest set
 """
 
@@ -59,7 +59,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 PENDING: Final = "pending"
 KEPT_SETS: Final = 2  # The previous set is kept, because a process may still read it.
 
-# The function gets the fingerprint of a root that is not known here yet, and returns whether it is right.
+# The function gets the fingerprint of a root that is not known here yet. It returns True if the fingerprint is right.
 Confirm = Callable[[str], bool]
 
 
@@ -107,16 +107,18 @@ def load_keys(folder: Path) -> PrivateKeys:
 def install(
     folder: Path, data: bytes, confirm: Confirm, now: float, durable: bool = True, federation: str = ""
 ) -> Installation:
-    """Verify an approval, and switch to it in one step.
+    """Verify an approval, and replace the installed keys and files by its keys and files in one step.
 
-    If the approval is bad, StatementError is raised and nothing is changed.
+    If the approval is bad, StatementError is raised and no file is changed.
     """
     trust, approval = verified_approval(folder, data, confirm)
     if federation and approval.federation != federation:
-        message = f"the approval is for federation {approval.federation}, not for {federation}"
+        message = f"the approval is for the federation {approval.federation}, but not for {federation}"
         raise StatementError(StatementFault.WRONG_FEDERATION, message)
     if current_serial(folder) > approval.serial:
-        message = f"approval {approval.serial} is older than {current_serial(folder)}, which is installed"
+        message = (
+            f"approval {approval.serial} is older than approval {current_serial(folder)}, which is installed"
+        )
         raise StatementError(StatementFault.SUPERSEDED, message)
     keys, source = _matching_keys(folder, approval, trust, now)
     target = _next_set(folder)
@@ -131,7 +133,7 @@ def install(
 def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
     """Return the trust and the approval, which a known root must have signed.
 
-    At the first approval no root is known, so a person compares the root's fingerprint.
+    Before the first approval no root is known, so a person must confirm the root's fingerprint.
     """
     claimed = unverified_roots(data)
     if (folder / CURRENT).exists():
@@ -139,7 +141,7 @@ def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trus
         approval = read_approval(data, trust.roots.keys)
     else:
         trust = _confirmed_root(first_roots(claimed), confirm)
-        # The approval must be signed by the same root whose fingerprint was compared.
+        # The root whose fingerprint was confirmed must have signed the approval.
         approval = read_approval(data, trust.roots.keys[-1:])
     return trust.with_revocations(approval.revoked), approval
 
@@ -147,7 +149,8 @@ def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trus
 def _confirmed_root(roots: Roots, confirm: Confirm) -> Trust:
     if not confirm(fingerprint(roots.keys[-1])):
         raise StatementError(
-            StatementFault.UNKNOWN_ROOT, "the root's fingerprint is not the one you compared it with"
+            StatementFault.UNKNOWN_ROOT,
+            "the root's fingerprint was not confirmed, or is not the expected one",
         )
     return Trust(roots, Revocations(roots.federation))
 
@@ -166,7 +169,7 @@ def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -
         keys = load_keys(source)
         if _matches_keys(keys, approval, trust, now):
             return keys, source
-    message = f"the approval of {approval.name} is made out to keys that are not in {folder}"
+    message = f"the approval of {approval.name} is for keys that are not in {folder}"
     raise StatementError(StatementFault.WRONG_KEYS, f"{message}; was another request approved?")
 
 
@@ -204,7 +207,7 @@ def _write_set(target: Path, approval: Approval, keys: PrivateKeys, trust: Trust
 
 
 def _chown_like_folder(folder: Path, target: Path) -> None:
-    """Give the new files to the folder's owner, if root installs them for a service of another user."""
+    """Give the new files to the folder's owner, because root may install them for a service of another user."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         for path in (target, *target.iterdir()):
@@ -219,7 +222,7 @@ def _switch_current(folder: Path, name: str, durable: bool) -> None:
 
 
 def _remove_used(folder: Path, used: Path) -> None:
-    """Remove the pending keys, which are in the new set now, and all sets but the two newest."""
+    """Remove the pending keys, because the new set has them, and all sets except the two newest sets."""
     if used.name == PENDING:
         shutil.rmtree(used)
     for old in _all_sets(folder)[:-KEPT_SETS]:
@@ -231,7 +234,7 @@ def _all_sets(folder: Path) -> list[Path]:
 
 
 def _next_set(folder: Path) -> Path:
-    """Return the folder of the next set; remove a set newer than `current`, because it is incomplete."""
+    """Return the folder of the next set; remove all sets newer than `current`, because they are incomplete."""
     current = folder / CURRENT
     number = int(current.readlink().name[3:]) if current.is_symlink() else 0
     for incomplete in _all_sets(folder):
@@ -245,5 +248,5 @@ def read_approval_file(path: Path) -> bytes:
 
 
 def expect_fingerprint(wanted: str) -> Confirm:
-    """Return a confirmation that needs no person, because the fingerprint is already known in another way."""
+    """Return a function that confirms only this fingerprint, without asking a person."""
     return lambda seen: same_fingerprint(seen, wanted)

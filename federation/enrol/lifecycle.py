@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReviewedRequest:
-    """A request that may be approved after its fingerprint was compared."""
+    """A request for the right name and part. It may be approved after its fingerprint was compared."""
 
     request: Request
     data: bytes
@@ -50,13 +50,14 @@ def review_request(
     request = read_request(data)
     taken = authority.register.latest(request.name)
     if taken is not None and taken.part != request.part:
-        message = f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
+        message = f"{request.name} is the name of a {taken.part} already; choose another name for the {request.part}"
         raise StatementError(StatementFault.WRONG_ROLE, message)
     if request.part != part:
         raise StatementError(StatementFault.WRONG_ROLE, _other_part(request, part))
     if name and request.name != name:
         raise StatementError(
-            StatementFault.WRONG_NAME, f"{name} was expected, the request is to be enrolled as {request.name}"
+            StatementFault.WRONG_NAME,
+            f"{name} was expected, but the request is to be enrolled as {request.name}",
         )
     if request.federation != authority.federation:
         message = (
@@ -69,7 +70,7 @@ def review_request(
 def _other_part(request: Request, part: str) -> str:
     hosts = f" for {', '.join(request.hosts[:3])}" if request.hosts else ""
     message = f"{request.name} asks to be enrolled as a {request.part}{hosts}, not as a {part}"
-    return f"{message}; if that is meant, `protofleet enrol approve --part {request.part}` approves it"
+    return f"{message}; if this is intended, `protofleet enrol approve --part {request.part}` approves it"
 
 
 def approve(
@@ -78,7 +79,7 @@ def approve(
     """Issue an approval, and write it to approvals/<name>.approval.
 
     An earlier record of the name stays valid until it expires, because the participant may be in the middle
-    of a run. If the name was revoked before, brokers get new rules.
+    of a run. If the name was revoked before, the approvals of the brokers are written again with new rules.
     """
     request = reviewed.request
     denied = request.name in revoked_names(authority, authority.now())
@@ -90,7 +91,9 @@ def approve(
         and not same_keys(authority, reviewed)
     ):
         message = f"{request.name} is enrolled with other keys"
-        raise SettingsError(f"{message}; if they are really replaced, say --replace, else it is an intruder")
+        raise SettingsError(
+            f"{message}; if its keys were really replaced, use --replace; otherwise the request is from an intruder"
+        )
     root = issuing_root(authority, request)
     issued = authority.issue(request, days, reviewed.fingerprint, root)
     authority.store(issued, reviewed.data)
@@ -100,7 +103,7 @@ def approve(
 
 
 def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
-    """Return whether the keys are those of this name's last approved request.
+    """Return whether this name's last approved request has the same keys.
 
     The result is False if the last approved request cannot be read any more.
     """
@@ -116,7 +119,9 @@ def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
     """Issue a new record and certificate for the same keys."""
     latest = authority.register.latest(name)
     if latest is None:
-        raise SettingsError(f"{name} has never been enrolled here; there are {enrolled_names(authority)}")
+        raise SettingsError(
+            f"{name} was never enrolled here; the enrolled names are {enrolled_names(authority)}"
+        )
     if latest.revoked_at:
         message = (
             f"{name} was revoked on {day(latest.revoked_at)}; it needs new keys: enrol request --new-keys"
@@ -132,8 +137,8 @@ def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = (
     own = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.is_valid(now)]
     if not own:
         latest = authority.register.latest(name)
-        state = f"is {latest.state(now)} already" if latest else "has never been enrolled here"
-        raise SettingsError(f"{name} {state}; there are {enrolled_names(authority)}")
+        state = f"is {latest.state(now)} already" if latest else "was never enrolled here"
+        raise SettingsError(f"{name} {state}; the enrolled names are {enrolled_names(authority)}")
     authority.revoke({*(entry.serial for entry in own), *also}, reason)
     (authority.folder / "records" / f"{name}.record").unlink(missing_ok=True)
     reissue_approvals(authority, "broker", "coordinator")
@@ -148,7 +153,7 @@ def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
             continue
         try:
             _reissue(authority, entry)
-        # One bad request must not stop the other approvals.
+        # A bad stored request of one name must not stop the approvals of the other names.
         except StatementError as error:
             log.warning("%s gets no new approval: %s", entry.name, error)
         else:
@@ -186,8 +191,8 @@ def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
 def begin_rotation(authority: Authority, years: float) -> Authority:
     """Add a second root; each name gets a certificate of the new root with its next approval.
 
-    If there are two roots already, only the approvals are written again, because an interrupted command may
-    not have written them.
+    If there are two roots already, only the approvals are written again. An earlier command may have been
+    interrupted before it wrote them.
     """
     register = authority.register
     if len(authority.roots) > 1:
@@ -204,11 +209,11 @@ def begin_rotation(authority: Authority, years: float) -> Authority:
 def finish_rotation(authority: Authority, force: bool) -> Authority:
     """Retire the old root, and destroy its private keys.
 
-    If the old root is retired already, only the approvals are written again, because an interrupted command may
-    not have written them.
+    If the old root is retired already, only the approvals are written again. An earlier command may have been
+    interrupted before it wrote them.
     """
     if authority.register.roots == (1,):
-        raise SettingsError("there is one root; `enrol rotate` begins to replace it")
+        raise SettingsError("there is only one root; `enrol rotate` begins its replacement")
     if len(authority.roots) < 2:
         reissue_approvals(authority)
         return authority
@@ -225,7 +230,7 @@ def finish_rotation(authority: Authority, force: bool) -> Authority:
 def rotation_status(authority: Authority) -> str:
     remaining = not_yet_rotated(authority)
     if not remaining:
-        return "all certificates are of the new root: `enrol rotate --finish` retires the old one"
+        return "all certificates are of the new root: `enrol rotate --finish` retires the old root"
     return (
         f"still on the old root: {', '.join(remaining)}; renew them (devices first), install, then --finish"
     )

@@ -58,13 +58,13 @@ def enrol_federation(
 ) -> LocalFederation:
     """Enrol all names that are not enrolled yet.
 
-    The coordinator comes before the devices, because their approvals contain its record.
+    The coordinator is enrolled before the devices, because the approvals of devices contain its record.
     """
     local = LocalFederation(folder)
     names = [valid_device(name) for name in devices]
     if BROKER in names:
         raise SettingsError(
-            f"a device of this fleet cannot be called {BROKER!r}: the broker's certificate is"
+            f"a device of this fleet cannot be called {BROKER!r}, because the broker has this name"
         )
     if local.root.exists():
         authority = local.authority()

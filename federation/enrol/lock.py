@@ -1,6 +1,6 @@
-"""Let one command at a time write in an operator's folder.
+"""Let only one command at a time write in an operator's folder.
 
-A command that has not read the latest changes writes nothing, so it overwrites nothing.
+A command that has not read the latest changes cannot write, so it cannot overwrite them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCK: Final = "lock"
 class RegisterLock:
     """The optimistic lock of a register.
 
-    A command takes the lock only to write. The lock is refused if the register has changed since the command read it.
+    A command takes the lock only to write. It gets an error if the register has changed since the command read it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""Write a broker's mosquitto.conf once, because its operator may change it afterwards.
+"""Write a broker's mosquitto.conf only once, because its operator may change it afterwards.
 
-Later, only the files that mosquitto.conf names are renewed. The options are checked before anything is written, so an
-error leaves nothing half done.
+Later installations replace only the files that mosquitto.conf names. The options are checked before any file is
+written, so that an error leaves all files unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protofleet.federation.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 
-MOSQUITTO: Final = "mosquitto"  # the user to which Mosquitto changes when root starts it
+MOSQUITTO: Final = "mosquitto"  # The user to which Mosquitto changes if root starts it.
 ROOT: Final = "root"
 OPTIONS: Final = {
     "port": "port", "listen": "host", "plain_port": "plain_port", "user": "user", "devices": "devices"
@@ -29,7 +29,7 @@ OPTIONS: Final = {
 
 
 def given_options(o: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that were given, by the names of ListenerSettings' fields."""
+    """Return the values of the given options, by the names of the fields of ListenerSettings."""
     return {name: value for key, name in OPTIONS.items() if (value := getattr(o, key)) is not None}
 
 
@@ -38,7 +38,7 @@ def given_flags(o: argparse.Namespace) -> str:
 
 
 def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> ListenerSettings | None:
-    """Return the listener settings to write, with room for the enrolled devices; None if nothing changes."""
+    """Return the listener settings to write, with queues for all enrolled devices; None if nothing changes."""
     given, path = given_options(o), folder / CONF_FILE
     if user := given.get("user"):
         _check_user(user)
@@ -48,8 +48,8 @@ def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) ->
     before = written_listener(folder)
     if given and before is None:
         raise SettingsError(
-            f"{path} is not as it was written for this folder, so {given_flags(o)} cannot be put into it: "
-            "change it there, or move it away and run this again"
+            f"{path} was edited after it was written, so {given_flags(o)} cannot be put into it: edit the file "
+            "yourself, or move it away and run this command again"
         )
     if before and enrolled > before.devices:
         given = {"devices": enrolled} | given
@@ -81,7 +81,7 @@ def write_conf(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> None:
         return
     write_mosquitto_conf(folder, listener)
     _chown(folder, listener.user)
-    restart = "" if new else " (restart it: a reload does not change its listeners)"
+    restart = "" if new else " (restart Mosquitto: a reload does not change its listeners)"
     print(f"broker: mosquitto -c {folder / CONF_FILE}{restart}")
     if os.geteuid() == 0:
         _explain_access(folder, listener.user)
@@ -96,11 +96,11 @@ def _reload(folder: Path) -> None:
 
 
 def _default_user(folder: Path) -> str:
-    """Return the user for mosquitto.conf, if the options name none; "" if this process is not root.
+    """Return the user for mosquitto.conf if the options name no user; "" if this process is not root.
 
-    Without a user in its settings, a Mosquitto that root starts would change to another user. Root is
-    returned if the user mosquitto is missing or cannot enter the folder, because the printed command must
-    work unchanged.
+    Without a user in its settings, a Mosquitto that root starts would change to another user. Return root if
+    there is no user mosquitto or this user cannot enter the folder: the operator gets a command to start
+    Mosquitto, and this command must work.
     """
     if os.geteuid() != 0:
         return ""
@@ -112,8 +112,8 @@ def _check_user(user: str) -> None:
         raise SettingsError(f"there is no user {user} on this machine")
     if os.geteuid() not in (0, pwd.getpwnam(user).pw_uid):
         raise SettingsError(
-            f"--user {user} is for a Mosquitto that root starts, and only root can give it its files: run this as "
-            "root, or leave --user out and start Mosquitto as the current user"
+            f"--user {user} is for a Mosquitto that root starts, and only root can give its files to this user: run "
+            "this as root, or leave out --user and start Mosquitto as the current user"
         )
 
 
@@ -126,10 +126,7 @@ def _user_exists(user: str) -> bool:
 
 
 def _chown(folder: Path, user: str) -> None:
-    """Give the files to the user to which Mosquitto changes.
-
-    At a reload, Mosquitto reads its files as this user.
-    """
+    """Give the files to the user to which Mosquitto changes, because a reload reads the files as this user."""
     if user and os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
             if not path.is_symlink():
@@ -138,38 +135,36 @@ def _chown(folder: Path, user: str) -> None:
 
 def _explain_access(folder: Path, user: str) -> None:
     if user == ROOT:
-        print(f"  started by root, it stays root, {_reason_to_stay_root(folder)}")
+        print(f"  if root starts it, Mosquitto stays root, {_reason_to_stay_root(folder)}")
     elif not user:
         print(
-            f"  started by root, Mosquitto becomes another user, which cannot read {folder}: when it is installed "
-            f"here, run `enrol install` of the broker's approval with --user {MOSQUITTO}"
+            f"  if root starts it, Mosquitto changes to another user, who cannot read {folder}: when it is installed "
+            f"here, install the broker's approval again with --user {MOSQUITTO}"
         )
     elif closed := _first_closed_folder(folder, user):
         mode = closed.stat().st_mode & 0o777
         print(
-            f"  started by root, it becomes {user}, which may not enter {closed} (mode {mode:04o}): allow it "
-            f"(chmod o+x {closed}), or move {folder} elsewhere, remove its {CONF_FILE} and run `enrol install` there"
+            f"  if root starts it, Mosquitto changes to {user}, who may not enter {closed} (mode {mode:04o}): allow "
+            f"it (chmod o+x {closed}), or move {folder} elsewhere, remove its {CONF_FILE} and `enrol install` there"
         )
     else:
-        print(f"  started by root, it becomes {user}, which owns {folder} now")
+        print(f"  if root starts it, Mosquitto changes to {user}, who owns {folder} now")
 
 
 def _reason_to_stay_root(folder: Path) -> str:
-    again = f"for another user remove {folder / CONF_FILE} and run `enrol install` of its approval"
+    again = f"for another user, remove {folder / CONF_FILE} and install the broker's approval again"
     if not _user_exists(MOSQUITTO):
-        return f"as there is no user {MOSQUITTO} on this machine; {again} when there is"
+        return f"as there is no user {MOSQUITTO} on this machine; {again} when there is one"
     if (closed := _first_closed_folder(folder, MOSQUITTO)) is None:
-        return "as its settings say"
+        return "as its settings name root"
     mode = closed.stat().st_mode & 0o777
-    return (
-        f"as {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} once it may (chmod o+x {closed})"
-    )
+    return f"as {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} once this user may (chmod o+x {closed})"
 
 
 def _first_closed_folder(folder: Path, user: str) -> Path | None:
     """Return the topmost parent folder that the user may not enter, or None.
 
-    Folders that do not exist yet do not count, because all users will be able to enter them.
+    Folders that do not exist yet are not checked, because all users will be able to enter them.
     """
     account = pwd.getpwnam(user)
     groups = os.getgrouplist(user, account.pw_gid)

@@ -1,7 +1,7 @@
 """Find out whether this root is an older copy.
 
 Hosts hold statements that the root has signed, and refuse older statements. If a copy of the root from before a
-revocation is restored, every plan that is made with this copy brings the revoked party back.
+revocation is restored, each plan that uses this copy would enrol the revoked party again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", r
 class Held:
     """The lists and the version of the roots that a host holds, if this root has signed them."""
 
-    version: int = 0  # version of the revocation list; for a broker the smallest version that it can have
-    serials: frozenset[int] = frozenset()  # the serial numbers that are revoked on the host
+    version: int = 0  # The version of the revocation list. For a broker, it is the smallest possible version.
+    serials: frozenset[int] = frozenset()  # The serial numbers in the host's revocation lists.
     roots_version: int = 0
 
 
@@ -69,7 +69,7 @@ def _read_crl(authority: Authority, text: bytes) -> tuple[int, frozenset[int]]:
 def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[str]) -> str:
     """Return the reason in one line why this root must not sign anything, or "".
 
-    `held` maps the names of hosts to what they hold. `devices` are the names that `deploy revoke` knows.
+    `held` has the lists of each host by its name. `devices` are the names that `deploy revoke` can revoke.
     """
     register, lost = authority.register, _lost(authority, held)
     by_version = {who: one.version for who, one in held.items() if one.version > register.version}
@@ -78,9 +78,7 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
     }
     if by_version:
         who = max(by_version, key=lambda name: by_version[name])
-        what = (
-            f"its list of who is revoked is {_list(register.version)}, {who} holds {_list(by_version[who])}"
-        )
+        what = f"its list of revoked names is {_list(register.version)}, {who} holds {_list(by_version[who])}"
     elif by_roots:
         who = max(by_roots, key=lambda name: by_roots[name])
         what = f"its roots are of version {register.roots_version}, {who} holds version {by_roots[who]}"
@@ -90,7 +88,7 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
         )
     else:
         return ""
-    revoked = f"; revoked there and valid here: {', '.join(lost)}" if lost else ""
+    revoked = f"; revoked on hosts but valid here: {', '.join(lost)}" if lost else ""
     way_out = _way_out(authority, lost, devices)
     return f"{authority.folder} is older than what the hosts hold: {what}{revoked}; {way_out}"
 
@@ -113,7 +111,7 @@ def _way_out(authority: Authority, lost: Collection[str], devices: Collection[st
         f"`protofleet enrol revoke {name} --root {authority.folder}`" for name in lost if name not in here
     ]
     again = f"revoke again: {' and '.join(commands)}" if commands else "replace it: `protofleet enrol rotate`"
-    return f"put back a newer copy of it, or {again} (docs/day-2.md, Lose the root)"
+    return f"restore a newer copy of the root, or {again} (docs/day-2.md, Lose the root)"
 
 
 def _list(version: int) -> str:

@@ -1,4 +1,4 @@
-"""Keep the register of what an operator has issued: an entry for each certificate, and no secret."""
+"""Store the register of an operator: an entry for each issued certificate, and no secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.protocol.security.records import MAX_SERIALS
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
-# The part in short-lived certificates with which we test a broker. No participant has this part.
+# The part in the short-lived certificates for tests of a broker. No participant has this part.
 CHECK: Final = "check"
 
 
@@ -20,11 +20,11 @@ CHECK: Final = "check"
 class RegisterEntry:
     serial: int
     name: str
-    part: str  # device, coordinator, broker or check
-    root: int  # the number of the root that signed the certificate
+    part: str  # "device", "coordinator", "broker" or "check"
+    root: int  # The number of the root that signed the certificate.
     not_before: int
     not_after: int
-    fingerprint: str  # the fingerprint of the request
+    fingerprint: str  # The fingerprint of the request.
     revoked_at: int = 0
     reason: str = ""
 
@@ -40,17 +40,17 @@ class RegisterEntry:
 @dataclass(frozen=True)
 class Register:
     federation: str
-    roots: tuple[int, ...] = (1,)  # the numbers of the roots in use, the newest last
-    began: tuple[int, ...] = ()  # only in registers of an earlier form; it is not read
+    roots: tuple[int, ...] = (1,)  # The numbers of the roots in use, with the newest root last.
+    began: tuple[int, ...] = ()  # Only in registers of an earlier form. The value is not used.
     roots_version: int = 1
-    version: int = 0  # the version of the revocation lists
-    # Serial numbers in the lists of this version; None: the register has an earlier form.
+    version: int = 0  # The version of the revocation lists.
+    # The serial numbers in the lists of this version. None means that the register has an earlier form.
     listed: tuple[int, ...] | None = None
     last_serial: int = 0
     entries: tuple[RegisterEntry, ...] = field(default_factory=tuple)
 
     def latest(self, name: str) -> RegisterEntry | None:
-        """Return the newest entry of this name, also if it is revoked or has expired."""
+        """Return the newest entry of this name, even if it is revoked or has expired."""
         own = (e for e in self.entries if e.name == name and e.part != CHECK)
         return max(own, key=lambda e: e.serial, default=None)
 
@@ -59,9 +59,9 @@ class Register:
         return [e for e in self._newest() if e.is_valid(now)]
 
     def due_entries(self, until: float) -> list[RegisterEntry]:
-        """Return the entries that end by this time and are not revoked; the earliest end comes first.
+        """Return the entries that are not revoked and end by this time, sorted by their end.
 
-        Only the newest entry of each name counts.
+        For each name, only its newest entry is considered.
         """
         due = [e for e in self._newest() if not e.revoked_at and e.not_after <= until]
         return sorted(due, key=lambda e: (e.not_after, e.name))
@@ -89,9 +89,9 @@ class Register:
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:
             message = (
-                f"{len(listed)} revoked certificates are not expired yet, and a list takes {MAX_SERIALS}"
+                f"{len(listed)} revoked certificates have not expired, but a list has room for {MAX_SERIALS}"
             )
-            raise SettingsError(f"{message}; enrol a new federation, or wait until the first of them expire")
+            raise SettingsError(f"{message}; enrol a new federation, or wait until some of them have expired")
         return replace(self, listed=tuple(listed), version=max(self.version + 1, now))
 
     def without_expired_checks(self, now: float) -> Register:
@@ -100,17 +100,17 @@ class Register:
 
 
 class NoRootError(SettingsError):
-    """The error for a folder that is not a root. The folder cannot show whether it was a root before."""
+    """The error for a folder that is not a root, and that has no sign of an earlier root."""
 
 
 def lost(what: Path, folder: Path) -> SettingsError:
-    """Return the error for a root that is gone.
+    """Return the error for a root whose files are missing.
 
-    No enrolled host accepts a new root, so no new root must be made in place of the lost one.
+    Enrolled hosts do not accept a new root, so the operator must restore the lost root and not make a new one.
     """
     return SettingsError(
-        f"{what} is gone: put back your copy of {folder} (docs/day-2.md, Lose the root); no host that is enrolled "
-        "believes a new root"
+        f"{what} is missing: restore your copy of {folder} (docs/day-2.md, Lose the root); enrolled hosts do not "
+        "accept a new root"
     )
 
 
@@ -122,10 +122,10 @@ def load_register(folder: Path) -> Register:
         if (folder / "roots").exists():
             raise lost(path, folder) from None
         message = (
-            f"{folder} is no root of a federation; put back your copy of it, where it was one (docs/day-2.md)"
+            f"{folder} is no root of a federation; if it was a root before, restore your copy (docs/day-2.md)"
         )
         raise NoRootError(
-            f"{message}; for a new federation `protofleet enrol root {folder}` makes one"
+            f"{message}; for a new federation, `protofleet enrol root {folder}` makes a root"
         ) from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None

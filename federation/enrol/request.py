@@ -1,6 +1,6 @@
-"""Make and read the request of a device, coordinator or broker to join.
+"""Make and read the request of a device, coordinator or broker to join a federation.
 
-It has the sender's public keys, and a proof that the sender has the private keys.
+The request has the sender's public keys, and a proof that the sender has the private keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 @dataclass(frozen=True, slots=True)
 class PrivateKeys:
-    """The private keys of a participant, which are generated on its machine, and never sent or printed."""
+    """The private keys of a participant. They are made on its own machine, and are never sent or printed."""
 
     identity: Ed25519PrivateKey
     receive: X25519PrivateKey
@@ -53,10 +53,10 @@ class Request:
     federation: str
     name: str
     part: Part
-    hosts: tuple[str, ...]  # only for a broker: the names and addresses to which clients connect
+    hosts: tuple[str, ...]  # The names and addresses to which clients connect; only a broker has them.
     sign: bytes
     receive: bytes
-    csr: bytes  # PKCS#10, DER: signed by the TLS key
+    csr: bytes  # The request for a TLS certificate: PKCS#10 in the form DER, signed by the TLS key.
 
     def __post_init__(self) -> None:
         valid_name(self.federation)

@@ -1,8 +1,8 @@
 """Write the signatures and the file of allowed signers that `ssh-keygen -Y verify` reads.
 
-With OpenSSH alone, a host verifies files that the root has signed, before any program of ours is installed there. The
-file PROTOCOL.sshsig of OpenSSH describes the form. It begins the signed bytes with SSHSIG, as no other signature of a
-root does.
+With these files, a host can verify files of the root with OpenSSH alone, before any program of ours is installed. The
+file PROTOCOL.sshsig of OpenSSH describes the form. The signed bytes begin with SSHSIG. No other bytes that a root
+signs begin in this way.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from protofleet.protocol.security.trust import Roots
 
 ROOTS_NAMESPACE: Final = "protofleet-roots"
 MANIFEST_NAMESPACE: Final = "protofleet-manifest"
-LINE: Final = 70  # characters in a line of an armoured signature
+LINE: Final = 70  # Characters in a line of an armoured signature.
 MAGIC: Final = b"SSHSIG"
 
 
 def sign(namespace: str, data: bytes, keys: Sequence[Ed25519PrivateKey]) -> str:
-    """Return one signature of each key, one after the other."""
+    """Return the signatures of all keys, one after the other."""
     return "".join(_signature(namespace, data, key) for key in keys)
 
 
 def allowed_signers(roots: Roots, statement_digest: str) -> str:
     """Return a file of allowed signers with these roots.
 
-    `statement_digest` is the SHA-256 of the file with their statement. So a signature of this file covers the
-    statement too.
+    `statement_digest` is the SHA-256 of the file with the statement of the roots. The file of allowed signers
+    contains this digest, so a signature of this file covers the statement too.
     """
     head = f"# roots of {roots.federation}, version {roots.version}, SHA-256 of their statement: {statement_digest}"
     rule = f'{roots.federation} namespaces="{ROOTS_NAMESPACE},{MANIFEST_NAMESPACE}" ssh-ed25519 '

@@ -98,14 +98,14 @@ def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(
         "coordinates": (asked(board, "coordinator"), "asks to be enrolled as a coordinator, not as a device"),
         "somebody": (
             asked(board, "honest"),
-            "somebody was expected, the request is to be enrolled as honest",
+            "somebody was expected, but the request is to be enrolled as honest",
         ),
         "weak": (
             asked(board, "weak", receive=RECEIVE[2]),
             "key to receive with is a point of small order",
         ),
         "none": (no_request, "this is not a request"),
-        "honest": (asked(tmp_path / "honest", "honest"), "health: after 0.1 s it is still starting"),
+        "honest": (asked(tmp_path / "honest", "honest"), "health: after 0.1 s the device is still starting"),
     }
     operators_machine(tmp_path, {name: text for name, (text, _) in boards.items()})
     done = subprocess.run(

@@ -94,14 +94,17 @@ def test_an_image_that_a_tag_alone_names_is_said():
     )
     assert unpinned_warning(["edge@sha256:0"]) != ""
     assert unpinned_warning(["b:1", DIGEST, "a:2"]).startswith(
-        "a:2, b:1: tags, which may be moved; name@sha256:"
+        "a:2, b:1: tags, which may name other images later; name@sha256:"
     )
 
 
 def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
     command = [sys.executable, "-m", "protofleet.deploy.images", "build", "edge", "--pinned"]
     done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)
-    assert done.returncode == 1 and "python:3.11-slim-bookworm: a tag, which may be moved" in done.stderr
+    assert (
+        done.returncode == 1
+        and "python:3.11-slim-bookworm: a tag, which may name another image later" in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -157,7 +160,7 @@ def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
     [
         (
             "sha256:" + "3" * 64,
-            f"protofleet/demo is another image than was built here: sha256:{'3' * 64}, not",
+            f"protofleet/demo is not the image that was built here: sha256:{'3' * 64}, not",
         ),
         ("", f"protofleet/demo, built here as sha256:{'2' * 64}, is not in this engine"),
     ],
@@ -187,4 +190,4 @@ def test_a_broken_list_of_what_was_built_is_said_in_one_line(engine, tmp_path, t
     (tmp_path / "built.json").write_text(text)
     done = engine()
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "built.json" in done.stderr and "remove it, `make images` writes it anew" in done.stderr
+    assert "built.json" in done.stderr and "remove it, and `make images` writes it again" in done.stderr

@@ -166,7 +166,7 @@ def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for
         capsys.readouterr()
         assert main([command, *other]) == 1
         said = capsys.readouterr().err
-        assert "the run tiny goes on" in said and "FRESH=1" in said and "make down" in said
+        assert "the run tiny runs in" in said and "FRESH=1" in said and "make down" in said
         assert " down " not in asked()[len(before) :]
     assert main(["up", *other, "--fresh"]) == 0 and " down " in asked()[len(before) :]
     assert "the run tiny is ended" in capsys.readouterr().out
@@ -213,7 +213,8 @@ def test_what_an_operator_has_edited_or_added_stays_and_what_changed_of_ours_lie
     for _ in "twice":
         say_what_stays(copy_unless_edited(ours, theirs))
         assert (
-            "a.yml was edited and stays as it is; ours is now a.yml.new beside it" in capsys.readouterr().err
+            "a.yml was edited and is not changed; the new version is a.yml.new in the same folder"
+            in capsys.readouterr().err
         )
     assert (theirs / "a.yml").read_text() == "edited" and (theirs / "b.yml").read_text() == "second"
     assert (theirs / "a.yml.new").read_text() == "second" and (theirs / "own.yml").read_text() == "added"
@@ -256,7 +257,7 @@ def test_docker_that_is_not_there_or_fails_is_one_line_with_the_way_out(
     assert main(["up", *finished]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"stack: {said}")
-    assert "`docker login` to its registry" in line or "did not start" not in line
+    assert "`docker login` for its registry" in line or "did not start" not in line
 
 
 def test_images_that_cannot_be_built_are_one_line_with_the_way_out(docker, tmp_path, capsys, monkeypatch):
@@ -268,8 +269,8 @@ def test_images_that_cannot_be_built_are_one_line_with_the_way_out(docker, tmp_p
     docker('[ "$1" != build ]')
     assert build_images() == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "docker failed to build protofleet/edge" in said and "tell the Docker engine its proxy" in said
-    assert "BASE=name names another image" in said
+    assert "docker failed to build protofleet/edge" in said and "set the proxy of the Docker engine" in said
+    assert "BASE=name names another base image" in said
 
 
 def test_a_large_fleet_shares_one_container(tmp_path):
@@ -334,7 +335,7 @@ def test_a_build_is_one_command(target, tmp_path):
 def test_a_jetson_image_wants_a_base_with_nvidias_torch():
     from protofleet.deploy.images.build import build
 
-    with pytest.raises(RunError, match="edge-jetson has no base of its own"):
+    with pytest.raises(RunError, match="edge-jetson has no default base image"):
         build(Build("edge-jetson"))
 
 

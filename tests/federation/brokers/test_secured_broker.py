@@ -398,8 +398,8 @@ def test_a_plain_port_is_there_only_where_it_was_asked_for_and_only_on_the_loopb
 
 def test_a_broker_that_does_not_run_is_named_when_it_shall_reload(tmp_path):
     fleet = enrol_federation(tmp_path, "lab", ["d1"])
-    with pytest.raises(BrokerError, match="no Mosquitto runs by"):
+    with pytest.raises(BrokerError, match="no Mosquitto with the process id in"):
         disconnect.reload(fleet.folder_of("broker"))
     (fleet.folder_of("broker") / "mosquitto.pid").write_text("1")  # of another authority
-    with pytest.raises(BrokerError, match="no Mosquitto runs by"):
+    with pytest.raises(BrokerError, match="no Mosquitto with the process id in"):
         disconnect.reload(fleet.folder_of("broker"))

@@ -89,12 +89,16 @@ def test_a_wrong_fingerprint_stops_either_side_and_leaves_nothing(lab, tmp_path)
     assert code == 2 and "not approved" in said and not (tmp_path / "root/approvals/d1.approval").exists()
     lab("approve d1/pending/request --root root --yes")
     code, said = lab("install root/approvals/d1.approval --folder d1 --fingerprint 0123")
-    assert code == 2 and "not the one you compared it with" in said and not (tmp_path / "d1/current").exists()
+    assert (
+        code == 2
+        and "the root's fingerprint was not confirmed" in said
+        and not (tmp_path / "d1/current").exists()
+    )
 
 
 def test_where_nobody_can_compare_nothing_is_believed(lab):
     code, said = lab("approve d1/pending/request --root root")
-    assert code == 2 and "say --fingerprint or --yes" in said
+    assert code == 2 and "use --fingerprint or --yes" in said
 
 
 def test_private_keys_are_made_where_they_stay_and_open_to_nobody(lab, tmp_path):
@@ -162,7 +166,7 @@ def test_another_federations_operator_and_another_devices_approval_are_refused(l
     lab("approve d1/pending/request --root root --yes")
     lab(f"request d2 --federation {FEDERATION} --folder d2")
     code, said = lab("install root/approvals/d1.approval --folder d2 --yes")
-    assert code == 2 and "made out to keys that are not in d2" in said
+    assert code == 2 and "is for keys that are not in d2" in said
     lab("install root/approvals/d1.approval --folder d1 --yes")
     evil = make_authority(tmp_path / "evil", FEDERATION, 1)
     forged = lifecycle.approve(evil, lifecycle.review_request(evil, data))
@@ -176,7 +180,7 @@ def test_a_name_that_is_taken_gets_other_keys_only_by_a_word_of_its_own(lab, tmp
     lab("approve d1/pending/request --root root --yes")
     lab(f"request d1 --federation {FEDERATION} --folder intruder")
     code, said = lab("approve intruder/pending/request --root root --yes")
-    assert code == 2 and "enrolled with other keys; if they are really replaced, say --replace" in said
+    assert code == 2 and "enrolled with other keys; if its keys were really replaced, use --replace" in said
     assert lab("approve intruder/pending/request --root root --yes --replace")[0] == 0
     code, said = lab(f"request d1 --federation {FEDERATION} --host x --folder b")
     assert (
@@ -245,8 +249,8 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
     approval = tmp_path / "root/approvals/broker.approval"
     assert "user d1\ntopic deny" in unverified_approval(read_armoured(APPROVAL, approval)).rules
     code, said = lab("approve d1/pending/request --root root --yes")  # it may come back, with other keys
-    assert code == 0 and "d1 was revoked before, and the brokers deny that name until" in said
-    assert "root/approvals/broker.approval: `protofleet enrol install` it there" in said
+    assert code == 0 and "d1 was revoked before, and the brokers deny this name until" in said
+    assert "root/approvals/broker.approval: install it there with `protofleet enrol install`" in said
     assert "user d1" not in unverified_approval(read_armoured(APPROVAL, approval)).rules
 
 
@@ -343,20 +347,20 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("approve d1/pending/request --root root --yes --days 9999", "more than root 1 has left"),
         ("install gone", "there is no file gone"),
         ("renew --root root", "say what to renew"),
-        ("renew d9 --root root", "d9 has never been enrolled here; there are broker, coordinator"),
-        ("revoke d9 --root root", "d9 has never been enrolled here"),
+        ("renew d9 --root root", "d9 was never enrolled here; the enrolled names are broker, coordinator"),
+        ("revoke d9 --root root", "d9 was never enrolled here"),
         (
             "revoke coordinator --root root --broker nowhere",
             "no broker of this federation is enrolled in nowhere",
         ),
         ("cut d1 here:1883 --root root", "d1 is not revoked"),
         ("cut d1 here --root root", "not of the form HOST:PORT"),
-        ("rotate --root root --finish", "there is one root"),
+        ("rotate --root root --finish", "there is only one root"),
         ("fleet f coordinator", "that name is the coordinator's"),
         ("fleet f", "no device is named"),
         ("coordinator --root root --folder coordinator", "holds enrolled keys already"),
-        ("rotate --root root --force", "--force goes with --finish"),
-        ("rotate --root root --finish --years 3", "--years is for a new root; --finish makes none"),
+        ("rotate --root root --force", "--force needs --finish"),
+        ("rotate --root root --finish --years 3", "--years is for a new root, but --finish makes no root"),
     ],
 )
 def test_a_mistake_is_one_line(lab, line, words):

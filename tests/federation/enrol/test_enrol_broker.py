@@ -63,7 +63,7 @@ def test_a_broker_that_is_enrolled_by_whoever_starts_it_runs_with_no_further_wor
     assert "broker: mosquitto -c broker/mosquitto.conf" in said
     assert answers(lab, port) is None
     if os.geteuid() == 0:
-        assert conf(lab)[0] == "user mosquitto" and "which owns broker now" in said
+        assert conf(lab)[0] == "user mosquitto" and "who owns broker now" in said
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(
     kept = [line for line in conf(lab) if not line.startswith("user")]
     (lab / "broker" / "mosquitto.conf").write_text("\n".join(kept) + "\n")  # as those of earlier versions
     said = enrol_in(lab, f"{install} --port {port} --user {me}")
-    assert "restart it: a reload does not change its listeners" in said
+    assert "restart Mosquitto: a reload does not change its listeners" in said
     assert conf(lab)[0] == f"user {me}" and f"listener {port} 0.0.0.0" in conf(lab)
     assert answers(lab, port) is None
     assert "start it again" not in enrol_in(lab, f"{install} --port {port}"), "it says so already"
@@ -88,9 +88,7 @@ def test_settings_that_somebody_has_changed_are_never_written_over(lab):
     path = lab / "broker" / "mosquitto.conf"
     path.write_text(path.read_text() + "# ours\n")
     said = enrol_in(lab, f"{install} --listen 10.0.0.2 --plain-port 1884", code=2)
-    assert (
-        "--listen, --plain-port cannot be put into it: change it there, or move it away and run this" in said
-    )
+    assert "--listen, --plain-port cannot be put into it: edit the file yourself, or move it away" in said
     enrol_in(lab, install)
     assert conf(lab)[-1] == "# ours"
     path.unlink()
@@ -104,7 +102,7 @@ def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_inst
     install = asked(lab)
     said = enrol_in(lab, f"{install} {options}", code=2).splitlines()
     assert len(said) == 1 and said[0].startswith(f"protofleet: {options.split()[0]}")
-    assert "d1 is a device; its settings say where its broker is: [broker] host and port" in said[0]
+    assert "d1 is a device; name its broker in its own settings: [broker] host and port" in said[0]
     assert not (lab / "d1" / "current").exists()
     enrol_in(lab, install)
 
@@ -138,7 +136,7 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     assert main(["enrol", "fleet", str(lab / "all"), "d1", "--user", "nobody"]) == 2
     told = capsys.readouterr().err
-    assert "only root can give it its files: run this as root, or leave --user out" in told
+    assert "only root can give its files to this user: run this as root, or leave out --user" in told
     assert len(told.splitlines()) == 1 and not (lab / "all").exists()
 
 
@@ -148,7 +146,7 @@ def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_f
     port = free_port()
     said = enrol_in(lab, f"broker localhost --root root --folder closed/broker --port {port}")
     assert "broker: mosquitto -c closed/broker/mosquitto.conf" in said
-    assert f"it stays root, as mosquitto may not enter {lab / 'closed'} (mode 0700)" in said
+    assert f"Mosquitto stays root, as mosquitto may not enter {lab / 'closed'} (mode 0700)" in said
     assert conf(lab, "closed/broker")[0] == "user root"
     assert answers(lab, port, "closed/broker") is None
 
@@ -157,7 +155,7 @@ def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_f
 def test_a_user_that_was_named_and_cannot_get_at_the_folder_is_told_with_the_way_out(lab):
     (lab / "closed").mkdir(mode=0o700)
     said = enrol_in(lab, "broker localhost --root root --folder closed/broker --user mosquitto")
-    assert f"mosquitto, which may not enter {lab / 'closed'} (mode 0700): allow it (chmod o+x" in said
+    assert f"mosquitto, who may not enter {lab / 'closed'} (mode 0700): allow it (chmod o+x" in said
 
 
 def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypatch):
@@ -169,7 +167,7 @@ def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypa
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", refused)
-    with pytest.raises(BrokerError, match=rf"tell it to reload: kill -HUP {os.getpid()}, as root"):
+    with pytest.raises(BrokerError, match=rf"make it reload them: kill -HUP {os.getpid()}, as root"):
         disconnect.reload(lab / "broker")
 
 

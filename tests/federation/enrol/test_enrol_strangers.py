@@ -147,7 +147,7 @@ def test_who_was_enrolled_with_such_a_key_before_keeps_nobody_else_from_anything
     lab("approve d2/pending/request --root root --yes --days 20")
     said = lab("renew --due 400 --root root", code=1)
     assert "d1 is not renewed: an invalid request" in said
-    assert "approvals/d2.approval (send it back)" in said
+    assert "approvals/d2.approval (send this file back)" in said
     lab("rotate --root root")
     lab("rotate --finish --force --root root")
     assert "d1 gets no new approval: an invalid request" in caplog.text
@@ -214,7 +214,7 @@ def test_a_request_is_approved_for_the_part_that_was_said_and_no_other(lab, tmp_
     said = lab("approve board/pending/request --root root --yes", code=2)
     assert said.splitlines()[-1] == (
         "protofleet: board asks to be enrolled as a broker for broker.example, not as a device; "
-        "if that is meant, `protofleet enrol approve --part broker` approves it"
+        "if this is intended, `protofleet enrol approve --part broker` approves it"
     )
     assert not (tmp_path / "root/approvals/board.approval").exists()
     assert "the broker board for broker.example" in lab(
@@ -233,7 +233,7 @@ def test_a_request_is_approved_for_the_part_that_was_said_and_no_other(lab, tmp_
 
 def test_a_request_is_approved_for_the_name_that_was_said_and_no_other(lab, tmp_path):
     said = lab("approve d1/pending/request --root root --yes --name d2", code=2)
-    assert "d2 was expected, the request is to be enrolled as d1" in said
+    assert "d2 was expected, but the request is to be enrolled as d1" in said
     assert not (tmp_path / "root/approvals/d1.approval").exists()
     lab("approve d1/pending/request --root root --yes --name d1")
 

@@ -63,7 +63,7 @@ def test_a_root_in_which_one_of_two_was_revoked_again_is_told_of_the_other(root,
     copy.register = copy.register.with_revocation_lists(copy.now() + 100)  # newer than all lists so far
     revoke(copy, "a", "sold")
     said = problem(copy, {"hub": held_of(root, copy)}, "a")
-    assert "it lacks revocations that hub holds; revoked there and valid here: b;" in said
+    assert "it lacks revocations that hub holds; revoked on hosts but valid here: b;" in said
     assert f"`protofleet enrol revoke b --root {copy.folder}`" in said, "it is no device of the fleet's file"
 
 
@@ -73,7 +73,7 @@ def test_who_was_enrolled_and_revoked_since_is_not_known_by_name_and_another_way
     enrol(root, tmp_path / "c", "c", 30)
     revoke(root, "c", "sold")
     said = problem(copy, {"hub": held_of(root, copy)}, "ab")
-    assert "revoked there" not in said and "`protofleet enrol rotate`" in said
+    assert "revoked on hosts" not in said and "`protofleet enrol rotate`" in said
 
 
 def test_a_root_from_before_a_rotation_is_known_by_the_roots_alone(root, copy):

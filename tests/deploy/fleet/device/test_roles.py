@@ -559,9 +559,9 @@ def test_a_root_from_before_a_revocation_is_refused_by_what_any_one_of_those_who
         with pytest.raises(RunError) as refused:
             copied.deploy(step, "board-1")
         said = str(refused.value)
-        assert f"root is older than what the hosts hold: its list of who is revoked is {here} (20" in said
-        assert f"{told_by} holds {there} (20" in said and "revoked there and valid here: board-1" in said
-        assert "put back a newer copy of it, or revoke again: `protofleet deploy revoke board-1`" in said
+        assert f"root is older than what the hosts hold: its list of revoked names is {here} (20" in said
+        assert f"{told_by} holds {there} (20" in said and "revoked on hosts but valid here: board-1" in said
+        assert "restore a newer copy of the root, or revoke again: `protofleet deploy revoke board-1`" in said
         assert "docs/day-2.md, Lose the root" in said and "\n" not in said
     assert register.read_bytes() == before
 
@@ -610,21 +610,21 @@ def test_a_root_that_is_lost_is_to_be_put_back_and_no_new_one_is_advised(written
     assert main(["deploy", "plan", *fleet]) == 2
     said = capsys.readouterr().err
     assert (
-        f"{key.relative_to(written.parent)} is gone: put back your copy of fleet/root (docs/day-2.md, Lose"
+        f"{key.relative_to(written.parent)} is missing: restore your copy of fleet/root (docs/day-2.md, Lose"
         in said
     )
     kept.rename(key)
     (root / "register.json").rename(kept)
     assert main(["enrol", "list", "--root", "fleet/root"]) == 2
-    assert "register.json is gone: put back your copy of fleet/root" in capsys.readouterr().err
+    assert "register.json is missing: restore your copy of fleet/root" in capsys.readouterr().err
     shutil.rmtree(root)
     for command in (["deploy", "plan", *fleet], ["init", "fleet", "--device", "board-9=127.0.0.19"]):
         assert main(command) == 2
         said = capsys.readouterr().err
-        assert "fleet/root is gone: put back your copy" in said and "enrol root" not in said, said
+        assert "fleet/root is missing: restore your copy" in said and "enrol root" not in said, said
     (written / "targets.json").unlink()
     assert main(["deploy", "plan", *fleet]) == 2, "nothing says that there has been one"
-    assert "for a new federation `protofleet enrol root fleet/root` makes one" in capsys.readouterr().err
+    assert "for a new federation, `protofleet enrol root fleet/root` makes a root" in capsys.readouterr().err
 
 
 MISTAKES = {

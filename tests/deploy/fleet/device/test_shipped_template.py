@@ -103,7 +103,7 @@ def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
             {"files": {"model.onnx": "00"}},
             "its model.onnx is not the file that its card.json was written for",
         ),
-        ({"files": 3}, "its card.json is no card of an export"),
+        ({"files": 3}, "its card.json is not a valid card of an export"),
     ):
         write_template(place / "template", b"a graph", **change)
         with pytest.raises(SettingsError, match=words):
