@@ -1,8 +1,8 @@
 """Federated learning for fleets of edge devices over MQTT, with every byte counted.
 
-The public names are those in `__all__` and the further names in docs/python.md. Everything else may change without
-notice. A name is imported when it is first used, so `protofleet --help` does not wait for torch. The types of the
-names are in `__init__.pyi`, because an import here would be circular: every module of ours imports this one first.
+The public names are the names in `__all__` and the further names in docs/python.md. All other names may change
+without notice. A name is imported when it is first used, so `protofleet --help` does not wait for torch. The types of
+the names are in `__init__.pyi`: imports here would be circular, because all our modules import this module first.
 """
 
 from importlib import import_module as _import_module

@@ -1,4 +1,4 @@
-"""`python -m protofleet`: the command `protofleet`, which imports nothing of the folder that it is called in."""
+"""Run the command `protofleet` for `python -m protofleet`, without imports from the current folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-with contextlib.suppress(OSError):  # a folder that was removed holds nothing to import
+with contextlib.suppress(OSError):  # If the current folder was removed, there is nothing in it to import.
     if sys.path and sys.path[0] == os.getcwd():  # noqa: PTH109 - the import system would search this folder for pathlib
         del sys.path[0]
 

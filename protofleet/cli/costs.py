@@ -1,7 +1,7 @@
-"""Count the numbers that one device sends and receives in a round, for settings whose costs are in papers.
+"""Count the numbers that one device sends and receives in a round, in settings for which papers state these numbers.
 
-Every figure comes from a method's closed form and from a network's shapes, which are made without values (on
-torch's meta device). tests/methods/contract/test_cost.py compares the closed forms with the sent bytes.
+Each count comes from a method's formula for its cost and from the shapes of a network. The network is made without
+values, on torch's meta device. tests/methods/contract/test_cost.py compares the formulas with the sent bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class CostRow:
     feature_size: int | None = None
     examples: int = 0
     clients: int = 1
-    prototypes: int = 0  # Prototypes of a device and of all devices, if a method has several per class.
+    # Number of prototypes of a device, and also of all devices, for a method with several prototypes per class.
+    prototypes: int = 0
 
     def description(self) -> str:
         counts = {"samples": self.examples, "clients": self.clients if self.examples else 0}
@@ -38,7 +39,7 @@ class Setting:
     title: str
     image: tuple[int, int, int]
     classes: int
-    rows: tuple[CostRow, ...]  # The other rows are compared with the first one.
+    rows: tuple[CostRow, ...]  # The first row is the reference for the shares in the other rows.
 
 
 SETTINGS = (
@@ -147,6 +148,6 @@ def text(line: CostLine, reference: CostLine) -> str:
 
 
 NOTE = (
-    "numbers of one participant in one round, not its first; a label, an id or a count is one number. Parameters\n"
-    "only: BatchNorm's statistics travel too, but no paper counts them. Runs measure bytes: protofleet report"
+    "The table counts the numbers of one participant in a round after its first round. A label, an id or a count\n"
+    "is one number. BatchNorm's statistics are sent, but no paper counts them. Runs measure bytes: protofleet report"
 )

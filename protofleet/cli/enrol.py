@@ -181,7 +181,7 @@ def _add_trust_options(step: argparse.ArgumentParser, whose: str) -> None:
 
 
 def _add_listener_options(step: argparse.ArgumentParser) -> None:
-    """Add the options without defaults, so that existing values of a mosquitto.conf are kept."""
+    """Add the options of a listener. They have no defaults, so that existing values of a mosquitto.conf are kept."""
     group = step.add_argument_group("a broker's mosquitto.conf")
     group.add_argument("--port", type=PORT, help="port with TLS (default: 8883)")
     group.add_argument(
@@ -222,5 +222,5 @@ def keys(options: argparse.Namespace) -> int:
         key_pair = Keys.new()
         save_keys(path, key_pair)
         save_public(options.folder / f"{name}.pub", key_pair.public)
-        print(f"{path} (keep it here)  {options.folder / f'{name}.pub'} (hand it out)")
+        print(f"{path} (keep it secret)  {options.folder / f'{name}.pub'} (give it to the other machines)")
     return 0

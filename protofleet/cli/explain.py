@@ -1,4 +1,4 @@
-"""Implement `protofleet methods NAME`: show the first lines of its file, and its settings with defaults."""
+"""Implement `protofleet methods NAME`: show the first lines of the method's file, and its settings with defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings_of(name: str) -> dict[str, Any]:
 def known_method(name: str) -> tuple[Method, str]:
     """Return a method and the text at the beginning of its file.
 
-    The file may be the user's own or a file of a package.
+    The file may be a file of the user or of a package.
     """
     if name.endswith(".py"):
         return of_plugin(Path(name).stem, own_plugins([name]).hashes[0])
@@ -56,7 +56,7 @@ def known_method(name: str) -> tuple[Method, str]:
 
 
 def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
-    """Return the method of a plug-in and its text, with the bytes that a device and a round cost.
+    """Return the method of a plug-in and its text, with the bytes that a device sends and receives in a round.
 
     For built-in methods, docs/methods.md has these bytes.
     """
@@ -66,7 +66,7 @@ def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
     )
     doc = (sys.modules[method.Client.__module__].__doc__ or "").strip()
     if method.cost is None:
-        return method, f"{doc}\n\nIt does not say what it costs."
+        return method, f"{doc}\n\nThis method states no cost."
     cost = method.cost(reference.sizes(plan))
     up, down = sum(cost.bytes_up.values()), sum(cost.bytes_down.values())
     return method, f"{doc}\n\nBytes of arrays up {up:,}, down {down:,}, with {reference.describe()}."

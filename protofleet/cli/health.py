@@ -1,4 +1,4 @@
-"""Implement `protofleet health`: ask the process that was started with these settings for its health."""
+"""Implement `protofleet health`: read the health of the process that was started with these settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SECONDS: Final = 5.0
 
 
 def health(settings: Path) -> dict[str, str]:
-    """Return the problem of each check by the check's name; a problem is "" if the check passes."""
+    """Return the problem of each check by the check's name; "" if the check passes."""
     url = endpoint(settings).url("/health")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=SECONDS) as answer:
             checks = json.load(answer)
-    except urllib.error.HTTPError as error:  # Code 503: a check fails.
+    except urllib.error.HTTPError as error:  # The process answers with code 503 if a check fails.
         if error.code != 503:
             return {"process": f"something else answers on {url} (HTTP {error.code})"}
         checks = json.load(error)

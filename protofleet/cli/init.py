@@ -70,9 +70,7 @@ def init(options: argparse.Namespace) -> int:
     path = write_fleet(options.folder, options.federation, addresses, common)
     count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
     print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
-    print(
-        f"{options.folder / 'root'}: the root of trust; keep it off the network, and a copy of it elsewhere"
-    )
+    print(f"{options.folder / 'root'}: the root of trust; keep it offline, and keep a copy in another place")
     print(f"{options.folder / 'targets.json'}: for file_sd_configs of Prometheus")
     print(f"next: {program_words()} deploy known-hosts --fleet {path}")
     return 0

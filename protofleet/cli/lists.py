@@ -1,6 +1,6 @@
 """Implement `protofleet methods`, `networks`, `data`, `public-set` and `weights`.
 
-They list what a user can choose, and what data contain.
+These commands list the methods, networks and data that a user can choose, and the contents of data.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def describe_method(listing: Listing, name: str) -> int:
 
 
 def list_methods(listing: Listing) -> int:
-    """List all methods. A method that cannot be read affects only its own line."""
+    """List all methods. If a method cannot be read, only its own line is missing."""
     from protofleet.methods.contract.catalog import names
     from protofleet.methods.contract.overview import Reference
 
@@ -186,15 +186,15 @@ def networks(options: argparse.Namespace) -> int:
         listing.line(f"{line}  {', '.join(taken(one, rank) for rank in one.ranks)}")
     plugins = list_plugins(listing, "network", [one.name for one in found])
     listing.line(
-        "For 10 classes and 32 x 32 pixels in colour (cnn1d: 6 channels of 128 steps), and whole: with the head, and "
-        "what a batch norm counts."
+        "The sizes are for 10 classes and colour images of 32 x 32 pixels (cnn1d: 6 channels of 128 steps), with the "
+        "head and the counters of batch norms."
     )
     listing.end({"networks": [asdict(one) for one in found], "plugins": plugins})
     return 0
 
 
 def taken(network: Size, rank: int) -> str:
-    """Describe the samples with this number of axes that the network accepts."""
+    """Describe the samples that the network accepts, for samples with `rank` axes."""
     from protofleet.protocol.settings.input_shape import KINDS
 
     if rank == 3:
@@ -262,9 +262,11 @@ def list_sources(listing: Listing) -> int:
 
     for name in names():
         domains = find(name).domains
-        listing.line(f"{name:16} {', '.join(domains) if domains else 'its folder says which domains'}")
+        listing.line(
+            f"{name:16} {', '.join(domains) if domains else 'the folder of the data defines the domains'}"
+        )
     plugins = list_plugins(listing, "data", names())
-    listing.line("Data of your own: docs/data.md. protofleet data FILE looks at those of an experiment.")
+    listing.line("Your own data: docs/data.md. protofleet data FILE shows the data of an experiment.")
     sources = [{"name": name, "domains": list(find(name).domains)} for name in names()]
     listing.end({"sources": sources, "plugins": plugins})
     return 0

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     say = print_error
-    try:  # During an import outside this block, an interrupt would print a traceback.
+    try:  # The imports are in this block, because an interrupt during other imports would print a traceback.
         from protofleet.protocol.settings.reader import SettingsError
         from protofleet.runtime.children import end_with_parent
         from protofleet.runtime.logs import set_up_logging
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO, form)
         say = log_error if form == "json" else print_error
         code = perform(options)
-        if sys.stdout is not None:  # It is None if the parent process has closed it.
+        if sys.stdout is not None:  # stdout is None if the parent process has closed it.
             # An error of this write is reported below, and not while the interpreter ends.
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def perform(options: argparse.Namespace) -> int:
     """Run the command and return its exit code.
 
-    A plug-in that raises SystemExit has not done the command's work.
+    If a plug-in raises SystemExit, raise the error of the plug-in: the command has not done its work.
     """
     try:
         code: int = options.command(options)
@@ -82,12 +82,12 @@ def perform(options: argparse.Namespace) -> int:
 def exit_process(code: int) -> NoReturn:
     """End this process with this code while threads may still run.
 
-    If a thread computes while the interpreter shuts down, it is unwound through C++ code that does not allow
-    it. The process then aborts with a core dump and code 134, although all its work was done.
+    If a thread computes while the interpreter shuts down, Python ends the thread inside C++ code that does not allow
+    this. The process then aborts with a core dump and code 134, although all its work was done.
     """
     if not any(thread.daemon for thread in threading.enumerate()):
-        # If an interrupt came while C code ran Python source text, `python -m` ends by SIGINT although the
-        # interrupt was caught, unless other source text is run after it.
+        # If an interrupt arrives while C code runs Python source text, `python -m` ends by SIGINT, although the
+        # interrupt was caught. Running other source text after the interrupt prevents this.
         exec("")
         sys.exit(code)
     logging.shutdown()
@@ -120,7 +120,7 @@ def program() -> NoReturn:
 
         log_uncaught_errors()
         code = main()
-    except KeyboardInterrupt:  # The interrupt came before there was anything to stop.
+    except KeyboardInterrupt:  # The interrupt arrived before the command has started any work.
         code = print_error("stopped", FAILED)
     except Exception:  # noqa: BLE001 - the traceback of a bug is printed, and no core dump follows
         sys.excepthook(*sys.exc_info())

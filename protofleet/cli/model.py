@@ -13,7 +13,8 @@ from protofleet.runtime.command.listing import Listing, add_listing_options
 if TYPE_CHECKING:
     from protofleet.edge_client.serving.versions import ModelVersions, Version
 
-# Folders of a device or of its models: on a user's device and on a deployed device.
+# The folders in which versions of a model are looked for: the first two are on a user's machine, the last is on a
+# deployed device.
 LOOKED_IN: Final = (Path("models"), Path("state"), Path("/var/lib/protofleet/state"))
 VERSION: Final = re.compile(r"v?0*(\d{1,9})")
 
@@ -62,7 +63,7 @@ def found_versions(folder: Path | None) -> ModelVersions | None:
 
 
 def versions_in(folder: Path | None) -> ModelVersions:
-    """Return the versions. SettingsError is raised if there are none."""
+    """Return the versions in a folder or in a default folder; raise SettingsError if there is no version."""
     from protofleet.lab.export.mistaken import no_versions
     from protofleet.protocol.settings.reader import SettingsError
 
@@ -109,17 +110,17 @@ def _line(version: Version, links: list[str]) -> str:
 
 def pin(options: argparse.Namespace) -> int:
     versions = versions_in(options.folder)
-    return _say(versions, versions.pin(options.version), "pinned: later versions are written, and not served")
+    return _say(versions, versions.pin(options.version), "pinned: later versions are stored, but not served")
 
 
 def unpin(options: argparse.Namespace) -> int:
     versions = versions_in(options.folder)
-    return _say(versions, versions.unpin(), "the newest; later ones are served again")
+    return _say(versions, versions.unpin(), "the newest; later versions will be served too")
 
 
 def rollback(options: argparse.Namespace) -> int:
     versions = versions_in(options.folder)
-    said = "pinned; `protofleet model unpin` goes on with the newest"
+    said = "pinned; `protofleet model unpin` serves the newest again"
     return _say(versions, versions.rollback(), said)
 
 

@@ -1,8 +1,8 @@
 """Watch a folder for new pictures that are complete.
 
-A picture is tried when two checks in a row find the same file. But the copy of a file may pause for longer than
-the time between two checks. Therefore a prediction counts only if the file has not changed since the picture was
-tried. A file that cannot be read is tried again, and it is reported after some time without a change.
+A picture is tried when two checks in a row find the same file. But the copy of a file may pause for longer than the
+time between two checks. Therefore a prediction counts only if the file has not changed during the prediction. A file
+that cannot be read is tried again. If it does not change for some time, it is reported as broken.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ Signature: TypeAlias = tuple[int, int]
 @dataclass
 class Seen:
     signature: Signature  # Size and time of the last change of content.
-    changed: int  # Time of the last change, also of owner or mode: an unreadable file may be readable now.
+    # Time of the last change, including changes of owner or mode: after such a change, the file may be readable.
+    changed: int
     since: float
     predicted: bool = False
     told: bool = False
 
 
 class NewPictures:
-    """The pictures that are added to a folder from now on, or change there."""
+    """The pictures that are added to a folder or changed there after this object was made."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._seen = dict[Path, Seen]()
         self._look()
-        for seen in self._seen.values():  # Pictures that were there before are not new.
+        for seen in self._seen.values():  # Pictures that are in the folder at the start are not new.
             seen.predicted = True
 
     def arrived(self) -> list[Path]:
@@ -54,18 +55,18 @@ class NewPictures:
         return [path for path, seen in self._seen.items() if not (seen.predicted or seen.told)]
 
     def is_as_tried(self, path: Path) -> bool:
-        """Return whether a prediction counts, and mark the picture as predicted.
+        """Return whether a prediction counts; if so, mark the picture as predicted.
 
-        Otherwise the file has changed during the prediction, and `arrived` returns it again.
+        A prediction does not count if the file has changed during the prediction. Then `arrived` returns it again.
         """
         seen = self._seen[path]
         seen.predicted = _is_still(path, seen)
         return seen.predicted
 
     def is_broken(self, path: Path) -> bool:
-        """Return whether to report that the picture cannot be read, and remember that.
+        """Return whether to report that the picture cannot be read; if so, mark the picture as reported.
 
-        Otherwise another program may still be writing the file, and `arrived` returns it again.
+        If the result is false, another program may still be writing the file, and `arrived` returns it again.
         """
         seen = self._seen[path]
         seen.told = self._clock() - seen.since >= SETTLE_SECONDS and _is_still(path, seen)

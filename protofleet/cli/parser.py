@@ -1,6 +1,6 @@
 """Make the parser of the `protofleet` command.
 
-Commands import their modules only when they run, so that `--help` answers at once.
+Commands import their modules only when they run, so that `--help` is printed without delay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protofleet.runtime.command.parser import Parser
 from protofleet.runtime.installation.version import installed_version
 
 
-@functools.cache  # A forked process shares the parser that its parent has made.
+@functools.cache  # A forked process uses the parser of its parent process.
 def parser() -> Parser:
     top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
     top.add_argument("--version", action="version", version=f"protofleet {installed_version()}")

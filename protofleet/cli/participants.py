@@ -36,7 +36,7 @@ def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
 def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
     """Yield a participant for each host of a fleet.
 
-    The data are on the hosts. This machine knows only the class names that are in the settings.
+    The data are on the hosts, so this machine knows only the class names in the settings.
     """
     federation = str(fleet.device.get("federation", "protofleet"))
     for name, host in fleet.hosts.items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofleet.cli.new_pictures import NewPictures
     from protofleet.edge_client.serving.predictor import Prediction, Predictor
 
-MOST_NAMED: Final = 3  # Folders in an error, and pictures in the last message.
+MOST_NAMED: Final = 3  # Largest number of folders in an error message, and of pictures in the last message.
 LOOK_SECONDS: Final = 0.5  # Seconds between two checks of a watched folder.
 
 
@@ -71,9 +71,9 @@ def predict(options: argparse.Namespace) -> int:
 
 
 class ChosenModel:
-    """The chosen model. For a folder with links it is the version that `current` names now.
+    """The chosen model. In a folder with links, it is the version to which the link `current` points.
 
-    A later call may return another version.
+    A later call of `now` may return another version, because the link may change.
     """
 
     def __init__(self, folder: Path | None, onnx: bool) -> None:
@@ -89,7 +89,7 @@ class ChosenModel:
         return self._open
 
     def _where(self) -> Path:
-        """Return the folder without links, so that the version stays the same while it is read."""
+        """Return the folder of the version without links, because a link may change while the files are read."""
         from protofleet.methods.served.card_file import CARD
         from protofleet.protocol.settings.reader import SettingsError
 

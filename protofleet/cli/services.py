@@ -1,6 +1,6 @@
 """Implement `protofleet coordinator`, `device` and `fleet`.
 
-The commands `health`, `unban` and `go-on` are for processes that run or have run.
+Also implement `health`, `unban` and `go-on`, which are used for running processes or for stored runs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
-    # With --enrolled, a missing signature is reported for every kind of file.
+    # Without --enrolled, a file for another command gets its own message. With --enrolled, the missing signature of
+    # such a file is reported.
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
@@ -75,7 +76,7 @@ def coordinator(options: argparse.Namespace) -> int:
 def report_on(folder: Path) -> None:
     """Write the report of a run that has ended.
 
-    summary.json has the result already, so an error in the report changes nothing.
+    The result of the run is already in summary.json, so an error in the report does not make the run fail.
     """
     from protofleet.lab.report.run_page import write_report
 
@@ -202,7 +203,7 @@ def add_unban(commands: Subparsers) -> None:
 def unban(options: argparse.Namespace) -> int:
     """End the ban of a device.
 
-    A running coordinator checks for this once a second. A stopped coordinator checks when it starts.
+    A running coordinator reads the list of bans once a second. A stopped coordinator reads the list at its start.
     """
     from protofleet.coordinator.devices.bans import bans_in, describe_ban, lift
     from protofleet.protocol.settings.reader import SettingsError
@@ -246,5 +247,5 @@ def go_on(options: argparse.Namespace) -> int:
     from protofleet.coordinator.spool.older_copies import go_on_from
 
     go_on_from(options.folder / "coordinator", options.from_round)
-    print(f"{options.folder} goes on in round {options.from_round} with the state of this copy")
+    print(f"{options.folder} continues in round {options.from_round} with the state of this copy")
     return 0

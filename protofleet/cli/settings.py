@@ -1,4 +1,4 @@
-"""Implement `protofleet settings`: list the tables of settings files, or print the keys of one."""
+"""Implement `protofleet settings`: list the tables of settings files, or print the keys of one table."""
 
 from __future__ import annotations
 

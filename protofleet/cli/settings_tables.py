@@ -1,4 +1,4 @@
-"""List the TOML tables of all settings files, and find one by its name."""
+"""List the TOML tables of all settings files, and find a table by its name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """A table of a kind of file; the path of the file's own keys is empty."""
+    """A TOML table in a kind of settings file. The path is empty for the keys at the top of the file."""
 
     file: str
     path: tuple[str, ...]
@@ -51,7 +51,7 @@ class SettingsTable:
 
     @property
     def short(self) -> str:
-        """Return the name without the file, or the file's name for its own keys."""
+        """Return the table's name without the kind of file; for the keys at the top of the file, return the kind."""
         return ".".join(self.path) or self.file
 
 
@@ -60,9 +60,10 @@ def file_tables() -> list[SettingsTable]:
 
 
 def find(text: str) -> list[SettingsTable]:
-    """Return the tables of a name: a full name, or a name without the file, which several files may have.
+    """Return the tables with this name; raise SettingsError if there is no such table.
 
-    Raise SettingsError if there is none.
+    A full name such as `experiment.policy` names one table. A name without the kind of file, such as `policy`, may
+    name the tables of several kinds of files.
     """
     name = text.strip("[]")
     head, _, method = name.partition(".")
@@ -82,7 +83,7 @@ LOCAL: Final = SettingsTable(METHOD, (), LocalHyper)
 
 
 def _matches(given: str, name: str) -> bool:
-    """Return whether the given text means this name. NAME matches any name, and may be left out at the end."""
+    """Return whether the text matches this name. The part NAME matches any word, and may be left out at the end."""
     words, parts = given.split("."), name.split(".")
     if parts[-1] == ANY_NAME and len(words) == len(parts) - 1:
         parts = parts[:-1]

@@ -46,7 +46,7 @@ def add_track(commands: Subparsers) -> None:
 def tracked_places(texts: Sequence[str]) -> list[Destination]:
     """Return the destinations that --track and --to name.
 
-    If a package has a tracker with the name of a built-in one, a message says that it is not used.
+    If a package has a tracker with the name of a built-in tracker, print that the package's tracker is not used.
     """
     from protofleet.lab.trackers.destinations import KINDS, destinations
     from protofleet.methods.plugins.packages import clashes
