@@ -115,7 +115,7 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
 
 
 def known_hosts(o: Options) -> int:
-    """Ask the hosts for their ssh keys, and add the confirmed ones to known_hosts.
+    """Ask the hosts for their ssh keys, and add the confirmed keys to known_hosts.
 
     This command needs no root, no release and no connection.
     """

@@ -177,7 +177,7 @@ class Executor:
         self.run_step("check", desired.release, desired.name)
 
     def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
-        """Sign the earlier settings again, and upload them; the unit comes from the copy on the device.
+        """Sign the earlier settings again, and upload them; use the unit that the device has kept.
 
         The manifest lists the hash of the kept unit, so the device refuses any other unit.
         """
@@ -269,7 +269,7 @@ class Executor:
         healthy_since = (0, 0.0)
         while True:
             seen, now = self.service_state(), time.monotonic()
-            # The first failure may be a failure of the earlier process.
+            # One failure is allowed, because it may be a failure of the earlier process.
             failures += seen.service.sub == "auto-restart"
             if seen.healthy:
                 if healthy_since[0] != seen.service.pid or not healthy_since[1]:

@@ -64,7 +64,7 @@ R = TypeVar("R")
 
 @contextmanager
 def naming_file(fleet: Fleet) -> Iterator[None]:
-    """Put the path of the fleet's file in front of a SettingsError's message, unless it is there already."""
+    """Put the path of the fleet's file in front of a SettingsError's message if the message lacks it."""
     try:
         yield
     except SettingsError as error:
@@ -89,7 +89,7 @@ class Software:
     kind: str = "venv"
     """Kind of the installation, `venv` (wheels in a virtual environment) or `container` (an image)."""
     wheels: str = ""
-    """Folder with wheels that are shipped together with ours; empty means none."""
+    """Folder with wheels that are shipped together with our own wheel; empty means none."""
     python: str = "python3"
     """Command or path of the Python interpreter on the host."""
     dependencies: str = "index"
@@ -182,7 +182,7 @@ class Host:
     role: str = DEVICE.name
     """Role of the host, `device`, `broker` or `coordinator`."""
     device: dict[str, Any] = field(default_factory=dict)
-    """Settings of this device in addition to the common ones."""
+    """Settings of this device in addition to the settings of all devices."""
     software: dict[str, Any] = field(default_factory=dict)
     """Changes to the common software for this host."""
 
@@ -351,7 +351,7 @@ def read_fleet(path: Path) -> Fleet:
         device=_device_from(base, fleet.device), coordinator=seen_from(fleet.coordinator, base),
         software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
-    object.__setattr__(found, "file", str(path))  # `file` is not a setting, so it is not an argument.
+    object.__setattr__(found, "file", str(path))  # `file` is not a setting, so `replace` cannot set it.
     return found
 
 
@@ -389,7 +389,7 @@ def template_files(fleet: Fleet, name: str) -> tuple[str, ...]:
 
 @names_its_file
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
-    """Return the settings of a device: the common ones, its own, and the paths of a deployed device."""
+    """Return the settings of a device: the common settings, its own settings, and the paths of a deployed device."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEY_FOLDER)}
     table = merge(merge(DEVICE_DEFAULTS, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
@@ -407,7 +407,7 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
 
 @names_its_file
 def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
-    """Return the coordinator's settings: those of the file and the paths of a deployed coordinator.
+    """Return the coordinator's settings: the settings in the file and the paths of a deployed coordinator.
 
     If the file names no broker for the coordinator, it uses the broker of the devices.
     """

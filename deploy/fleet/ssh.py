@@ -17,9 +17,8 @@ from protofleet.runtime.command.errors import RunError
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
-SSH_FAILED: Final = (
-    255  # The exit code of ssh after its own failure. Other codes come from the remote command.
-)
+# The exit code of ssh after its own failure. Other codes come from the remote command.
+SSH_FAILED: Final = 255
 AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # The shell on the host evaluates this text.
 LONGEST_SHOWN: Final = 2000  # Largest number of characters of a host's output that are printed.
 
@@ -76,7 +75,7 @@ def run_program(command: Sequence[str], stdin: str, seconds: float) -> CommandRe
     try:
         done = subprocess.run(
             command, input=stdin.encode(), capture_output=True, timeout=seconds, check=False
-        )  # Text mode would turn every "\r" into a line break.
+        )  # The output is read as bytes, because text mode would turn every "\r" into a line break.
     except FileNotFoundError:
         raise RunError(f"there is no {command[0]} on this machine; install it") from None
     return CommandResult(

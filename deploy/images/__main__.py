@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.images build edge coordinator demo | sizes: what `make images` runs."""
+"""python -m protofleet.deploy.images build edge coordinator demo | sizes: the program behind `make images`."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def unpinned_warning(images: Iterable[str]) -> str:
         if len(tagged) == 1
         else "tags, which may name other images later"
     )
-    return f"{', '.join(tagged)}: {problem}; name@sha256:... fixes what is used (docs/containers.md, Pinning)"
+    return f"{', '.join(tagged)}: {problem}; name@sha256:... names one image for good (docs/containers.md, Pinning)"
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

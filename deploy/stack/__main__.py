@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.stack check | up | down | logs | follow, which `make up` and the like say."""
+"""python -m protofleet.deploy.stack check | up | down | logs | follow: the program of `make up` and `make down`."""
 
 from __future__ import annotations
 

@@ -36,9 +36,8 @@ from protofleet.runtime.installation.extras import install_hint
 
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
-START_ATTEMPTS: Final = (
-    5  # A start can fail, because another process may take the free port before the broker.
-)
+# A start can fail, because another process may take the free port before the broker.
+START_ATTEMPTS: Final = 5
 KINDS: Final = ("auto", "mosquitto", "embedded")
 # These folders are often not on a user's PATH.
 SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
@@ -124,9 +123,8 @@ class MutualTls:
     """The TLS files of a broker that demands client certificates and has access rules."""
 
     folder: Path
-    client: (
-        TlsFiles  # The TLS files of a client that may connect; they become a part of `LocalBroker.address`.
-    )
+    # The TLS files of a client that may connect; they become a part of `LocalBroker.address`.
+    client: TlsFiles
 
 
 class LocalBroker:

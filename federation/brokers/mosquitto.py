@@ -75,7 +75,7 @@ def queue_limits(memory: int, devices: int) -> QueueLimits:
 
 
 def queues_are_full(devices: int) -> bool:
-    """Return whether this device is the first for which the limits have to change."""
+    """Return whether the limits must change when the number of devices grows to this number."""
     return (
         devices > DEFAULT_DEVICES and queue_limits(0, devices).devices > queue_limits(0, devices - 1).devices
     )

@@ -13,9 +13,8 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 FIRST = 12_000
-USUAL_END = (
-    30_000  # The end of the ports that are used, if a machine does not report its ports for connections.
-)
+# The first port that is not used, on a machine that does not report its ports for connections.
+USUAL_END = 30_000
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWS = 1 << 30
 

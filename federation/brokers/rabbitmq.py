@@ -20,9 +20,8 @@ from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"
 DIGEST: Final = "[0-9a-f]+"
-ANY_DEVICE: Final = (
-    "[A-Za-z0-9_.-]+"  # A device's name may contain dots, although a dot also separates topics.
-)
+# A device's name may contain dots, although a dot also separates topics.
+ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"
 
 # Largest number of connections of one user. With 1, a client could reconnect only after the broker has noticed that
 # the old connection is dead.

@@ -27,9 +27,8 @@ from protofleet.protocol.wire.names import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096
-MAX_LISTS: Final = (
-    48 * MAX_SERIALS
-)  # Bytes of the longest list. An entry of an X.509 list has at most 48 bytes.
+# Bytes of the longest list, with 48 bytes for each entry: the entries of an X.509 list are the longest.
+MAX_LISTS: Final = 48 * MAX_SERIALS
 MAX_RULES: Final = 1 << 18
 MAX_ROOTS: Final = 1 << 14
 

@@ -92,7 +92,7 @@ def approve(o: Options) -> int:
         )
     if r.part == "device" and queues_are_full(enrolled := lifecycle.enrolled_devices(authority)):
         print(
-            f"{enrolled} devices are enrolled, and the queues of a broker whose mosquitto.conf says `Queues for "
+            f"{enrolled} devices are enrolled, and the queues of a broker whose mosquitto.conf has `Queues for "
             f"{enrolled - 1} devices` are too large: install its approval again with --devices {2 * (enrolled - 1)}"
         )
     _print_approval(authority, r.name)

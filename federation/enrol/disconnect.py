@@ -61,7 +61,9 @@ def broker_name(authority: Authority, folder: Path) -> str:
         cert = authority.folder / "certs" / f"{entry.name}.crt"
         if entry.part == "broker" and cert.exists() and cert.read_text() == installed:
             return entry.name
-    raise SettingsError(f"no broker of this federation is enrolled in {folder}; `enrol broker` does that")
+    raise SettingsError(
+        f"no broker of this federation is enrolled in {folder}; `enrol broker` enrols a broker"
+    )
 
 
 def disconnect(authority: Authority, name: str, address: BrokerAddress) -> None:

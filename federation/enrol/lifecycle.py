@@ -183,7 +183,7 @@ def issuing_root(authority: Authority, request: Request) -> Root:
 
 
 def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
-    """Return the names whose newest certificate is still signed by an older root."""
+    """Return the names whose newest certificate was signed by an older root."""
     newest, entries = authority.roots[-1].number, authority.register.current_entries(authority.now())
     return [e.name for e in entries if e.root != newest and (not parts or e.part in parts)]
 

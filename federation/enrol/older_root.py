@@ -94,7 +94,7 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
 
 
 def _lost(authority: Authority, held: Mapping[str, Held]) -> dict[str, list[str]]:
-    """Return the names whose certificates are valid here but revoked at some hosts, with these hosts."""
+    """Return the names whose certificates are valid in this register but revoked on some hosts, with these hosts."""
     now = authority.now()
     good = [e for e in authority.register.entries if e.part != CHECK and e.is_valid(now)]
     return {

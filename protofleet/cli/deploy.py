@@ -78,7 +78,7 @@ def add_deploy(commands: Subparsers) -> None:
     )
     restore.add_argument(
         "--from-round", type=ROUND, metavar="N",
-        help="if devices went on after the backup: the first round that no device has answered",
+        help="if devices have worked since the backup: the first round without an update of any device",
     )  # fmt: skip
     _add_new_keys(restore)
     _step(

@@ -24,7 +24,7 @@ def add_export(commands: Subparsers) -> None:
         "--way",
         default="predict",
         metavar="NAME",
-        help="the way to predict, of those that the method measures (default: predict)",
+        help="one of the ways to predict that the method measures (default: predict)",
     )
     command.add_argument(
         "--format", nargs="+", type=_format, choices=FORMATS, metavar="FORMAT",

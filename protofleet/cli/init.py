@@ -32,7 +32,7 @@ def add_init(commands: Subparsers) -> None:
     )
     command.add_argument("--federation", default="protofleet", metavar="NAME")
     command.add_argument(
-        "--key", type=Path, help="the private key for SSH (default: that of your SSH configuration)"
+        "--key", type=Path, help="the private key for SSH (default: the key in your SSH configuration)"
     )
     command.add_argument(
         "--dependencies", choices=("index", "shipped", "system"), default="index",

@@ -68,7 +68,7 @@ def add_data(commands: Subparsers) -> None:
     )  # fmt: skip
     command.add_argument(
         "--fetch", action="append", default=[], metavar="NAME",
-        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; continues a broken one",
+        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; resumes a broken fetch",
     )  # fmt: skip
     command.add_argument(
         "--root", default="", metavar="DIR", help="folder for --fetch (default: <cache>/NAME)"
@@ -306,7 +306,7 @@ def axes_in(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise SettingsError(f"--shape is {text[:40]!r}, it must be whole numbers, as 6,128") from None
+        raise SettingsError(f"--shape is {text[:40]!r}, it must be whole numbers, such as 6,128") from None
 
 
 def weights(options: argparse.Namespace) -> int:

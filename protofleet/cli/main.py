@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say = log_error if form == "json" else print_error
         code = perform(options)
         if sys.stdout is not None:  # stdout is None if the parent process has closed it.
-            # An error of this write is reported below, and not while the interpreter ends.
+            # Write the output now, so that an error is reported below and not while the interpreter ends.
             sys.stdout.flush()
     except KeyboardInterrupt:
         return say("stopped", FAILED)
@@ -114,7 +114,7 @@ def log_error(problem: str, code: int) -> int:
 
 
 def program() -> NoReturn:
-    """Run the command that a shell starts, and end the process. `main` returns, for calls from Python."""
+    """Run the command for a shell, and end the process. Python code calls `main`, because `main` returns."""
     try:
         from protofleet.runtime.logs import log_uncaught_errors
 

@@ -26,7 +26,7 @@ def add_model(commands: Subparsers) -> None:
     add_listing_options(step)
     step.set_defaults(command=list_versions)
     _add_folder(step)
-    step = steps.add_parser("pin", help="serve this version, even if the device learns newer ones")
+    step = steps.add_parser("pin", help="serve this version, even if the device learns newer versions")
     step.add_argument("version", type=_version, help="for example v000017")
     step.set_defaults(command=pin)
     _add_folder(step)

@@ -142,7 +142,7 @@ def add_fleet(commands: Subparsers) -> None:
         type=broker_changes,
         default=(),
         metavar="HOST[:PORT]",
-        help="use this broker and not that of their settings",
+        help="use this broker instead of the broker in their settings",
     )
     command.add_argument(
         "--processes",

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def add_settings(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "settings", help="the tables of settings files; or the keys of one, with bounds and defaults"
+        "settings",
+        help="list the tables of settings files, or the keys of one table with bounds and defaults",
     )
     command.add_argument(
         "table", nargs="?", default="", help="for example policy, device.limits or method.fedavg"

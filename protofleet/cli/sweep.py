@@ -45,7 +45,7 @@ def sweep(options: argparse.Namespace) -> int:
     from protofleet.lab.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
-    # The launcher starts before the slow imports and before there is a second thread.
+    # The launcher is forked, so it must start before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return sweep_with(launcher, options)
 

@@ -38,7 +38,7 @@ def add_track(commands: Subparsers) -> None:
     command.add_argument(
         "--follow",
         action="store_true",
-        help="go on until the run has ended; without it, send only the present rounds",
+        help="continue until the run has ended; without this option, send only the finished rounds",
     )
     command.set_defaults(command=track)
 
@@ -65,7 +65,9 @@ def track(options: argparse.Namespace) -> int:
     places = tracked_places(options.to)
     runs = [run for folder in options.runs for run in runs_of(folder)]
     if options.follow and len(runs) * len(places) > 1:
-        raise SettingsError("--follow follows one run into one tracker; start a command for each")
+        raise SettingsError(
+            "--follow sends one run to one tracker; start one command for each run and tracker"
+        )
     for run in runs:
         require_run(run, may_begin=options.follow)
     failed = False

@@ -106,9 +106,8 @@ class Probe:
     broker: str = ""  # "ok", or the reason why the broker cannot be used; "" if this was not checked.
     broker_tcp: bool | None = None  # True if the broker's port can be reached; None if this was not checked.
     cert_until: int = 0
-    torch_build: str = (
-        ""  # Such as "cpu", "cuda 13.0" or "rocm 6.4"; "" if an older release does not report it.
-    )
+    # Such as "cpu", "cuda 13.0" or "rocm 6.4"; "" if an older release does not report it.
+    torch_build: str = ""
     torch_bytes: int = 0  # Bytes of torch on the disk, with the packages that a build for a GPU loads.
 
 

@@ -33,7 +33,8 @@ ROOT: Final = "root"
 DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
 DOMAINS: Final = find("digits").domains
 LEAST_PARTS, MOST_PARTS = 4, 40  # The smallest domain has 1,438 digits, so each of 40 parts has at least 35.
-# The run takes about eleven days; the number of rounds leaves room for `restore --from-round`.
+# The run takes at most about eleven days. It has more rounds than it usually needs, because `restore --from-round`
+# may skip some rounds.
 RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},

@@ -292,5 +292,5 @@ def test_a_folder_that_is_no_runs_is_one_line(tmp_path, capsys):
     assert main(["track", str(tmp_path), "--to", "tensorboard"]) == 2
     assert "no round has ended there" in capsys.readouterr().err
     both = ["track", str(tmp_path), "--to", "tensorboard", "--to", "tensorboard=x", "--follow"]
-    assert main(both) == 2 and "one run into one tracker" in capsys.readouterr().err
+    assert main(both) == 2 and "one run to one tracker" in capsys.readouterr().err
     assert not list(Path(tmp_path).iterdir())
