@@ -146,7 +146,7 @@ class RolloutSettings:
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1
     """Number of rounds that a device must serve before a change counts as good."""
     soak_seconds: Seconds = 1800.0
-    """Seconds that a device has to serve these rounds. A device that gets no task in this time counts as good, and
+    """Seconds that a device has to serve these rounds; a device that gets no task in this time counts as good, and
     a message reports it.
     """
     accuracy_drop: Share = 0.0
@@ -154,8 +154,8 @@ class RolloutSettings:
     that the accuracy is not checked.
     """
     metrics: str = ""
-    """URL of the coordinator's metrics, such as `http://host:9100/metrics`. The setting `care.accuracy_drop` needs
-    this URL; empty means none.
+    """URL of the coordinator's metrics, which the setting `care.accuracy_drop` needs, such as
+    `http://host:9100/metrics`; empty means none.
     """
 
     def __post_init__(self) -> None:
