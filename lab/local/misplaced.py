@@ -45,7 +45,7 @@ def kind_of(table: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def read_for(path: Path, *commands: str) -> Iterator[None]:
-    """If the block raises SettingsError for a file of another command, name that command in the error."""
+    """Name the right command in a SettingsError of the block, if the file is for another command."""
     try:
         yield
     except SettingsError as error:

@@ -33,9 +33,9 @@ INTRO: Final = """\
 
 [All settings](#all-settings) are listed at the end of this page.
 
-Every number of a settings file has the bounds that this page lists. If a number is outside its bounds, one line names the
-file, the key, the value and the bounds, and the exit code is 2. [settings.md](settings.md) has the conditions between
-settings. `NAME` stands for a name of your own. The numbers of command lines have bounds too.
+Every number of a settings file has the bounds that this page lists. If a number is outside its bounds, one line names
+the file, the key, the value and the bounds, and the exit code is 2. [settings.md](settings.md) has the conditions
+between settings. `NAME` stands for a name of your own. The numbers of command lines have bounds too.
 
 `python -m tools.pages.bounds` writes this page from the code.
 """
