@@ -22,7 +22,8 @@ from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.messages import BlockRequest, IndirectManifest, Manifest, Offer, Update
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-Stores = Callable[[str], ObjectStore]  # takes the name of a device, returns the store of its updates
+# A function that takes the name of a device and returns the store of this device's updates.
+Stores = Callable[[str], ObjectStore]
 
 
 class AnswerFetcher:
@@ -38,7 +39,7 @@ class AnswerFetcher:
         # was stopped while its task is open.
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
-        self._with_unfinished: set[str] = set()  # devices with an update of which only a part was received
+        self._with_unfinished: set[str] = set()  # devices whose update was received only in part
         # Device -> the last offer of this device whose manifest was sent as an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
         # Names of updates that were completed recently. A further block of such an update counts as a
@@ -173,7 +174,8 @@ class AnswerFetcher:
             self.fetches[device] = (fetch, received)
             if follows:
                 fetch.await_unasked(now)
-                # This fetch has begun, and `_begun` expects all such fetches before the fetches that wait.
+                # This fetch has begun. In `fetches`, all fetches that have begun must precede the fetches that wait,
+                # because `_begun` relies on this order.
                 self.fetches = {device: (fetch, received), **self.fetches}
             # All blocks are here if an earlier process received them and ended before it gave the object its
             # name.
@@ -217,7 +219,7 @@ class AnswerFetcher:
         return []
 
     def _completed(self, device: str, now: float) -> list[Received]:
-        """Give the object its name, because all of its blocks are here, and return the object's update."""
+        """Store the complete object under its name, and return the update that the object belongs to."""
         fetch, received = self.fetches.pop(device)
         self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
         self._share_budget(now)

@@ -52,8 +52,8 @@ MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD
 MAX_OBJECT: Final = 1 << 30
 # A message that was refused for one of these reasons may be valid with a newer record of its sender.
 CURED_BY_NEW_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
-# Largest number of blocks of one object in flight. They hold 4 MiB, which is enough for 600 Mbit/s with a
-# round-trip time of 50 ms.
+# Largest number of blocks of one object that are in flight at a time. Together, these blocks have 4 MiB. This is
+# enough for 600 Mbit/s with a round-trip time of 50 ms.
 WINDOW: Final = codec.MAX_ASKED
 
 
@@ -75,7 +75,7 @@ class FrameOutcome:
     """The result of a received frame."""
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes of arrays by kind
-    # Bytes of the frame's block. `tensors` does not contain them: they are counted through `spans` when the
+    # Bytes of the frame's block. `tensors` does not include these bytes. They are counted through `spans` when the
     # table of the object is known.
     held: int = 0
     spans: Sequence[CountedSpan] = ()
@@ -214,7 +214,7 @@ class Link:
         return known.receive
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
-        """Return the manifest; on a sealed link, give it a new key for the blocks of the object.
+        """Return the manifest, which on a sealed link gets a new key for the blocks of the object.
 
         Raise BrokerError if the blocks do not fit into the broker's packets.
         """
@@ -317,7 +317,7 @@ class Link:
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify and decode a message; return None for a duplicate.
 
-        Raise Rejected for a fault.
+        Raise Rejected if the frame or the message has a fault.
         """
         if len(frame) > MAX_FRAME:
             raise Rejected(
@@ -382,7 +382,7 @@ class Link:
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
 
     def count_overflow(self, frames: int) -> None:
-        """Count frames that were dropped unread because the receive queue was full."""
+        """Count frames that were dropped because the receive queue was full."""
         self.meter.messages[self.peer_direction, "unreadable", Reason.FLOOD.value] += frames
         self.meter.rejected[Reason.FLOOD] += frames
 

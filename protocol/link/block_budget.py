@@ -6,7 +6,7 @@ from typing import Final
 
 from protofleet.protocol.link.base import INLINE, WINDOW
 
-# Largest number of blocks in flight from all devices together. They hold 16 MiB, which is below the queue
+# Largest number of blocks in flight from all devices together. These blocks have 16 MiB, which is below the queue
 # limit of any broker.
 BUDGET: Final = 256
 MOST_CREDIT: Final = BUDGET // 2  # largest part of the budget that may be requested in advance

@@ -16,7 +16,7 @@ from protofleet.protocol.wire.kinds import CONTROL, Kinds
 from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.reasons import Rejected
 
-LENGTH = 4  # bytes that hold the length of the table
+LENGTH = 4  # number of bytes of the field that gives the length of the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class BlockCount:
     def _layout_of_table(self) -> Layout | None:
         """Return the layout that the table describes, or None if the table is not complete.
 
-        If the table cannot be read, count all bytes as control. Such an object is refused when it is
-        complete.
+        If the table cannot be read, return a layout that counts all bytes as control. An object with such a table is
+        refused when all of its blocks have arrived.
         """
         size = self._partial.manifest.size
         if size < LENGTH:

@@ -9,7 +9,7 @@ import logging
 from typing import Final
 
 MOST_AGAIN: Final = 0.01  # largest share of blocks that may be requested again at QoS 0
-FEWEST_AGAIN: Final = 8  # if fewer blocks than this were requested again, QoS 0 is kept
+FEWEST_AGAIN: Final = 8  # QoS 0 is kept until at least this many blocks were requested again
 
 log = logging.getLogger("protofleet")
 
@@ -27,7 +27,7 @@ class BlockQos:
         self._asked = self._again = 0
 
     def asked(self, blocks: int, again: bool) -> None:
-        """Note that the other side has requested `blocks` blocks.
+        """Record that the other side has requested `blocks` blocks.
 
         `again` says that the other side requested these blocks before and did not receive them.
         """

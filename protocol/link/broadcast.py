@@ -1,9 +1,9 @@
 """Serve one object to a cohort: each block once for all devices, and again for a device that missed it.
 
-A block is sent when every expected device has requested it, or after a short time without further requests.
-So the cohort shares one copy, and no device waits for a device that sends no request. With a large cohort the
-broker needs time to deliver a copy to all devices. A device that requests the block again during this time
-waits for that copy. If only a few devices missed the copy, each of them gets a copy for itself.
+A block is sent when every expected device has requested it, or after a short time without further requests. So the
+cohort shares one copy, and no device waits for a device that sends no request. With a large cohort the broker needs
+time to deliver a copy to all devices. A device that requests the block again during this time waits for that copy. If
+only a few devices missed the copy, the block is sent to each of these devices separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 LINGER_SECONDS: Final = 0.25  # a block is sent after this many seconds without a further request for it
 LONGEST_LINGER_SECONDS: Final = 1.0
 MAX_PENDING: Final = 256  # largest number of blocks that wait to be sent to the cohort: 16 MiB
-INACTIVE_SECONDS: Final = 2.0  # no block waits for a device that has sent no request for this many seconds
+# A block does not wait for a device that has sent no request for this many seconds.
+INACTIVE_SECONDS: Final = 2.0
 # Bytes per second that a broker is assumed to deliver to all devices together; this is 270 Mbit/s.
 PASSED_ON_PER_SECOND: Final = 32 << 20
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
@@ -67,7 +68,7 @@ class Broadcast:
     def expect(self, cohort: list[str], holding: set[str]) -> None:
         """Expect requests from the devices of the cohort that are not in `holding`.
 
-        Devices in `holding` send no request, because they have the object or get it directly after their
+        Devices in `holding` send no request, because they have the object already or receive it directly after their
         task.
         """
         self._cohort |= set(cohort)
@@ -76,9 +77,9 @@ class Broadcast:
     def follow(self, devices: list[str], now: float) -> bool:
         """Send the object's only block to these devices after their tasks, without a request.
 
-        Return False if the object has more than one block. If there is only one device, the block is sent to
-        this device alone. A device to which the block was sent before does not get the block again, even if
-        it gets the task again after a hello. If the block was lost, the device requests the block.
+        Return False if the object has more than one block. If there is only one device, the block is sent to this
+        device alone. A device to which the block was sent before does not get the block again, even if the device
+        gets the task again after a hello. If the block was lost, the device requests the block.
         """
         if self._blocks > 1:
             return False
@@ -173,7 +174,7 @@ class Broadcast:
     def _publish_requested(self, i: int, devices: list[str], now: float, passed_on_at: float) -> None:
         """Publish a block to all devices, or to one device if only this device needs it again.
 
-        If the other devices have the block already, a second copy would only fill their lines.
+        If the other devices have the block already, a second copy to all devices would waste their bandwidth.
         """
         if len(devices) == 1 and i in self._published:
             self._publish(devices[0], i)

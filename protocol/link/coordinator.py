@@ -130,9 +130,10 @@ class CoordinatorLink(LinkToDevices):
         return header, message, attachment
 
     def _report_message(self, header: Header) -> None:
-        """Report the sender of a message, except for a will and for a message to an earlier coordinator.
+        """Report the sender of a message to this coordinator; ignore wills.
 
-        The broker publishes the will, so a will does not show that the device is connected.
+        A will does not show that the device is connected, because the broker publishes it. A message to an earlier
+        coordinator is not reported either.
         """
         if header.sequence and header.epoch == self.epoch:
             self.on_message(header.sender)

@@ -81,7 +81,7 @@ class DeviceLink(Link):
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Return how many blocks of the broadcast have been received, and how many blocks it has.
+        """Return the number of received blocks of the broadcast, and the number of all its blocks.
 
         Return None if no broadcast is being fetched.
         """
@@ -341,7 +341,7 @@ class DeviceLink(Link):
         return not fetched and prefix not in self._recently_completed
 
     def _completed(self, fetch: ObjectFetch, now: float) -> list[Received]:
-        """Give the object its name, because all of its blocks are here.
+        """Store the complete object under its name.
 
         Return the task that needs the object, if nothing else is missing. Otherwise fetch the missing object.
         """
@@ -382,7 +382,7 @@ class DeviceLink(Link):
             self._windows.pop(COORDINATOR, None)
         window = super()._window(header, holder)
         if header.sender == COORDINATOR and before is not None and window is not before:
-            self.epoch = 0  # new keys start a new count of epochs
+            self.epoch = 0  # A coordinator with new keys counts its epochs from the start.
         return window
 
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:

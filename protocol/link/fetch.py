@@ -27,7 +27,8 @@ LONGEST_RETRY_SECONDS: Final = 20.0
 SILENT_SECONDS: Final = 8.0
 # A block is requested again only after this many times the usual gap between two blocks.
 GAPS: Final = 2.0
-# Longest gap that counts, in seconds. It is the gap on a line of 130 kbit/s with blocks of 64 KiB.
+# Longest gap between two blocks, in seconds; a longer measured time is treated as this time. On a line of 130 kbit/s,
+# blocks of 64 KiB arrive at this interval.
 LONGEST_GAP_SECONDS: Final = 4.0
 
 Send = Callable[[BlockRequest], None]
@@ -66,7 +67,7 @@ class ObjectFetch:
         """
         self.partial, self._send, self._response_time = partial, send, response_time
         self.count = BlockCount(partial, kinds)
-        self.asked: dict[int, float] = {}  # block -> time of the first request for this block
+        self.asked: dict[int, float] = {}  # maps each requested block to the time of its first request
         self._oldest = float("inf")  # no block in `asked` was requested before this time
         self._next = 0  # all blocks with a lower index are here or were requested
         self.retry = retry
@@ -198,9 +199,8 @@ class ObjectFetch:
     def wake(self, now: float, window: int) -> None:
         """Request the missing blocks again if no block has arrived for a while.
 
-        If this fetch has received no block yet, request only the first block. The other blocks may be on
-        their way over a slow line, and a second copy of each block would occupy the line for the same time
-        again.
+        If this fetch has received no block yet, request only the first block. The other blocks may be on their way
+        over a slow line. A second copy of each block would occupy the line for as long as the first copy.
         """
         if now < self.wake_at:
             return

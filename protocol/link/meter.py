@@ -38,8 +38,8 @@ class Meter:
         """Count one PUBLISH packet of `packet` bytes with a frame of `frame` bytes; `tensors` are bytes by kind.
 
         `held` bytes of the packet are not counted here: they belong to a block, and the caller passes them to
-        `count_bytes`. `device` is the receiver or the sender of the packet. It is "" if there is no single
-        device, and None if bytes are not divided by device.
+        `count_bytes`. `device` is the receiver or the sender of the packet. It is "" if there is no single device,
+        and None if bytes are not counted by device.
         """
         self.count_bytes(direction, packet - held, tensors, fresh, device)
         self.frames[direction] += frame

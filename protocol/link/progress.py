@@ -24,8 +24,8 @@ class ProgressReports:
 
     def __init__(self, size: int, now: float) -> None:
         self._size, self._due = size, now + REPORT_SECONDS
-        # Time when the first block arrived, and the bytes that were received by then. The wait for this block
-        # is not part of the measured rate.
+        # Time when the first block arrived, and the number of bytes that had been received at that time. The wait for
+        # this block is not part of the measured rate.
         self._first: tuple[float, int] | None = None
 
     def report(self, bytes_here: int, now: float) -> TransferProgress | None:

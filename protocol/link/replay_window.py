@@ -7,7 +7,7 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-WIDTH: Final = 1024  # a number that is this far below the newest number, or further, counts as seen
+WIDTH: Final = 1024  # A number counts as seen if it is lower than the newest number by this width or more.
 
 
 @dataclass

@@ -51,7 +51,7 @@ class LinkToDevices(Link):
         return form in self.device_forms.get(device, ())
 
     def subscribe_except(self, unheard: Collection[str]) -> None:
-        """Subscribe to all devices except `unheard`, so that the broker queues no messages of these devices.
+        """Subscribe to all devices except `unheard`, so that the broker queues no messages of `unheard`.
 
         A topic filter of MQTT cannot exclude a device, so the link names all other devices.
         """
@@ -115,10 +115,11 @@ class LinkToDevices(Link):
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         """Return the window of the sender; first drop a window with an impossible boot.
 
-        A boot is impossible if it is far ahead of the clock and no holder is stored with it. Only an old
-        version, which did not check boots and stored no holder, could accept such a boot. If a holder is
-        stored, the boot was checked when it arrived: then the clock is slow now, or the clocks of both sides
-        were ahead. In the second case, a renewal of the device's record drops the window.
+        A boot is impossible if it is far ahead of the clock and no holder is stored with it. Only an old version,
+        which did not check boots and stored no holder, could accept such a boot. If a holder is stored, the boot was
+        checked when it arrived. A boot that still seems to be ahead then has one of two causes: the coordinator's
+        clock is slow now, or the clocks of both sides were ahead at that time. In the second case, a renewal of the
+        device's record drops the window.
         """
         known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
@@ -160,7 +161,7 @@ class LinkToDevices(Link):
             raise Rejected(
                 Reason.BOOT_AHEAD,
                 f"boot {header.boot} of {header.sender} lies {days(seconds)} ahead of the coordinator's clock: set "
-                f"the clock that is wrong; if the device's was wrong, run `protofleet enrol renew {header.sender}` "
+                f"the clock that is wrong; if it is the device's clock, run `protofleet enrol renew {header.sender}` "
                 "and install the new record, so that the device's boots are counted from the start",
             )
 

@@ -84,7 +84,7 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
 
 
 def updated_trust(trust: Trust, folder: Path) -> Trust:
-    """Return this trust, updated to the roots and revocations that are installed in a folder.
+    """Return this trust with the roots and revocations that are installed in a folder.
 
     Raise StatementError if the installed statements are older than those of this trust.
     """

@@ -31,8 +31,9 @@ MAGIC: Final = b"PF"
 ENVELOPE: Final = b"PF\x01"
 SIGNATURE: Final = 64
 MAX_HEADER: Final = 1024
-MAX_NUMBER: Final = (1 << 63) - 1  # the largest number that every language and database can hold
-# A signature for this domain is not valid for any other kind of data.
+# The largest signed integer of 64 bits, which most languages and databases can store.
+MAX_NUMBER: Final = (1 << 63) - 1
+# The signed bytes begin with this domain, so the signature is not valid for any other kind of data.
 DOMAIN: Final = b"protofleet/1 envelope\x00"
 SEALING: Final = b"protofleet/1 sealed\x00"
 OPEN: Final = 0

@@ -68,7 +68,7 @@ class CachingKeyring(Protocol):
     """A keyring that keeps the entry of a name for a while before it reads the entry again."""
 
     def changed(self, name: str) -> bool:
-        """Read the entry again now, and return whether it differs from the kept entry."""
+        """Read the entry again now, and return whether it differs from the entry in memory."""
         ...
 
 
@@ -161,7 +161,7 @@ def load_public(path: Path) -> PublicKeys:
     if [len(key) for key in keys] != [KEY, KEY]:
         sizes = " and ".join(str(len(key)) for key in keys) or "no"
         raise KeyFileError(
-            f"{path} holds {sizes} bytes, but must hold two keys of {KEY}: for signing and for receiving"
+            f"{path} holds {sizes} bytes, but must hold two keys of {KEY} bytes: one to sign and one to receive with"
         )
     try:
         check_keys(*keys)

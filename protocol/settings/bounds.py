@@ -51,17 +51,16 @@ def shown(value: float) -> str:
 LARGEST_COUNT: Final = 1_000_000
 LONG_SECONDS: Final = 1e9  # 31 years; the kernel and Python can wait for some hundred years at most
 LARGE_BYTES: Final = 1 << 50
-LONGEST_NORM: Final = 1e18  # the square of this number fits into a float32
-LARGEST_FACTOR: Final = (
-    1e6  # largest factor of a loss; a float32 can hold 1e38, but training does not work with such factors
-)
+LONGEST_NORM: Final = 1e18  # The square of this number is still in the range of a float32.
+# Largest factor of a loss. A float32 can hold 1e38, but training does not work with such factors.
+LARGEST_FACTOR: Final = 1e6
 
 Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all seeds that torch accepts
 Rounds = Annotated[int, Within(1, 1_000_000_000)]  # the wire and the index allow even more rounds
 Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]
 Channels = Annotated[int, Within(1, 3)]
-Width = Annotated[int, Within(1, 65_536)]  # count of numbers in a feature vector or an embedding
+Width = Annotated[int, Within(1, 65_536)]  # number of elements in a feature vector or an embedding
 Devices = Annotated[int, Within(0, LARGEST_COUNT)]
 Seconds = Annotated[float, Within(0, LONG_SECONDS)]
 PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
@@ -80,5 +79,5 @@ Share = Annotated[float, Within(0, 1)]
 PositiveShare = Annotated[float, Within(0, 1, above=True)]
 Epochs = Annotated[int, Within(1, LARGEST_COUNT)]
 Batch = Annotated[int, Within(1, 1_000_000_000)]
-PublicSamples = Annotated[int, Within(2, 1 << 20)]  # count of public images, which every device has
+PublicSamples = Annotated[int, Within(2, 1 << 20)]  # number of public images; every device has all of them
 PublicBatch = Annotated[int, Within(2, 1 << 12)]

@@ -15,7 +15,7 @@ from protofleet.protocol.settings.bounds import Within
 
 KINDS: Final = {1: "vectors", 2: "series", 3: "images"}  # kinds of samples by their number of axes
 FORMS: Final = {1: "[F]", 2: "[C, T]", 3: "[C, H, W]"}
-MOST_NUMBERS: Final = 1 << 24  # largest count of numbers in one sample; as float32 they take 64 MB
+MOST_NUMBERS: Final = 1 << 24  # largest number of values in one sample; as float32, these values take 64 MB
 USUAL_SIDE: Final = 32
 USUAL_CHANNELS: Final = 3
 PIXEL_CHANNELS: Final = (1, 3)  # numbers of channels that the older setting `channels` may have

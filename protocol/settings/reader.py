@@ -156,7 +156,7 @@ def demand_within(settings: object) -> None:
 def _demand(hint: Any, value: Any, where: str) -> None:
     """Raise SettingsError for a number outside the bounds in its type.
 
-    None is allowed for a number that may be left out.
+    If the number may be left out, None is allowed.
     """
     union = typing.get_origin(hint) in (Union, types.UnionType)
     optional = type(None) in typing.get_args(hint)
@@ -180,7 +180,7 @@ def encode(value: object) -> Any:
 
 
 def write_toml(table: Mapping[str, Any], where: str = "") -> str:
-    """Return plain tables, such as `encode` returns, as TOML text."""
+    """Return plain tables, for example from `encode`, as TOML text."""
     plain = {k: v for k, v in table.items() if not _is_table(v)}
     lines = [f"{_key(k)} = {toml_literal(v)}" for k, v in plain.items()]
     text = "\n".join(lines) + "\n" if lines else ""
@@ -202,7 +202,7 @@ def _decode(hint: Any, value: object, where: str) -> Any:
 def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
     """Return the type of a union that a value has to match.
 
-    For a string it is the Literal of the union, if there is one. Otherwise it is the first type.
+    For a string, return the Literal of the union if the union has a Literal. Otherwise return the first type.
     """
     inner = [hint for hint in hints if hint is not type(None)]
     words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def there_are(name: str, known: Iterable[str], most: int | None = None) -> str:
-    """Return the end of an error message: the most similar known name, if any is similar, and the known names.
+    """Return the end of an error message: the known names, after the most similar known name if there is one.
 
     `most` limits how many names are listed.
     """

@@ -177,9 +177,9 @@ class Disk:
     def overwrite(self, path: Path, data: bytes) -> None:
         """Replace the bytes of a file without making a new file.
 
-        If the process is killed, either all new bytes are in the file or none. After a power cut, the file
-        may contain only a part of the new bytes. So this method is for content that is checked when it is
-        read, and whose loss does no harm. `data` has the same number of bytes as the file.
+        If the process is killed, the file contains either all new bytes or none of them. After a power cut, the file
+        may contain only a part of the new bytes. So this method is for content that is checked when it is read, and
+        whose loss does no harm. `data` has the same number of bytes as the file.
         """
         self.before_step("overwrite", path)
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -291,8 +291,8 @@ def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return path, handle
-        # Another process removed the file before it was locked, because it takes an unlocked file for a
-        # left-over file.
+        # Another process has removed the file before this process locked it: an unlocked file looks like the file of
+        # an ended process.
         os.close(handle)
 
 
@@ -325,7 +325,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def name_full(error: sqlite3.OperationalError, folder: Path) -> None:
-    """Mark an unclear SQLite error as an error of a full disk, if the folder's disk is full.
+    """Mark an SQLite error as caused by a full disk, if the folder's disk is full.
 
     The code that opened the database calls this function, because its callers do not know the folder.
     """

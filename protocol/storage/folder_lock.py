@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Wait for the lock of a folder, and hold it while the `with` lasts.
+    """Wait for the lock of a folder, and hold the lock until the `with` block ends.
 
     The lock excludes other processes and other threads of this process. The kernel releases the lock when the
     process ends.

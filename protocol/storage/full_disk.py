@@ -14,8 +14,8 @@ class FullDiskLog:
     def __init__(self, log: logging.Logger, folder: Path, pauses: str, goes_on: str) -> None:
         """Create the log of one program for one folder.
 
-        `pauses` and `goes_on` are parts of the two log lines. They say what the program stops and starts
-        again.
+        `pauses` is a part of the log line for a full disk, and says which work the program stops. `goes_on` is a part
+        of the log line for a disk with space again, and says which work continues.
         """
         self._log, self._folder, self._pauses, self._goes_on = log, folder, pauses, goes_on
         self.problem = ""  # the reason while the disk is full, otherwise ""

@@ -23,7 +23,7 @@ class Blocks(Protocol):
     def read(self, start: int, stop: int) -> bytes: ...
 
     def keep(self) -> None:
-        """Give the object its name, because all blocks are here and checked."""
+        """Store the object under its name; all blocks have arrived and were checked."""
 
     def close(self, forget: bool) -> None:
         """Close the place; if `forget`, also delete the blocks."""
@@ -84,7 +84,7 @@ class Partial:
         return self._blocks.read(start, stop)
 
     def finish(self) -> None:
-        """Check the whole object and give it its name."""
+        """Check the whole object and store it under its name."""
         try:
             self._hash_rest()
             if self._whole.digest() != self.manifest.object:

@@ -105,10 +105,10 @@ class ObjectStore:
     def put_once(
         self, arrays: Arrays, block: int = DEFAULT_BLOCK, same_disk: ObjectStore | None = None
     ) -> Manifest:
-        """Write arrays as an object unless this store or `same_disk` has the same object already.
+        """Write arrays as an object, if neither this store nor `same_disk` has this object.
 
-        For this check the arrays are read once. If `same_disk` has the object, a hard link to its file is
-        made in this store. So `same_disk` must be at least as durable as this store.
+        The check for the object reads the arrays once. If `same_disk` has the object, a hard link to its file is made
+        in this store. So `same_disk` must be at least as durable as this store.
         """
         made, pieces = encoded(arrays)
         manifest = manifest_of(pieces, made, block_size(sum(n for _, n in made), block))
@@ -248,9 +248,9 @@ class ObjectStore:
         return [bytes.fromhex(name.removesuffix(BODY)) for name in self._listed() if name.endswith(BODY)]
 
     def keep(self, wanted: set[bytes]) -> None:
-        """Remove all complete objects except these, and half-written files of ended processes."""
+        """Remove complete objects that are not in `wanted`; also remove half-written files of ended processes."""
         kept = {name.hex() + BODY for name in wanted}
-        self._stop_serving()  # a removed file takes space on the disk as long as it is open
+        self._stop_serving()  # a removed file still takes space on the disk until it is closed
         for name in self._listed():
             half_written = name.startswith("new-") and not name.startswith(f"{self._mine}-")
             if half_written or name.endswith(SPARE) or (name.endswith(BODY) and name not in kept):
@@ -278,7 +278,7 @@ class ObjectStore:
     def begin(self, manifest: Manifest) -> Partial:
         """Begin to receive an object, and remove any other unfinished object.
 
-        If these objects were kept, and were never completed, they would fill the disk.
+        Unfinished objects that are never completed would fill the disk.
         """
         try:
             self.disk.make(self.folder)
@@ -319,8 +319,8 @@ class ObjectStore:
     def _here(self, manifest: Manifest) -> bytearray:
         """Return which blocks are in the file, as one byte (0 or 1) for each block.
 
-        The blocks that an earlier process received must be checked. This check hashes the whole file. So it
-        is made only once, and not each time that a sender offers the same object again.
+        Blocks that an earlier process received must be checked, and the check hashes the whole file. So this process
+        checks the file only once. If a sender offers the object again, the known result is used.
         """
         path = self.part_of(manifest)
         if path.exists() and path.stat().st_size == manifest.size:
@@ -381,7 +381,7 @@ class _PartFile:
 
 
 class _OneBlock:
-    """The block of an object of one block, which is kept in memory.
+    """The content of an object that has only one block; the block is kept in memory.
 
     Such an object needs no file before its block has arrived.
     """

@@ -25,14 +25,14 @@ class Connected:
 class Arrived:
     topic: str
     frame: bytes
-    retained: bool = False  # True if the broker kept the message since a time before this client subscribed
+    retained: bool = False  # True for a message that the broker retained before this client subscribed
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
     """The event that the connection is lost.
 
-    If `final`, the client does not try again (session taken over, not allowed ...).
+    If `final` is true, the client does not connect again, for example because the broker does not allow it.
     """
 
     reason: str

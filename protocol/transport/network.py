@@ -94,8 +94,8 @@ class NetworkThreads:
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None
         self._is_opening = (
-            # True while the opener takes more connections. `is_alive` does not say this, because a thread is
-            # still alive for a moment after its work.
+            # True while the opener takes more connections. `is_alive` does not show this, because the thread is still
+            # alive for a moment after it has stopped work.
             False
         )
         self._to_open: deque[ConnectionEntry] = deque()

@@ -30,7 +30,7 @@ class Message:
     topic: bytes
     payload: bytes
     packet_id: int  # packet id to acknowledge; 0 at QoS 0
-    retained: bool = False  # True if the broker kept the message since a time before we subscribed
+    retained: bool = False  # True for a message that the broker retained before we subscribed
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 The queue has a limit of bytes in total, and limits for each topic.
 
-Each message is acknowledged when it is in the queue, so the broker never waits for a slow reader. A frame for
-which the queue has no space is dropped. This does no harm, because a delivery counts only with a receipt, and
-important messages are sent again.
+Each message is acknowledged when it is in the queue, so the broker never waits for a slow reader. A frame for which
+the queue has no space is dropped. This does no harm, because an update is sent again until its receipt arrives, and
+other important messages are also sent again.
 """
 
 from __future__ import annotations

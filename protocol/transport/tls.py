@@ -114,7 +114,7 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
             raise BrokerError(f"{message}; install both from one approval") from None
         message = f"{named.cert} and {named.key} are no certificate and its key in PEM form"
         raise BrokerError(
-            f"{message} ({error.reason or error}); both must be PEM files without a password"
+            f"{message} ({error.reason or error}); both files must be in PEM form, without a password"
         ) from None
 
 

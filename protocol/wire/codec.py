@@ -248,7 +248,7 @@ def _named(fields: Fields, known: Sequence[str]) -> Fields:
         numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
     except TypeError as error:
         raise TypeError(
-            f"numbers: {error}; the keys must be indices in about.metrics, and the values numbers"
+            f"numbers: {error}; the keys must be indices in about.metrics, and the values must be numbers"
         ) from None
     named = {known[place]: value for place, value in numbers.items() if place < len(known)}
     return {**fields, "metrics": {**typed(fields["metrics"], dict), **named}}
@@ -259,7 +259,7 @@ def _hello(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
     plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
     called = typed(fields.get("names_hash", b""), bytes)
     if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
-        raise TypeError(f"{len(holds)} bytes in holds, which must have at most {MAX_HOLDS} SHA-256s")
+        raise TypeError(f"{len(holds)} bytes are in holds; holds must be at most {MAX_HOLDS} SHA-256s")
     hello = Hello(
         device=sender,
         classes=whole(fields["classes"]),
@@ -332,20 +332,21 @@ def _state(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
 def _refusal(fields: Fields) -> Refusal:
     answers = tuple(whole(v) for v in typed(fields.get("answers", []), list))
     if len(answers) not in (0, 2):
-        raise TypeError(f"{len(answers)} numbers in answers, which must be a boot and a sequence")
+        raise TypeError(f"{len(answers)} numbers are in answers; answers must be a boot and a sequence")
     return Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0)), answers)
 
 
 def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
-    if len(more) > MAX_ASKED:  # each object takes time, even without ranges
+    if len(more) > MAX_ASKED:  # each object takes time, even if it has no ranges
         raise Rejected(
-            Reason.MALFORMED, f"a want for {len(more)} further objects, but the limit is {MAX_ASKED}"
+            Reason.MALFORMED,
+            f"a request for blocks names {len(more)} further objects; the limit is {MAX_ASKED}",
         )
     others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
     ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
     if sum(stop - start for asked in (ranges, *(r for _, r in others)) for start, stop in asked) > MAX_ASKED:
-        raise Rejected(Reason.MALFORMED, f"a want for more than {MAX_ASKED} blocks")
+        raise Rejected(Reason.MALFORMED, f"a request names more than {MAX_ASKED} blocks")
     return BlockRequest(_hash(fields["object"]), ranges, again, others), None
 
 
@@ -414,7 +415,9 @@ def _manifest(fields: object) -> Manifest | None:
     if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
         raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
     if manifest.block > MAX_BLOCK:
-        raise Rejected(Reason.MALFORMED, f"blocks of {manifest.block} bytes, but the limit is {MAX_BLOCK}")
+        raise Rejected(
+            Reason.MALFORMED, f"a manifest has blocks of {manifest.block} bytes; the limit is {MAX_BLOCK}"
+        )
     if any(kind != "control" and kind not in arrays.KINDS for kind, _ in manifest.parts):
         raise Rejected(Reason.MALFORMED, "the manifest has a part of an unknown kind")
     if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > MAX_PARTS:

@@ -78,7 +78,7 @@ class Hello:
     protocol: tuple[int, int] = (1, 1)  # lowest and highest major version that the device supports
     plan: bytes = b""  # SHA-256 of the plan that the device has accepted; empty before it accepts a plan
     counts: tuple[int, ...] = ()  # training samples per class, only if the plan's method needs them
-    holds: tuple[bytes, ...] = ()  # broadcasts that the device has in full
+    holds: tuple[bytes, ...] = ()  # names of the broadcasts that the device has completely
     round: int = 0  # round of the device's last update in this run
     phase: str = ""  # phase of the same update; NO_ANSWER before the first update, empty if unknown
     base: bytes = b""  # broadcast that this update was computed from
@@ -121,9 +121,9 @@ class ArraySpec:
     """
 
     name: str
-    dtype: str | None  # None: the dtype of the array in the broadcast
-    # None: the shape of the array in the broadcast. A name in the shape stands for a free length, and equal
-    # names stand for equal lengths.
+    dtype: str | None  # None stands for the dtype that this array has in the broadcast.
+    # None stands for the shape that this array has in the broadcast. A name in the shape stands for a free length,
+    # and equal names stand for equal lengths.
     shape: tuple[int | str, ...] | None
     most: int | None  # the highest length of a dimension whose length is not fixed
     low: float | None

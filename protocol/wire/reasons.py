@@ -133,7 +133,7 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The problem for which an update or a device is refused: a reason for the counters, and a message for people.
+    """The problem that causes a refusal of an update or a device: a reason for counters, and a message for people.
 
     Code that stores or sends a problem uses the message only.
     """

@@ -96,7 +96,7 @@ def _row(row: ArraySpec) -> list[object]:
 def read_wanted(value: object) -> tuple[ArraySpec, ...]:
     rows = typed(value, list)
     if len(rows) > MAX_WANTED:
-        raise TypeError(f"{len(rows)} rows of wanted arrays, but the limit is {MAX_WANTED}")
+        raise TypeError(f"{len(rows)} rows of wanted arrays were sent, but the limit is {MAX_WANTED}")
     return tuple(_wanted(typed(row, list)) for row in rows)
 
 
@@ -125,7 +125,7 @@ def read_now(value: object) -> RoundStatus:
         packed = typed(waits, bytes)
         if len(packed) % SHORT_NAME or len(packed) > MOST_NAMED * SHORT_NAME:
             raise TypeError(
-                f"{len(packed)} bytes in waits, which must have at most {MOST_NAMED} names of 4 bytes"
+                f"{len(packed)} bytes are in waits; waits must be at most {MOST_NAMED} names of 4 bytes each"
             )
         waits = tuple(packed[i : i + SHORT_NAME] for i in range(0, len(packed), SHORT_NAME))
     return RoundStatus(
