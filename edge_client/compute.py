@@ -37,12 +37,12 @@ def set_torch(settings: DeviceSettings) -> torch.device:
 def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool:
     """Return whether a training batch of this plan is so much work that a GPU is faster than `cores` CPU cores.
 
-    If `cores` is 0, the number of cores that this process may use is taken instead.
+    If `cores` is 0, use the number of cores that this process may use.
 
-    A GPU takes some milliseconds even for the batch of a small network, because it starts hundreds of kernels.
-    The function counts operations and measures no time. A measured time would depend on the other programs of
-    the machine, so a restarted device might choose the GPU in place of the CPU. Then the same task would give
-    an update with other bits.
+    A GPU takes some milliseconds even for the batch of a small network, because it starts hundreds of kernels. The
+    function counts operations and measures no time. A measured time would depend on the other programs of the
+    machine, so a restarted device might choose the GPU in place of the CPU. Then the update for a repeated task would
+    differ from the first update in some bits.
     """
     enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
     with torch.device("meta"):  # Tensors on the meta device take no memory.

@@ -35,7 +35,7 @@ class DeviceContext:
     coordinator_answered: bool = False  # whether the coordinator has answered this process
     finished: bool = False
     problem: str = ""  # reason why the device ended before the run ended; empty if there is no such reason
-    # Whether the problem is in the run's plan or in its author's code, so that a restart would not help.
+    # True if the problem is in the run's plan or in code of the run's author, so that a restart would not help.
     cannot_follow: bool = False
     # The limit of log lines that other machines can cause, so that other machines cannot fill the disk with log
     # lines. The metrics still count all events.

@@ -38,7 +38,7 @@ class CurrentRun:
         self.plan = self.job = None
 
     def welcomed(self, epoch: int) -> bool:
-        """Note a welcome, and return whether it is the first welcome of this coordinator process."""
+        """Record a welcome, and return whether it is the first welcome of this coordinator process."""
         first, self._welcomed_by = epoch != self._welcomed_by, epoch
         return first
 

@@ -96,8 +96,8 @@ class HalfBuilder:
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
         """Return the bytes of the networks' weights, of the half's state, and of the features of all samples.
 
-        The features count because most methods compute them for all samples after training. The half is built on
-        torch's meta device, where tensors take no memory.
+        The features are included because most methods compute them for all samples after training. The half is built
+        on torch's meta device, where tensors take no memory.
         """
         meta = torch.device("meta")
         try:

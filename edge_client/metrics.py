@@ -107,7 +107,8 @@ class DeviceMetrics:
             self.series.answers.inc()
             self.series.work.inc(figures.get("seconds", 0.0))
             for name in (TRAIN, SEND):
-                if name in figures:  # Without a power sensor, the series must be missing and not 0.
+                # Without a power sensor, the series must be absent. A series of 0 would look like a measurement.
+                if name in figures:
                     self.series.energy.labels(name.partition(".")[2]).inc(figures[name])
 
 

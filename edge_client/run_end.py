@@ -11,7 +11,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 
 
 class RunEnd:
-    """The handler of the messages that say that the run is over."""
+    """The handler of the messages that the run is over."""
 
     def __init__(
         self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog, stays: bool
@@ -22,11 +22,11 @@ class RunEnd:
 
     @property
     def wake_at(self) -> float:
-        """Return the time at which a message that the run is over counts even if it may be old."""
+        """Return the time at which a message that the run is over takes effect although it may be old."""
         return self._check.at
 
     def received(self, run: str, now: float) -> None:
-        """Handle the message that the run is over, and finish the run if the message counts.
+        """Handle the message that the run is over, and finish the run if the message takes effect.
 
         The message may be old, because the broker retained it or queued it in a session.
         """

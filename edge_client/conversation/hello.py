@@ -28,7 +28,7 @@ class HelloSender:
         self._about = about or software  # text about the software and the machine
         # The epoch of the coordinator to which this connection has sent all class names; -1 if there is none.
         self._epoch_with_names = -1
-        # Whether the last hello had the hash of the class names, although the names would fit into the message.
+        # True if the last hello had only the hash of the class names, although the names would fit into the message.
         self.by_hash = False
 
     def send(self, plan: Plan | None) -> None:

@@ -82,15 +82,15 @@ class HelloExchange:
         self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        # A disconnected device sends a hello in any case when it is connected again.
+        # If the device is disconnected, no time is needed: it always sends a hello when it is connected again.
         if self._context.connected:
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 
     def refused(self, refusal: Refusal) -> None:
         """Handle a refusal.
 
-        A refusal with a boot says that a later process of this device has that boot. It counts only if the boot of
-        this process is lower.
+        A refusal with a boot says that a later process of this device has that boot. Such a refusal takes effect only
+        if the boot of this process is lower.
         """
         self._context.keep_last_heard(durable=True)
         now, boot, own_boot = self._context.now, refusal.boot, self._context.link.me.boot
@@ -130,7 +130,7 @@ class HelloExchange:
         return seconds
 
     def bye_sent(self) -> None:
-        """Note that the device has sent a bye, or will send it at once."""
+        """Record that the device has sent a bye, or is about to send a bye."""
         self._timer.bye_sent()
 
     def job_dropped(self) -> None:

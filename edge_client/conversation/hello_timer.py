@@ -6,9 +6,9 @@ A device may make long pauses only after the welcome of this coordinator, becaus
 coordinator has received a hello. After the welcome, the coordinator names the device in its `here` messages
 whenever it waits for the device. After a bye, the coordinator needs a new hello of the device.
 
-A task or a receipt does not show that a hello has arrived: a restarted coordinator reads from its disk which devices
-have a task. But it accepts no update of a device before it has sent its plan to the device. So the device sends a
-hello at once when it receives the first message of a restarted coordinator.
+A task or a receipt does not show that a hello has arrived, because a restarted coordinator reads from its disk which
+devices have a task. But the coordinator accepts no update from a device until it has sent its plan to this device. So
+a device sends a hello at once when it receives the first message of a restarted coordinator.
 
 Some events reach all devices at the same moment, for example a restart of the broker. Each device sends its
 hello after such an event at a different time.
@@ -36,8 +36,8 @@ class HelloTimer:
     name: str  # name of the device, which is the seed of its random pauses
     not_before: float = 0.0  # earliest time of the next hello, drawn after an event that reached all devices
     _epoch: int | None = None  # epoch of the coordinator that sent the last message
-    # Whether the last `here` had a round status, which names the devices that the coordinator waits for; None if
-    # no `here` has arrived.
+    # True if the last `here` had a round status, which names the devices that the coordinator waits for. None if no
+    # `here` has arrived.
     _names_missing: bool | None = None
     _is_welcome: bool = False  # whether this coordinator has sent its plan
     _sent_at: float = 0.0
@@ -57,7 +57,7 @@ class HelloTimer:
         return self._is_welcome
 
     def heard(self, message: Message, epoch: int) -> None:
-        """Note a message of the coordinator, which may change the time of the next hello."""
+        """Handle a message of the coordinator, which may change the time of the next hello."""
         self.coordinator_is(epoch)
         match message:
             case State(online=True, reason=reason, now=status) if reason == HERE:
@@ -75,7 +75,10 @@ class HelloTimer:
             self._reset()
 
     def forget_last_here(self) -> None:
-        """Forget the last `here`; this is called after a new connection and when the device has dropped its job."""
+        """Forget the last `here`.
+
+        Call this method after a new connection, and when the device has dropped its job.
+        """
         self._names_missing = None
         self.reset_backoff()
 
@@ -89,7 +92,7 @@ class HelloTimer:
         self._pause = most * self._random.uniform(0.5, 1.0)
 
     def bye_sent(self) -> None:
-        """Note that a bye was sent, after which the coordinator does not wait for the device."""
+        """Record that a bye was sent. After a bye, the coordinator does not wait for the device."""
         self._reset()
 
     def _reset(self) -> None:

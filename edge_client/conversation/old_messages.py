@@ -8,15 +8,16 @@ from protofleet.protocol.wire.messages import Refusal
 
 # Seconds from the first refusal to the hello that checks it. In this time, all old messages have arrived.
 CONFIRM_SECONDS: Final = 2.0
-# If the message that the run is over may be old, it counts after this many seconds without another message.
+# If the message that the run is over may be old, it takes effect after this many seconds without another message.
 OVER_SECONDS: Final = 30.0
 
 
 class RefusalCheck:
-    """The check whether a refusal counts.
+    """The check whether a refusal takes effect.
 
-    A refusal counts at once if it names the last hello. A refusal that names no hello may be an old message, which
-    the broker kept for this device. So it counts only if the next hello is refused too.
+    A refusal that names a hello takes effect only if this is the last hello. A refusal that names no hello may be an
+    old message, which the broker kept for this device. So such a refusal takes effect only if the next hello is
+    refused too.
     """
 
     def __init__(self) -> None:
@@ -42,21 +43,22 @@ class RefusalCheck:
 
 
 class RunEndCheck:
-    """The check whether the message that a run is over counts.
+    """The check whether the message that a run is over takes effect.
 
-    The message counts at once if this process has the run's plan. If only an earlier process of the device took
-    part in the run, the message may be old. Then it counts after OVER_SECONDS without another message. But if the
-    device has already noted the end of this run, the message does not count, and the device waits for the next run.
+    The message takes effect at once if this process has the run's plan. If only an earlier process of the device took
+    part in the run, the message may be old. Then the message takes effect after OVER_SECONDS without another message.
+    But if the device has already recorded the end of this run, the message has no effect, and the device waits for
+    the next run.
     """
 
     def __init__(self) -> None:
         self._run, self.at = "", float("inf")
 
     def received(self, run: str, own_run: str, has_plan: bool, ended_run: str, now: float) -> bool:
-        """Return whether the message that the run `run` is over counts now.
+        """Return whether the message that the run `run` is over takes effect now.
 
-        `own_run` is the run in which the device took part. `ended_run` is the last run of which the device knows
-        that it is over. `has_plan` is true if this process has the plan of the run.
+        `own_run` is the run in which the device took part. `ended_run` is the last run whose end the device has
+        recorded. `has_plan` is true if this process has the plan of the run.
         """
         if run != own_run or not run:
             return False

@@ -35,7 +35,7 @@ class DataRequest:
     part: int
     parts: int
     seed: int
-    split: str  # `split` and `beta` are the settings of the same names: the way in which the shares are drawn
+    split: str  # `split` and `beta` are the settings data.split and data.beta, which say how the shares are drawn.
     beta: float
     shape: tuple[int, ...]  # shape of a sample
 
@@ -50,7 +50,8 @@ class Data:
     train: Pairs
     test: Pairs
     classes: int | Sequence[str]  # the number of classes, or their names in the order of their labels
-    validation: Pairs | None = None  # None: the part data.validation of the training samples is held out
+    # With None, the fraction data.validation of the training samples is held out.
+    validation: Pairs | None = None
     domain: str = ""  # name of the domain, which is used if the settings name no domain
 
 
@@ -185,7 +186,7 @@ def held_out(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Split training samples into those that stay for training and those for validation.
 
-    The part `data.validation` of each class is for validation. The split is the same on every machine.
+    The fraction `data.validation` of each class is for validation. The split is the same on every machine.
     """
     x, y = train
     dice = StableRandom(

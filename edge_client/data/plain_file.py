@@ -1,4 +1,7 @@
-"""A reader that accepts only regular files of limited size: another kind of file, such as a pipe, could block it."""
+"""A reader that accepts only regular files of limited size.
+
+Another kind of file, such as a pipe, could block the reader.
+"""
 
 from __future__ import annotations
 

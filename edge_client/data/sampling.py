@@ -15,7 +15,7 @@ def balanced(labels: Labels, k: int, rng: StableRandom) -> Indices:
 
 
 def stratified(labels: Labels, k: int, rng: StableRandom) -> Indices:
-    """Choose k samples so that each class has about the same fraction of the choice as of all samples.
+    """Choose k samples so that the fraction of each class is about the same as among all samples.
 
     This is Webster's method. If there are many classes of one or two samples, the number of chosen samples of a large
     class may differ by more than one from its exact fraction of k. But each choice contains all choices with a

@@ -113,8 +113,8 @@ class DataSettings:
     def check_shape(self) -> None:
         """Raise ValueError if the source has no samples of the shape and the scale in the settings.
 
-        The constructor does not check this, because an experiment with several sources has common settings.
-        The common settings may not fit any of the sources.
+        The constructor does not check this, because an experiment with several sources first makes settings that all
+        sources share. These settings may not fit any of the sources.
         """
         shape = self.input_shape
         if self.is_plugin:

@@ -255,7 +255,7 @@ def class_names(settings: DataSettings) -> Names:
 
 
 def missing_folder(settings: DataSettings) -> Path | None:
-    """Return the folder of the data if it is needed and missing, or None; do not read the data."""
+    """Return the folder of the data if the source needs a folder and it is missing; otherwise return None."""
     folder = _folder(settings)
     if settings.is_plugin:
         return None

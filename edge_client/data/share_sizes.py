@@ -1,4 +1,4 @@
-"""The number of samples of each client, computed from labels alone, to find impossible divisions before a start."""
+"""The number of samples of each client, computed from labels alone, to refuse impossible divisions before a run."""
 
 from __future__ import annotations
 

@@ -145,7 +145,8 @@ def wait_a_moment() -> None:
 def folder_of(gpu: Accelerator) -> Path:
     """Return the folder of this GPU's turns, which all processes of this user share.
 
-    Processes of other users have no turns in this folder. The driver's number of free bytes counts their memory.
+    Processes of other users have no turns in this folder. The driver's number of free bytes takes their memory into
+    account.
     """
     return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
 

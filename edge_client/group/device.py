@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Device:
-    """An assembled device, which has begun to connect; nothing was taken from its receive queue yet."""
+    """An assembled device, which has begun to connect, but has not taken anything from its receive queue yet."""
 
     settings: DeviceSettings
     agent: Agent

@@ -45,12 +45,12 @@ Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp` that takes receive queues which have received an item.
+    """The devices of a process, as an `EventLoopApp` whose items are the receive queues with a new item.
 
     If an error ends a device, the group assembles the device again, as systemd restarts the process of a single
-    device. The pauses before the restarts grow. If the number of restarts is limited, the process is for one run.
-    Then a device that cannot follow the run's plan is not restarted. `ended` maps the name of each device that ended
-    with a problem or could not start to the reason; a device that runs again is removed from `ended`.
+    device. The pauses before the restarts grow. If the number of restarts is limited, the process is for one run, and
+    a device that cannot follow the run's plan is not restarted. `ended` maps the name of each device that ended with
+    a problem or could not start to the reason; a device that runs again is removed from `ended`.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class DeviceGroup:
         for member in self._timers.take_due(now):
             self._let(member, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
-            self.close()  # The broker allows only one connection of a name, so the old one must be closed first.
+            # The broker allows only one connection of a name, so the old connections must be closed first.
+            self.close()
         for name in due:
             self._waiting.discard(name)
             if not self._stopping:
@@ -149,7 +150,7 @@ class DeviceGroup:
         self._set_timer(member)
 
     def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
-        """Note why a device ended, and plan its restart after a pause if the limit of restarts allows it."""
+        """Record why a device ended, and plan its restart after a pause if the limit of restarts allows a restart."""
         self.ended[name] = problem
         backoff = self._backoffs[name]
         pause = backoff.failed(self._clock() - self._started_at[name])

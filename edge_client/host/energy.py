@@ -21,7 +21,7 @@ log = logging.getLogger("protofleet.device")
 class Drawn:
     """The energy that a board has used up to a reading of its sensor.
 
-    The energy between two readings is known only if both have the same number of gaps.
+    The energy between two readings is known only if no reading between them failed, so that their `gaps` are equal.
     """
 
     joules: float

@@ -79,7 +79,10 @@ class Rails:
 
 @dataclass
 class Counters:
-    """The RAPL counters of a processor, which count microjoules; after its largest value, a counter is 0 again."""
+    """The RAPL counters of a processor, which count microjoules.
+
+    A counter starts again at 0 after its largest value.
+    """
 
     zones: Sequence[Path]
     _last: dict[Path, int] = field(default_factory=dict)

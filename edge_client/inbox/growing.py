@@ -1,7 +1,8 @@
 """Training on data that grow: before a round's training begins, the list of its samples is stored on the disk.
 
 If a process is killed during training, the next process finds the list of the round's samples on the disk and
-computes the same bits. Samples that were added after the start of the round are used from the next round on.
+computes the update that the killed process would have computed. Samples that were added after the start of the round
+are used from the next round on.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class GrowingData:
     def train(self) -> TensorSamples:
         """Return the training labels of the current round, but not more labels than the last hello announced.
 
-        So an update never counts more samples than the hello, even if files were removed from the inbox.
+        So an update never reports more samples than the hello, even if files were removed from the inbox.
         """
         fixed, told = self.with_labels(self.fixed).train, self.with_labels(self.announced).train
         return TensorSamples(fixed.x, fixed.y[: len(told.y)])

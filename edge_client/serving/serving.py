@@ -69,7 +69,7 @@ class ModelServing:
             self.failures += 1
             if not self._failed:
                 log.warning(
-                    "%s: %s; training goes on, and the same version is served as before",
+                    "%s: %s; training goes on, and the version from before is still served",
                     self.versions.folder,
                     error,
                 )

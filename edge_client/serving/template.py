@@ -26,8 +26,8 @@ class Template:
     def filled(self, tensors: Mapping[str, Tensor], takes: Input) -> bytes:
         """Return the ONNX file with these tensors.
 
-        `takes` is the input of the model that has these tensors. It must equal the template's input: the tensors do
-        not contain the scaling of samples, so the file has the scaling of the template.
+        `takes` is the input of the model that has these tensors. This input must equal the template's input. The
+        tensors do not contain the scaling of samples, so the file keeps the scaling of the template.
         """
         card, model = self._content
         if card.input != takes:

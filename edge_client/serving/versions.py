@@ -5,7 +5,7 @@ synced and renamed. A version never changes. `current`, `champion`, `previous` a
 link moves in one step, so its weights and its card change together. A reader should resolve a link once and read all
 files from the version's folder.
 
-Each process locks the folder while it changes the folder: the processes of the device, and `protofleet model`.
+The processes of the device and `protofleet model` lock the folder while they change it.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ModelVersions:
     def write(self, fresh: Version, fill: Callable[[Path], None], *, waits: bool) -> bool:
         """Write a new version from the files that `fill` puts into a folder, and return whether it was written.
 
-        The version is not written if the newest version has the same model. If `waits` is true, the version waits:
-        it counts only after a call of `accept`. Earlier versions that still wait are removed.
+        The version is not written if the newest version has the same model. If `waits` is true, the version is not
+        used until `accept` is called. Earlier versions that still wait are removed.
         """
         self.disk.make(self.folder)
         with self._locked():

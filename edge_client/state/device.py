@@ -1,8 +1,8 @@
 """The data of a device that survive a reboot: the half's state and the last updates, which always fit together.
 
-The JSON file device.json names the objects with these data. A training counts when a new device.json has replaced the
-old one. The old file and the state before the last training are kept too. If a file is damaged, the device returns to
-the earlier state and computes the same update for the last task again.
+The JSON file device.json names the objects with these data. A training is recorded when a new device.json has
+replaced the old device.json. The old device.json and the state before the last training are kept too. If a file is
+damaged, the device returns to the earlier state and computes the same update for the last task again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class DeviceState:
             # `recover` has found copies with the usual format, so a newer format number in the file is damage.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            # If `own` is empty, an earlier version of protofleet has written the boots. It has no such check.
+            # If `own` is empty, an earlier version of protofleet, which stores no holders, has written the boots.
+            # Then boots far ahead of the clock are not dropped.
             if known.own:
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)

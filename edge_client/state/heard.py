@@ -2,7 +2,7 @@
 
 A broker may retain a refusal or the message that a run is over. Then it sends this old message to each later process
 of the device. The notes are not in device.json, because older versions of protofleet read device.json and do not know
-the notes. If the notes are lost, old messages may count once more.
+the notes. If the notes are lost, an old message may take effect once more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("protofleet.device")
 class LastHeard:
     epoch: int = 0  # highest epoch of the received messages
     sequence: int = 0  # highest sequence number of the messages with this epoch
-    over: str = ""  # the last run of which the coordinator has reported the end
+    over: str = ""  # the last run whose end the coordinator has reported
 
 
 class HeardFile:
@@ -110,7 +110,7 @@ class HeardFile:
             return LastHeard()
         except CONTENT_ERRORS as error:
             log.warning(
-                "%s is damaged (%.80s); an old message of the coordinator may count once more",
+                "%s is damaged (%.80s); an old message of the coordinator may take effect once more",
                 self._path,
                 error,
             )

@@ -2,7 +2,7 @@
 
 If a party gets other keys, its numbers start again. If the same keys get a new record, numbers that are far ahead of
 the clock are dropped. The holders are not in device.json, because earlier versions also read and write device.json.
-If the file of the holders is missing, the numbers count as those of the present keys.
+If the file of the holders is missing, the numbers are treated as those of the present keys.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_holders(folder: Path) -> Holders:
     except FileNotFoundError:
         return Holders()
     except CONTENT_ERRORS as error:
-        log.warning("%s is damaged (%.80s); the device counts its boots on from the last one", path, error)
+        log.warning("%s is damaged (%.80s); the device numbers its boots from the last boot on", path, error)
         return Holders()
     return found
 

@@ -1,10 +1,11 @@
 """The start of a device from its disk: it finds the newest undamaged state, and the update to compute again.
 
-If one or two files are damaged, later results still have the same bits. device.json has two copies. If the state or
-the last update is missing, the device returns to the state before that update and computes the update again. If the
-update's broadcast is on the disk, the device does this at once. Otherwise it waits until the same task arrives again;
-it does no other task, because the results would have other bits. device.json names the lost update, so that a later
-process knows of it too.
+If one or two files are damaged, later results still have the same bits as without the damage. device.json has two
+copies. If the state or the last update is missing, the device returns to the state before that update and computes
+the update again. If the update's broadcast is on the disk, the device does this at once. Otherwise the device waits
+until the task of that update arrives again. Until then it does no other task, because without the lost work the
+results of other tasks would have different bits. device.json names the lost update, so that a later process also
+waits for this task.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # 
 class RecoveredState:
     saved: StateFile
     previous_half: str = ""  # object with the half's state before the last update
-    fell_back: bool = False  # whether a file was damaged, so that a copy or an older state was used
+    fell_back: bool = False  # True if a file was damaged, so that a copy or an older state was used.
     previous_inputs: str = ""  # object with the list of samples before the last update
 
 
@@ -95,7 +96,7 @@ def _fall_back(
     fault: str,
     store: ObjectStore,
 ) -> RecoveredState:
-    """Return the state before the last update, in which the last update is noted as lost."""
+    """Return the state before the last update, and record the update as lost if it must be computed again."""
     if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
             files,
@@ -142,9 +143,9 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 
 
 def _needed_answers(saved: StateFile) -> list[str]:
-    """Return the object of the last update, which must exist because the present state cannot give it again.
+    """Return the object of the last update; without it, the device must return to the state before the update.
 
-    Return no object if the update after it is lost: then the coordinator does not need the last update any more.
+    Return no object if a later update is recorded as lost: then the coordinator no longer needs this update.
     """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 

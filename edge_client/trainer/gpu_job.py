@@ -1,7 +1,8 @@
 """A job of a device that shares a GPU with other devices in its process, and with other processes.
 
 The job computes in turns. If its process has several devices, the job leaves nothing on the GPU between its turns.
-Each turn then makes the half again from its last state, as after a reboot, so the results have the same bits.
+Each turn then makes the half again from its last state, as after a reboot. So the results have the same bits as those
+of a job that stays on the GPU.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class GpuWork:
 
 class GpuJob:
     def __init__(self, work: GpuWork, start: Callable[[], LocalJob], *, stays: bool) -> None:
-        """Make a job of a shared GPU; `start` makes a job on the GPU that has no state yet.
+        """Make a job for a shared GPU. `start` makes a job that is on the GPU and has no state yet.
 
-        If `stays` is true, this job on the GPU stays there between turns.
+        If `stays` is true, the job that `start` makes stays on the GPU between turns.
         """
         self._work, self._start, self._stays = work, start, stays
         self._job: LocalJob | None = None

@@ -87,8 +87,8 @@ class KeptModels:
     def _is_best(self, number: int, validation: float) -> bool:
         """Return whether this model is the best one; of equal models, the first one stays the best.
 
-        If the known best model is of a later round, the run was started again or went back to an earlier round. Then
-        the known best model does not count.
+        If the known best model is from a later round, the run was started again or went back to an earlier round.
+        Then the known best model is ignored.
         """
         return self._best is None or number < self._best[0] or validation > self._best[1]
 

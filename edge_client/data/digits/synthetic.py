@@ -32,8 +32,10 @@ GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
 TEST_FONTS: Final = ("STIX", "cmss")  # font families that only test images use
 SIDE: Final = 32  # side of an image, in pixels
 BOX: Final = 64  # side of a glyph, in pixels
-CHUNK: Final = 250  # images that are made together; another number would give other random images
-TRIES: Final = 16  # random colours of an image, of which one is chosen
+CHUNK: Final = (
+    250  # number of images that are made in one step; a different number would change the random images
+)
+TRIES: Final = 16  # number of random colours that are drawn for an image; one of these colours is used
 
 
 def mnistm(digits: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:

@@ -18,7 +18,7 @@ CHUNK: Final = 256  # images that are resized at a time, which limits the memory
 def resize(images: Pixels, height: int, width: int) -> Pixels:
     """Resize [N, h, w, C] to [N, height, width, C].
 
-    The filter is a triangle, whose width is that of two old pixels or of two new pixels, whichever are larger. So
+    The filter is a triangle. Its base has the width of two old pixels or of two new pixels, whichever is larger. So
     images are enlarged bilinearly, and reduced images have no aliasing.
     """
     if images.shape[1:3] == (height, width):

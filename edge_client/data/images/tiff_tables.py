@@ -15,8 +15,8 @@ BYTES: Final = {1, 2, 7}  # TIFF's types of fields that Pillow reads as one byte
 TILE_SIDES: Final = {322, 323}
 MORE_TABLES: Final = {34665, 34853, 40965}  # tags whose value is the position of another table
 MOST_ROWS: Final = 65_535
-# Largest number of numbers in all tables. A picture has two for each strip or tile. Pillow takes 300 bytes and 12
-# microseconds for each number.
+# Largest count of numbers in all tables together. A picture has two numbers for each strip or tile. Pillow takes 300
+# bytes and 12 microseconds for each number.
 MOST_NUMBERS: Final = 1 << 18
 
 

@@ -29,7 +29,8 @@ class AffineLimits:
     The angle, the shear and the shift may be positive or negative.
     """
 
-    turn: int  # tangent of half of the largest angle, times TURN: 90 stands for 10 degrees
+    # The tangent of half of the largest angle, multiplied by TURN. For example, 90 stands for an angle of 10 degrees.
+    turn: int
     shear: int  # largest shear, times 1000
     scale: tuple[int, int]  # smallest and largest scale, times 1000
     shift: int  # largest shift, in pixels of the result before it is reduced to half its size

@@ -1,6 +1,6 @@
 """The inbox, a folder that grows while a device runs, and the list of its samples, `<inbox>/<class>/<file>`.
 
-Another program adds files, so a file may be incomplete. A file counts only when it has not changed for some seconds.
+Another program adds files, so a file may be incomplete. A file is used only when it has not changed for some seconds.
 If the device cannot use a file, it logs the reason once. It reads the file again only after the file has changed.
 """
 
@@ -143,7 +143,7 @@ class Inbox:
             log.warning("inbox: %s", words)
 
     def _known(self, path: Path) -> tuple[Signature, tuple[Signature, InboxEntry | None] | None] | None:
-        """Return the file's signature, and what an earlier look found if the file has not changed since then.
+        """Return the file's signature, and the result of an earlier check if the file is unchanged since then.
 
         Return None if the file is not complete yet, or if it was removed.
         """
@@ -263,7 +263,7 @@ def _first_line(error: Exception) -> str:
 def held_out(entry: InboxEntry, own_test: float | None, validation: float) -> str:
     """Return the use of a sample: "test", "validation" or "train".
 
-    `own_test` and `validation` are the settings of the same names: the fractions of samples that are held out.
+    `own_test` and `validation` are the settings data.own_test and data.validation: fractions of samples to hold out.
     """
     test = own_test or 0.0
     if entry.draw < test:
