@@ -18,7 +18,7 @@ from protofleet.protocol.wire.reasons import Problem, Rejected
 
 
 class AnswerReceiver:
-    """The receiver of updates; it also decides for the link which offered updates are fetched.
+    """The receiver of updates. It also decides which of the offered updates the link fetches.
 
     The round machine decides what an update means for the round.
     """

@@ -24,7 +24,7 @@ class AttendanceLog:
         self._policy, self.wake_at = policy, NEVER
 
     def gathering(self, is_gathering: bool, now: float) -> None:
-        """Note whether the coordinator waits for devices before a round from now on."""
+        """Record whether the coordinator now waits for devices before it begins a round."""
         if not is_gathering:
             self.wake_at = NEVER
         elif self.wake_at == NEVER:
@@ -41,7 +41,7 @@ class AttendanceLog:
         """Log the missing devices if a line is due.
 
         `first` is True in the first attempt at the first round. Only that attempt waits for policy.gather
-        devices. `doubtful` holds the devices that are present but are not counted on.
+        devices. `doubtful` holds the devices that are present but that the run does not wait for.
         """
         if now < self.wake_at:
             return

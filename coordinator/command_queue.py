@@ -27,8 +27,8 @@ RETRY_SECONDS: Final = 5.0  # Seconds between two tries while the disk is full o
 class Performer(Protocol):
     """The object that carries out commands.
 
-    Each command has two halves, `write` and `say`. If a half raises an error because the disk is full, the
-    queue later calls that half again.
+    Each command has two halves, `write` and `say`. If a half raises an error because the disk is full or the
+    index is locked, the queue later calls that half again.
     """
 
     def write(self, command: Command) -> None:

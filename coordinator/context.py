@@ -1,6 +1,6 @@
-"""The objects that a coordinator process has once, and that its run uses.
+"""The objects that each coordinator has once, and that its run uses.
 
-One Python process can hold several coordinators. Each of them has its own objects.
+One Python process can contain several coordinators. Each coordinator has its own objects.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ProcessContext:
         self.link.publish(self.link.topics.coord_state, state, retain=True)
 
     def announce_the_end(self, told: set[str]) -> None:
-        """Announce that the run is over; `told` holds the devices that can confirm that they know it."""
+        """Announce that the run is over; `told` holds the devices that can confirm this message."""
         self.announce(State(False, "finished"))
         self.here_timer.stop()
         self.shutdown.begin(told, self.now)

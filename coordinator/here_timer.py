@@ -32,7 +32,7 @@ class HereTimer:
         self.wait_for_devices(now)
 
     def wait_for_devices(self, now: float) -> None:
-        """Note that the coordinator waits for devices from now on."""
+        """Record that the coordinator waits for devices from now on."""
         self._ask_at, self._gap = now + ASK_SECONDS, ASK_SECONDS
 
     def wait_for_nobody(self) -> None:

@@ -123,7 +123,7 @@ def _not_its_own(key: str, layer: Layer, owner: str, owners: _Owners) -> str:
 
 
 def _settings_of(method: str) -> list[str] | None:
-    """Return the names of the settings that a method has; None if the method is a plug-in.
+    """Return the names of the settings of a method; None if the method is a plug-in.
 
     The settings of a plug-in are known only after the plug-in is loaded.
     """

@@ -88,7 +88,7 @@ class Participants:
     ) -> None:
         """Take over the state of an earlier coordinator.
 
-        That state does not say which class names each device has.
+        That state does not contain the class names of each device.
         """
         self.restore(members)
         self.domains.update(domains)
@@ -106,7 +106,7 @@ class Participants:
     # Methods for messages of devices.
 
     def hello_received(self, received: Received, hello: Hello) -> None:
-        # Two runs may have the same plan, so the plan of another run does not count.
+        # Ignore the plan in a hello for another run, because two runs may have the same plan.
         if received.run != self._link.run:
             hello = replace(hello, plan=b"")
         before = self._hellos.get(hello.device)
@@ -122,8 +122,8 @@ class Participants:
     def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
         """Return whether the hello changes nothing.
 
-        This is so if the device takes part already and the coordinator waits for nothing that the hello
-        brings. Most hellos of an idle fleet are of this kind.
+        This is the case if the device already takes part, and the coordinator needs nothing from the hello.
+        Most hellos of an idle fleet are of this kind.
         """
         device = hello.device
         return (
@@ -184,10 +184,10 @@ class Participants:
         self._happen(Joined(device))
 
     def _note_software(self, device: str, said: str) -> None:
-        """Note the description of a device's software and machine.
+        """Store the description of a device's software and machine.
 
-        Only the first hello of a connection describes the machine too. A later, shorter description does not
-        replace the description with the machine.
+        Only the first hello of a connection also describes the machine. A later description without the
+        machine does not replace a description with the machine.
         """
         if parts_of(said)["machine"] or device not in self.software:
             self.software[device] = said[:MOST_SOFTWARE]
@@ -197,10 +197,10 @@ class Participants:
         self._hello_requests.discard(device)
 
     def unasked_answer_received(self, device: str, round: int) -> None:
-        """Note an update for a task that is not open, because this folder may be an older copy that lacks its round.
+        """Record an update for a task that is not open: it may show that this folder is an older copy.
 
-        Nothing is noted until the hello of the device has named the plan of this run. Before that, the update
-        may belong to an earlier run.
+        Nothing is recorded until the device has sent a hello with the plan of this run. Before this hello, the
+        update may belong to an earlier run.
         """
         hello = self._hellos.get(device)
         if hello is not None and hello[0].plan == self._digest:
@@ -220,7 +220,7 @@ class Participants:
     def ignore(self, device: str) -> None:
         """Remove a device whose messages are ignored for a while, so that the run does not wait for the device."""
         if device in {*self._machine.roster, *self._machine.cohort}:
-            self.remove(device, "it is not listened to")
+            self.remove(device, "its messages are ignored")
             self._hello_requests.add(device, self._context.now)
 
     def _drop_devices_without_names(self) -> None:
@@ -230,7 +230,7 @@ class Participants:
         have other class names.
         """
         for device in sorted(self._names_unknown & self._machine.roster):
-            self.remove(device, "it has not said yet what its classes are called")
+            self.remove(device, "it has not sent its class names yet")
             self._hello_requests.add(device, self._context.now)
         self._names_unknown.clear()
 
@@ -246,8 +246,8 @@ class Participants:
     def drop_unfit(self) -> None:
         """Remove devices that cannot read the messages of this run.
 
-        A device that could take part when it joined may need removal later, because the messages of the run
-        have become larger than the broker's limit and are sent in a newer form.
+        A device that could take part when it joined may be unable to do so later. The messages of the run may
+        have become larger than the broker's limit, and are then sent in a newer form.
         """
         for device in sorted(self._machine.roster & self._hellos.keys()):
             if problem := self._hello_problem(self._hellos[device][0]):
@@ -290,7 +290,7 @@ class Participants:
             self._hello_requests.add(device, self._context.now)
 
     def heard_from(self, device: str) -> None:
-        """Note that a device has sent a new message of any kind."""
+        """Record that a device has sent a new message of any kind."""
         self.last_wills.heard_from(device, self._link.last_heard(device), self._context.now)
 
     def resolve_wills(self) -> None:

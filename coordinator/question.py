@@ -27,7 +27,8 @@ class OpenQuestion:
         self.uses: dict[str, str] = {}
         self.undelivered = Undelivered()
         self._offer: Offer | None = None  # The offer of the broadcast of the open task.
-        # The arrays that an update must hold. They are sent to devices that can read this part of a task.
+        # The specifications of the arrays of an update. They are sent to devices that can read this part of a
+        # task.
         self._wanted: tuple[ArraySpec, ...] = ()
         self._held: dict[str, tuple[bytes, ...]] = {}  # Hashes of the objects that each device holds.
         self._packets = SmallPackets(machine.policy.quorum)
@@ -56,13 +57,13 @@ class OpenQuestion:
         self._link.tasks.send(device, Task(round, phase, self._offer, seconds, wanted), holds)
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
-        """Note the objects that a device reports to hold."""
+        """Record the objects that a device has reported to hold."""
         self._held[device] = objects
 
     def device_answered(self, device: str, answer: bytes) -> None:
-        """Note that a device holds the broadcast of the open task and the update that it has sent.
+        """Record that a device holds the broadcast of the open task and the update that it has sent.
 
-        The next broadcast may be the same object as that update.
+        The next broadcast may have the same bytes as that update.
         """
         held = self._held.get(device, ())[: MAX_HOLDS - 2]
         self._held[device] = (*held, self._machine.base, answer)

@@ -129,7 +129,7 @@ class Run:
     def _say_who_is_missing(self, now: float) -> None:
         """Log the devices that are missing.
 
-        This reads the list of all enrolled devices, so it is not done each time that the loop wakes.
+        This method reads the list of all enrolled devices, so it is not called each time that the loop wakes.
         """
         m = self.machine
         first = (m.round, m.attempt) == (1, 0)
@@ -154,7 +154,7 @@ class Run:
             self.spool.save_traffic()
 
     def not_delivered(self, devices: Collection[str] | None) -> None:
-        """Note that the broker refused a message to these devices.
+        """Record that the broker refused a message to these devices.
 
         None means that the message was for all devices whose updates are missing.
         """
@@ -172,9 +172,9 @@ class Run:
     def _resume(self) -> None:
         """Go on with the round in which an earlier coordinator died, if there is one.
 
-        This is done before any message is received. The messages that follow from it wait for the first
-        connection. The limits of the broker are unknown before, and a replay must divide its broadcasts to
-        fit these limits.
+        Call this method before any message is received. The messages of the replay wait for the first
+        connection, because a replay must divide its broadcasts to fit the limits of the broker. These limits
+        are unknown before the first connection.
         """
         self.queue.hold()
         if recovered := self.spool.recover():

@@ -32,7 +32,7 @@ class Shutdown:
         self._unconfirmed.add(device)
 
     def confirmed(self, device: str) -> None:
-        """Note that a device has confirmed the end with a bye, or that the device is gone."""
+        """Record that a device has confirmed the end with a bye, or that the device is gone."""
         self._unconfirmed.discard(device)
 
     def is_over(self, now: float) -> bool:

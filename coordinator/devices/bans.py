@@ -161,7 +161,7 @@ class Bans:
         return uncounted
 
     def _delete_old(self, now: float) -> None:
-        """Delete bans and pauses that no longer count."""
+        """Delete the bans and pauses that are too old to make the next ban or pause longer."""
         found, at = _records(self._folder), self._clock()
         self._bans = {name: ban for name, ban in found.items() if ban.counts(at)}
         for name in found.keys() - self._bans.keys():

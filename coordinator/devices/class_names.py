@@ -68,8 +68,8 @@ class ClassNameVote:
     def is_open(self) -> bool:
         """Return whether devices still vote.
 
-        While they vote, a hello that was sent to an earlier coordinator is no vote, because a broker may have
-        kept it for a long time.
+        While they vote, a hello that was sent to an earlier coordinator does not count as a vote, because a
+        broker may have stored this hello for a long time.
         """
         return self.fixed is None
 
@@ -92,7 +92,7 @@ class ClassNameVote:
     def judge(self, hello: Hello, now: float) -> Problem | None:
         """Count the vote of a hello; return why its device is refused, or None if the device is not refused.
 
-        A device that is not refused may have to wait. The method `waits` shows this.
+        A device that is not refused may have to wait. The method `waits` returns whether it must wait.
         """
         self._waiting.pop(hello.device, None)
         if hello.names and len(hello.names) != self._classes:
@@ -190,7 +190,7 @@ class ClassNameVote:
     def hold(self, hello: Hello, now: float) -> None:
         """Let a device wait until enough devices have voted or the settings name the classes.
 
-        If other names than those of this device are fixed later, the device is refused.
+        If the names that are fixed later differ from the names of this device, the device is refused.
         """
         self._waiting[hello.device] = hello
         if self.fixed:
@@ -253,7 +253,10 @@ class ClassNameVote:
         return Problem(Reason.UNFIT, f"its classes have other names: {self._explain(digest, said)}")
 
     def _explain(self, digest: bytes, said: Names) -> str:
-        """Describe how these names differ from the names of the run, or in a tie from those of another device."""
+        """Describe how these names differ from the names of the run.
+
+        In a tie, the run has no names. Then compare these names with the names of another device.
+        """
         against = self._accepted_digest() or next((other for other in self._votes if other != digest), b"")
         who = "this run" if self._accepted_digest() else "another's"
         names = self.names or self._names_of.get(against, ())
@@ -267,6 +270,6 @@ class ClassNameVote:
         if device not in self._warned:
             self._warned.add(device)
             log.warning(
-                "%s sends no class names, so nothing shows whether its labels mean the same as those of the run",
+                "%s sends no class names, so nothing shows that its labels have the same meaning as in the run",
                 device,
             )

@@ -1,8 +1,8 @@
 """The byes of devices: stale byes are detected, and the reasons of byes are counted.
 
 A broker may keep a bye, even a bye from an earlier run, and deliver it after the device has come back. Then
-the coordinator would remove the device, but the device would send no hello, because it believes that it takes
-part. So a stale bye would exclude the device for ten minutes.
+the coordinator would remove the device. But the device would send no hello, because it would not know that it
+was removed. So a stale bye would exclude the device for ten minutes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Departures:
         return self._counted[reason]
 
     def hello_received(self, hello: Received, newest: int) -> None:
-        """Note the sequence number of a hello; `newest` is the newest number of all messages of its device.
+        """Record the sequence number of a hello; `newest` is the highest number of all messages of the device.
 
-        A device with new keys starts its sequence numbers again. So a stored number above `newest` is
-        outdated.
+        A device with new keys starts its sequence numbers again. So a stored number above `newest` belongs to
+        the old keys and is ignored.
         """
         boot, number = self._hellos.get(hello.sender, (0, 0))
         counts = boot == hello.boot and number <= newest

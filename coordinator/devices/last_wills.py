@@ -29,7 +29,7 @@ OUTCOMES: Final = {
     REFUTED: "it was there all the time",
 }
 
-# Seconds by which a birth message may arrive after other messages of its connection.
+# A birth message may arrive up to this many seconds after other messages of the same connection.
 BIRTH_SECONDS: Final = 2.0
 
 Mark = tuple[int, int]  # Boot number of a device, and the newest sequence number of its messages.
@@ -57,7 +57,7 @@ class LastWills:
         return len(self._suspects)
 
     def received(self, device: str, heard: Mark, now: float) -> bool:
-        """Note a will; return whether its device becomes suspect now, or False if it was suspect already."""
+        """Record a will; return True if its device becomes suspect now, or False if it was suspect already."""
         if device in self._suspects:
             return False
         # If this is a second will, and no birth message has arrived since the first will, the first will was
@@ -92,7 +92,7 @@ class LastWills:
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Note the outcome of a will; return since when its device was suspect.
+        """Record the outcome of a will; return the time since which its device was suspect.
 
         Return None if the device was not suspect.
         """

@@ -1,8 +1,8 @@
-"""The limits of what a device may claim.
+"""The limits on the numbers that a device may claim.
 
 Each number that a device sends has a limit, either here or in the arrays that its method requests. No one can
-check how many samples a device has. So the claims must also agree with each other: an update may state no
-more examples than the hello of its device, and the same is true for the counts in the update.
+check how many samples a device has. So the claims must also agree with each other. Neither the examples of an
+update nor the sum of its counts may be above the number of examples in the hello of the device.
 """
 
 from __future__ import annotations

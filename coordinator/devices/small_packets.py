@@ -1,10 +1,10 @@
 """The handling of brokers whose packet limit is below the size of a manifest.
 
 With such a broker the manifest is sent as an object, and devices of older versions cannot read this form.
-These devices would be refused for the rest of the run. So one CONNACK with a small limit does not decide: the
-coordinator connects again and waits for LASTS_SECONDS. If the limit stays, and the other devices are enough
-for a quorum, the run goes on without the older devices. So one older device cannot prevent a run with this
-broker.
+These devices would be refused for the rest of the run. So the coordinator does not decide at the first CONNACK
+with a small limit. It connects again until the limit has lasted for LASTS_SECONDS. If the other devices are
+then enough for a quorum, the run goes on without the older devices. So a single older device cannot prevent a
+run with this broker.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class SmallPackets:
     ) -> bool:
         """Return whether a manifest may be sent as an object from now on.
 
-        Absent devices that cannot read such a manifest are not considered. Absent devices that can read it
-        count towards the quorum, because without a connection it is unknown which devices have come back.
+        Absent devices that cannot read such a manifest are ignored. Absent devices that can read it count
+        towards the quorum, because without a connection the coordinator does not know which of them have come
+        back.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

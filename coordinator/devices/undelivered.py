@@ -10,11 +10,11 @@ class Undelivered:
         self._devices: set[str] = set()
 
     def sent(self, device: str, connected: bool) -> None:
-        """Note that a task was sent to a device; a task that is sent without a connection is lost."""
+        """Record whether a task that was sent to a device is lost: it is lost if there is no connection."""
         self._devices.discard(device) if connected else self._devices.add(device)
 
     def denied(self, devices: Collection[str]) -> None:
-        """Note that the broker refused the task for these devices."""
+        """Record that the broker refused the task for these devices."""
         self._devices.update(devices)
 
     def describe(self, missing: Collection[str], connected: bool) -> str:

@@ -82,7 +82,11 @@ class Gate:
         self._stored = self._spool.bytes_of_answers()
 
     def is_expected(self, update: Update) -> bool:
-        """Return whether the update is for the open task, and its device has no accepted update for this task yet."""
+        """Return whether the open task still needs this update.
+
+        The update must be for the open task, and no other update of its device for this task may be accepted
+        yet.
+        """
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
         return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
@@ -107,11 +111,11 @@ class Gate:
         return NotAsked()
 
     def completed(self, device: str) -> None:
-        """Note that an update is completely fetched, so its space stays reserved."""
+        """Record that an update is complete. Its space stays reserved."""
         self._reserved.completed(device)
 
     def refused(self, device: str, problem: Problem) -> None:
-        """Note that an update can never be used, and free its space."""
+        """Record that an update can never be used, and free its space."""
         self._refused[device] = problem
         self._reserved.free(device)
 
@@ -165,7 +169,7 @@ class Gate:
         """Return the bytes that the disk has for the update of this device.
 
         Bytes that are reserved for other updates are subtracted. The bytes of this update that were already
-        received are added, because their space is taken already.
+        received are added, because they are on the disk already and need no more space.
         """
         others = self._unfinished(device)
         received = {d: self._spool.bytes_of_unfinished(d) for d in (*others, device)}
@@ -187,7 +191,10 @@ class Gate:
     def _no_room(self, device: str, size: int) -> Rejected:
         limit, within_limit = self.limits.spool_bytes, self._within_limit(device)
         if within_limit < size:
-            message = f"{size} bytes of {device} beside {limit - within_limit}; limits.spool_bytes is {limit}"
+            message = (
+                f"{size} bytes of {device} beside {limit - within_limit} used or reserved bytes would exceed "
+                f"limits.spool_bytes = {limit}"
+            )
             return Rejected(Reason.NO_ROOM, message)
         message = f"{size} bytes of {device} are offered, {max(0, self._free(device))} are free"
         self._turned_away.add(device)

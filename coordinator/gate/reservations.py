@@ -22,7 +22,7 @@ class Reservations:
             self.completed(device)
 
     def completed(self, device: str) -> None:
-        """Note that the update of this device is complete on the disk."""
+        """Record that the update of this device is complete on the disk."""
         if (size := self._unfinished.pop(device, None)) is not None:
             self._unfinished_bytes -= size
             self._complete[device], self._complete_bytes = size, self._complete_bytes + size

@@ -40,7 +40,7 @@ class SavedRun:
         return read_state(self.folder / "snapshots", self.object)
 
     def best(self) -> tuple[int, Body] | None:
-        """Return the round that began with the best model, and this model; None if no best model is stored."""
+        """Return the round that began with the best model, and the model; None if no best model is stored."""
         if (kept := read_best(self.folder)) is None:
             return None
         return kept.round, read_state(best_folder(self.folder), kept.object.hex())

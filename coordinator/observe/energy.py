@@ -15,7 +15,10 @@ Energy = dict[str, float]  # "train" or "send" -> joules.
 
 
 class RoundEnergy:
-    """The energy of one round. In each phase only the last update of a device counts, because a replay repeats it."""
+    """The energy of one round.
+
+    A replay repeats the updates of a round, so only the last update of a device in each phase is used.
+    """
 
     def __init__(self) -> None:
         self._said: dict[str, dict[str, Energy]] = {}  # Device -> phase of the round -> joules.

@@ -32,4 +32,4 @@ class Isolation:
         except Exception:
             self.errors += 1
             if self._lines.take(self._now()):
-                log.exception("an error in an observer of the run, which goes on")
+                log.exception("an observer of the run raised an error; the run goes on")

@@ -144,7 +144,7 @@ class Journal:
             self._round_began(step.round, run.attempt, now, resumed=True)
             if damaged := {what: n for what, n in run.fallbacks.items() if n}:
                 self._tell_sinks("fell_back", round=step.round, damaged=damaged)
-        # Report the updates that were used. A replay reports them again, and they must be the same.
+        # Report the updates that were used. A replay must use and report the same updates again.
         if step.phase is not None:
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
             self._tell_sinks("counted", **place, answers=step.counted)
@@ -227,7 +227,7 @@ class Journal:
             self._record.phases[-1].answered.append(device)
 
     def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
-        """Note the updates that are put aside, with one entry "went_back" for the first and "aside" for the others.
+        """Record the updates that are put aside: the first as "went_back", and each other update as "aside".
 
         The run goes back only once, even if several updates are put aside.
         """

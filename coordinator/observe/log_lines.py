@@ -1,6 +1,7 @@
 """The log lines about the result of each round, and about updates that are not used.
 
-The line about such an update gives the reason. The same reason is logged once for each device and round.
+The line about an update that is not used gives the reason. Each reason is logged only once for a device in a
+round.
 """
 
 from __future__ import annotations

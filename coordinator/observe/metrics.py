@@ -115,7 +115,7 @@ class DepartureCounts:
 
 
 class PerDeviceCounts:
-    """The counts of each device, divided by a label that has a few values.
+    """The counts of each device, one count for each value of a label that has only a few values.
 
     Each count starts at 0 with the first message of a device. If a series began above 0, Prometheus would not
     see an increase.
@@ -247,8 +247,9 @@ class Metrics:
     def restore(self, records: Iterable[RoundRecord], ended_at: float) -> None:
         """Restore the counts of an earlier coordinator of this run, from the lines of rounds.jsonl.
 
-        A count is restored only if the earlier coordinator saved it before it was shown. Otherwise the
-        restored total could be smaller than the shown total, which looks like a reset of the counter.
+        A count is restored only if the earlier coordinator saved the count before Prometheus could read it.
+        Otherwise the restored total could be smaller than the total that Prometheus has read. Prometheus
+        would take this for a reset of the counter.
         """
         last = None
         for last in records:
@@ -304,7 +305,10 @@ class Metrics:
         self._set_learned(record)
 
     def _count(self, record: RoundRecord) -> None:
-        """Add a round to the totals once, even if it is replayed or repeated, as in rounds.jsonl."""
+        """Add a round to the totals.
+
+        A round that is replayed or repeated is added only once, because it has only one line in rounds.jsonl.
+        """
         if record.round <= self._counted:
             return
         self._counted = record.round

@@ -20,8 +20,8 @@ ByKind = dict[str, dict[str, int]]  # Direction -> kind -> bytes.
 ByDevice = dict[str, dict[str, float]]
 ByView = dict[str, dict[str, float]]  # View -> domain -> value.
 MEAN: Final = "mean"  # Stands for the mean over domains, in place of the name of a domain.
-# Most devices of a round that have rows of their own. All other devices share one row, so that the lines of a
-# large fleet stay short.
+# Largest number of devices of a round that have rows of their own. All other devices share one row, so that
+# the lines of a large fleet stay short.
 MOST_DEVICES: Final = 64
 OTHER: Final = "other"
 # Stands for all devices, in the row of broadcasts. A broadcast is published once for all devices. No device
@@ -107,7 +107,10 @@ class RoundRecord:
 
 
 def is_of_all(who: Mapping[str, int] | None) -> bool:
-    """Return whether all present devices were asked; True for None, which a line of an earlier version has."""
+    """Return whether all present devices were asked.
+
+    In a line of an earlier version `who` is None. Then return True.
+    """
     return who is None or who["asked"] >= who["present"]
 
 
@@ -200,9 +203,9 @@ def _evaluation_of(table: Mapping[str, Any]) -> EvaluationRecord:
 
 
 def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the devices by the machine that they run on, as the devices describe it.
+    """Return each machine description with the devices that sent it.
 
-    This is shorter than a list by device, because most fleets have only a few kinds of machines.
+    This table is shorter than a table of devices, because most fleets have only a few kinds of machines.
     """
     found: dict[str, list[str]] = {}
     for device, words in sorted(said.items()):
@@ -257,6 +260,6 @@ def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[st
 def rows_of(by_device: Mapping[str, ByKind], wire: ByKind) -> Mapping[str, ByKind]:
     """Return the bytes of a record by device.
 
-    If an earlier version wrote the record without this division, all bytes count as OTHER.
+    If an earlier version wrote the record without rows for devices, all bytes are in the row OTHER.
     """
     return by_device or {OTHER: wire}

@@ -263,7 +263,7 @@ class RunView:
     def model_bytes(self) -> int:
         """Return the bytes that FedAvg would need from one device: the encoded weights of the same network."""
         arrays = to_numpy(weights_of(self._server.server.model))
-        # Leave out control data, because a payload counts only tensors.
+        # Leave out control data, because only tensors count as payload.
         return sum(size for kind, size in parts(arrays) if kind != "control")
 
     # Properties of the disk, and counts of errors of this program.
@@ -279,7 +279,7 @@ class RunView:
 
     @property
     def saved_attempt(self) -> int:
-        """Return the attempt number with which the last round that has begun was saved."""
+        """Return the saved attempt number of the last round that has begun."""
         return self._spool.newest_attempt
 
     @property

@@ -34,7 +34,10 @@ class CohortSelection:
     def draw(
         self, steady: set[str], others: set[str], number: int, attempt: int, everybody: bool = False
     ) -> tuple[str, ...]:
-        """Draw a cohort with a seed; the devices of `others` get only the seats that steady devices leave free."""
+        """Draw a cohort at random with a fixed seed.
+
+        The steady devices get seats first, and the devices of `others` get the seats that are left.
+        """
         dice = random.Random(f"{self.seed}/{number}/{attempt}")
         size = len(steady) + len(others)
         if self.seats and not everybody:

@@ -38,7 +38,8 @@ class Left:
 class Unenrolled:
     """The event that the enrolment of a device has ended.
 
-    A device that has left may come back into the open phase. A device that is no longer enrolled may not.
+    A device that has left may come back into the open phase. A device that is no longer enrolled may not come
+    back.
     """
 
     device: str
@@ -84,7 +85,7 @@ class Blamed:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The event that the time `RoundMachine.wake_at` has come."""
+    """The event that the time `RoundMachine.wake_at` is reached."""
 
 
 # Commands: all actions that the machine can request. The run carries them out in the order of the returned
@@ -102,7 +103,7 @@ class Save:
 class Pause:
     """A command to store on the disk the time at which a round ended.
 
-    So the pause after the round goes on after a restart, and does not begin again.
+    With this time, a restarted coordinator continues the pause after the round, and does not begin it again.
     """
 
     round: int
@@ -111,7 +112,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A command to delete the updates with damaged bytes, whose devices get the task again."""
+    """A command to delete the updates with damaged bytes. Their devices get the task again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Rollback:
     """A command to set the server half back to its state at the last Save."""
 
     why: str = field(default="", compare=False)
-    # Devices whose update is missing, so that there is no verdict on it.
+    # Devices whose update is missing. There is no verdict on a missing update.
     missing: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -150,7 +151,7 @@ class Blame:
 
     round: int
     why: str
-    # True if the server half failed, so that the search can run it without some updates.
+    # True if the server half failed. Then the search runs the server half again without some updates.
     server_half: bool = False
     # Round -> devices whose updates were put aside so far.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -164,7 +165,7 @@ class Blame:
 class PutAside:
     """A command to go back to the start of a round; this cannot be undone.
 
-    From then on, only the updates of `devices` count in `phase`.
+    From then on, the round uses only the updates of `devices` in `phase`.
     """
 
     round: int

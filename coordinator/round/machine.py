@@ -4,9 +4,9 @@ The machine uses no sockets, threads, clocks, files or tensors. One table, Round
 of the class, defines which events are legal at each stage, and the handler of each event.
 
 Rules for a person who edits this file:
-- A new event or stage gets its handlers in the table; a handler decides by what it finds, not by the stage.
-- The order of commands is a contract: what must survive (Save, Accept, Close) comes before messages.
-- A decision may depend only on the events and on `now`, so that a replay decides the same.
+- A new event or stage gets its handlers in the table. A handler decides from the data, not from the stage.
+- The order of commands is a contract: commands that store data (Save, Accept, Close) come before messages.
+- A decision may depend only on the events and on `now`, so that a replay makes the same decisions.
 - Updates are passed on sorted by device, so that their order of arrival cannot change the result.
 """
 
@@ -188,9 +188,9 @@ class RoundMachine:
 
     @property
     def measured_by_all(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the closed phases in which all present devices were asked.
+        """Return the closed phases whose task was sent to all present devices.
 
-        Each phase comes with the devices whose updates are used.
+        The value of each phase is the list of the devices whose updates are used.
         """
         if EVALUATE in self._closed:
             return {EVALUATE: self._closed[EVALUATE]}
@@ -211,7 +211,10 @@ class RoundMachine:
         return self._answered
 
     def counts_on(self, device: str) -> bool:
-        """Return whether the run can count on the device without another hello from it."""
+        """Return whether the device is present and the run waits for nothing from it.
+
+        Then the run needs no further hello of the device.
+        """
         is_waited_for = self.stage in (Stage.GATHERING, Stage.FINISHED) or device in self.waited_for
         return device in self.roster and device not in self._absent and not is_waited_for
 
@@ -272,15 +275,15 @@ class RoundMachine:
 
     @property
     def _has_first_answers(self) -> bool:
-        """Return whether spares were invited and enough updates are in, so that the phase closes early."""
+        """Return whether spares were invited and enough updates have arrived. Then the phase closes early."""
         p = self.policy
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
 
     def not_counted_on(self, now: float) -> AbstractSet[str]:
-        """Return the present devices on which the run does not count.
+        """Return the devices that are present but that the run does not wait for.
 
-        These are the devices that are unsteady or silent, and the devices of which an update was refused in
-        this round.
+        These are the devices that are unsteady or silent, and the devices whose update was refused in this
+        round.
         """
         return self.roster - (self._reliable(now) - self.silent.devices)
 
@@ -310,7 +313,7 @@ class RoundMachine:
         yield Dismiss(event.device)
 
     def _leave(self, event: Left, now: float) -> Iterable[Command]:
-        # The will of a device may be published more than once, but counts once.
+        # The will of a device may be published more than once, but it is one disconnection.
         if event.device in self.roster:
             self.flaps.disconnected(event.device, now)
         self.roster.discard(event.device)
@@ -328,7 +331,10 @@ class RoundMachine:
         yield from self._maybe_close(now)
 
     def _unenroll(self, event: Unenrolled, now: float) -> Iterable[Command]:
-        """Remove a device from the roster. The cohort stays as it was saved, so that a replay has the same cohort."""
+        """Remove a device from the roster.
+
+        The cohort stays as it was saved, so that a replay has the same cohort as this process.
+        """
         self.roster.discard(event.device)
         self._missing.discard(event.device)
         self._unenrolled.add(event.device)
@@ -438,7 +444,7 @@ class RoundMachine:
             self.straggler_deadline.asked_at_the_end()
 
     def _wait_for_no_silent_device(self, now: float) -> None:
-        """Count silent devices as if they had left long ago, so that a quorum does not wait for them."""
+        """Treat silent devices like devices that left long ago, so that the run does not wait for them."""
         silent = self._missing & self.silent.devices
         self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)
         self.silent.asked(silent, (self.round, self.asked, self.base))

@@ -1,7 +1,7 @@
 """The silent devices, which sent no update within policy.patience_seconds. The run does not wait for them.
 
 A hello does not end the silence. Otherwise a device that sends hellos but no updates would delay each round
-for which it is drawn, by the whole patience. A silent device only gets a seat that other devices leave free.
+for which it is drawn, by policy.patience_seconds. A silent device only gets a seat that other devices leave free.
 If no seat is free, each round asks one silent device in addition to the cohort, in turns. Once a silent
 device has sent an update for one of its tasks, in time or late, it is drawn like the other devices again.
 This state is not stored, because no decision depends on it for long.
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 Question = tuple[int, str, bytes]  # Round, phase and hash of the broadcast, which identify a task.
-# Most tasks that are kept for a device, because its update may be for an older task than its last one.
+# Largest number of tasks that are stored for a device. Several tasks are stored, because an update may be for
+# an older task.
 MOST_QUESTIONS: Final = 8
 
 
@@ -37,7 +38,7 @@ class SilentDevices:
             self._asked.setdefault(device, deque(maxlen=MOST_QUESTIONS)).append(question)
 
     def asked(self, devices: Iterable[str], question: Question) -> None:
-        """Note that a task was sent to these devices, as far as they are silent."""
+        """Record that a task was sent to these devices; devices that are not silent are ignored."""
         self.gave_no_answer([device for device in devices if device in self._asked], question)
 
     def answered(self, device: str, question: Question) -> bool:

@@ -24,7 +24,7 @@ class StopRule:
         self.measured = {number: value for number, value in sorted(measured.items()) if number < before}
 
     def note(self, number: int, accuracy: float) -> str:
-        """Note the accuracy of a round; return why the run ends with this round, or "" if it goes on."""
+        """Record the accuracy of a round; return why the run ends with this round, or "" if the run goes on."""
         self.measured[number] = accuracy
         self._forget_what_no_decision_needs(number)
         assert self.settings is not None, "without policy.stop nothing is measured for it"

@@ -2,8 +2,8 @@
 
 The time of a device is measured only for the open task. It begins when the task is first sent to the device,
 and ends when the update of the device is in. So the first phase has a deadline like any other phase, and a
-fleet that becomes slower gets more time. If a device is asked again and sends a stored update at once, this
-does not count as fast.
+fleet that becomes slower gets more time. If a device gets the task again and sends a stored update at once, its
+time still begins with the first sending of the task.
 
 The deadline is `factor` times the measure. The measure is the time after which the updates of more than half
 of the cohort are in. So a fast half or a lying minority cannot make the deadline early, and a silent minority
@@ -41,11 +41,11 @@ class StragglerDeadline:
         self, question: Question, cohort: Collection[str], known: Collection[str], now: float,
         earlier: float | None = None, least: float = 0.0,
     ) -> None:  # fmt: skip
-        """Note that a task is sent to the cohort.
+        """Record that a task is sent to the cohort.
 
         `earlier` is the number of seconds for which an earlier process had waited for this task; the time
-        between the two processes does not count. `known` holds the devices whose updates for the task are in
-        already. The deadline is at least `factor` times `least` seconds.
+        between the two processes does not count. `known` holds the devices whose updates for the task have already
+        arrived. The deadline is at least `factor` times `least` seconds.
         """
         if question[0] != self._question[0]:
             self._longest = max(self._took.values(), default=0.0)

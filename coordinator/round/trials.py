@@ -32,7 +32,7 @@ class Trials:
         return number in self.tried
 
     def are_due(self, number: int) -> bool:
-        """Return whether the server step of this round must be repeated if the round after it fails again."""
+        """Return whether the server step of this round must be repeated if the next round fails again."""
         return number >= 1 and (self.are_under_way(number) or self.failures >= FAILURES)
 
     def attempts(self, number: int) -> int:

@@ -1,6 +1,6 @@
 """The verdicts on updates.
 
-A verdict is final: if an update arrives again at any later time, it gets the same verdict.
+A verdict is final: if an update arrives again later, it gets the verdict of its first arrival.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Verdicts:
     accepted: dict[str, dict[str, bytes]] = field(default_factory=dict)
     # Device -> reason why its update for the open task was refused.
     refused: dict[str, Problem] = field(default_factory=dict)
-    # Devices of which an update was refused in any attempt at the open round.
+    # Devices whose update was refused in any attempt at the open round.
     suspects: set[str] = field(default_factory=set)
     # Device -> the last round in which its updates were accepted, and the bases of these updates by phase.
     last: dict[str, tuple[int, dict[str, bytes]]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 
 def weight_cap(weights: Collection[float], factor: float) -> float:
-    """Return the largest weight that counts; infinity if `factor` is 0 (no cap) or no weight is above 0."""
+    """Return the largest allowed weight; infinity if `factor` is 0 (no cap) or if no weight is above 0."""
     positive = [weight for weight in weights if weight > 0]
     return factor * statistics.median_low(positive) if factor and positive else math.inf
 

@@ -1,7 +1,7 @@
-"""Caps for the numbers of samples that devices claim. They apply before the server half uses these as weights.
+"""Caps for the numbers of samples that devices claim.
 
-Three claims are weights: the examples of an update, the arrays of an update that count samples, and the
-counts of a hello.
+The server half uses three claims as weights: the examples of an update, the arrays of an update that count
+samples, and the counts of a hello. The caps are applied before the server half gets these claims.
 """
 
 from __future__ import annotations

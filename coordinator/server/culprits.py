@@ -44,7 +44,7 @@ class FailedRound:
     # Phase -> device -> update. The phases are in their order in the round.
     closed: Mapping[str, Mapping[str, Accepted]]
     # Members of the next round, if the next round failed at its beginning. None if the failed round is still
-    # open. Its devices can then get tasks of later phases again.
+    # open: then its devices can still get the tasks of its later phases.
     next_members: Sequence[Member] | None
 
     @staticmethod
@@ -58,7 +58,7 @@ class FailedRound:
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}
             for phase, devices in past.closed.items()
-            # The evaluation before a round does not count, because the server half uses none of its updates.
+            # Leave out the evaluation before a round, because the server half uses none of its updates.
             if phase != EVALUATE
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]

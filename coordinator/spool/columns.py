@@ -1,6 +1,6 @@
-"""The reading of those columns of the spool's index that hold devices.
+"""The functions that read the columns of devices in the spool's index.
 
-They are read strictly, because a damaged row must not produce a device that does not exist.
+They refuse damaged rows, because a damaged row must not produce a device that does not exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def names_in(text: object) -> list[str]:
     """Read a column that holds a list of names, or raise DamagedError."""
     found = _json(text)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise DamagedError("a column for a list of devices holds something else")
+        raise DamagedError("a column for a list of devices holds no list of names")
     return found
 
 

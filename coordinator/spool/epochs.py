@@ -1,9 +1,8 @@
 """The epochs of the coordinators of a federation on this machine.
 
 The next epoch must be above all earlier epochs of any run, because devices and brokers remember the highest
-epoch that they have received. Suppose that the clock of a coordinator was once an hour ahead, and that the
-next epoch were lower. Then devices would ignore every later coordinator until the real time has reached the
-epoch of that clock.
+epoch that they have received. Example: the clock of a coordinator was once an hour ahead. If the next epoch
+were taken from the correct clock, devices would ignore every later coordinator for an hour.
 
 An epoch that is years ahead must not count, because devices ignore it. So several epochs are stored, and not
 only the highest.
@@ -43,9 +42,8 @@ def next_epoch(known: Iterable[int], clock: int) -> int:
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):
         log.warning(
-            "epoch %d is known here, %s ahead of this clock. An earlier clock seems to have been wrong, and "
-            "epochs are counted from this clock again. If this clock is wrong, correct it and start the "
-            "coordinator again",
+            "the stored epoch %d is %s ahead of this clock. An earlier clock seems to have been wrong, so the new "
+            "epoch is taken from this clock. If this clock is wrong, correct it and start the coordinator again",
             known[-1], days(far),
         )  # fmt: skip
     return max((epoch + 1 for epoch in known if not ahead(epoch, clock)), default=0)

@@ -83,7 +83,7 @@ class FencedError(RunMismatchError):
 
 
 class SpoolConnection(sqlite3.Connection):
-    """A connection whose errors show whether the disk is full, and which waits for a lock if it only reads.
+    """A connection that waits for a lock before it reads, and whose errors show whether the disk is full.
 
     Another program may hold the lock of the file. A read then waits, because its caller is in the middle of a
     frame or a step. A write raises an error, because it belongs to a command, which is carried out again
@@ -185,7 +185,7 @@ class Index:
         return epoch
 
     def take_over(self) -> None:
-        """Claim the folder again, so that the coordinator that has claimed it cannot write any more."""
+        """Claim the folder, so that the coordinator that claimed it earlier cannot write any more."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")

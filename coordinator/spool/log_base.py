@@ -47,7 +47,7 @@ class LogBase:
             self.file = secrets.randbits(62)
 
     def merged(self) -> None:
-        """Note that the log is merged and empty, so the next log belongs to the file as it is now."""
+        """Record that the log is merged and empty. The next log belongs to the file with its present number."""
         self.base, self.is_in_log = self.file, False
 
 

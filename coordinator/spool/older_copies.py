@@ -8,7 +8,7 @@ for a later round. Then the operator must decide. A device's folder is an older 
 earlier update than the last one that the coordinator accepted. Such a device takes part without this update.
 
 Each sign is counted under the name of its device. The coordinator's folder counts as an older copy only if
-more than half of all enrolled devices show it, even if only a few devices are present.
+more than half of all enrolled devices give such a sign, even if only a few devices are present.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def go_on_from(folder: Path, round: int) -> None:
     """Let an older copy of a coordinator's folder go on in a round for which no device has sent an update yet."""
     if not (folder / "spool.sqlite").exists():
         raise SettingsError(
-            f"{folder} holds no run: there is no spool.sqlite in it; name the run's folder, as runs/demo"
+            f"{folder} holds no run: there is no spool.sqlite in it; name the run's folder, such as runs/demo"
         )
     keep_to_ourselves(folder)
     spool = Spool(folder)
@@ -112,7 +112,7 @@ class OlderCopyDetector:
             self.wake_at = now + self._listen
 
     def answered(self, device: str, round: int, now: float) -> None:
-        """Note an update for a round that has not begun according to this folder."""
+        """Record an update for a round that has not begun according to this folder."""
         if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
@@ -204,7 +204,10 @@ class OlderCopyDetector:
                 )  # fmt: skip
 
     def _behind_by_answer(self, hello: Hello, boot: int) -> str:
-        """Describe what the device has lost, by the last update that its hello names; return "" if nothing."""
+        """Describe the updates that the device has lost; return "" if it has lost none.
+
+        The last update that the hello names is compared with the accepted updates.
+        """
         accepted = self._spool.answered_before_boot(hello.device, boot)
         if not accepted or hello.round > accepted[-1][0]:
             return ""
@@ -223,9 +226,10 @@ class OlderCopyDetector:
         boot: int,
         base: bytes,
     ) -> str:
-        """Describe what the device has lost, by the broadcasts that it holds; return "" if nothing.
+        """Describe the updates that the device has lost; return "" if it has lost none.
 
-        This is used for devices of an earlier version, whose hellos name no update.
+        The broadcasts that the device holds are compared with the last broadcast for which it has sent an
+        accepted update. This is used for devices of an earlier version, whose hellos name no update.
         """
         last = self._spool.last_answer(device)
         if last is None or last.boot == boot or last.base in holds or base in holds:

@@ -21,7 +21,7 @@ class Memory:
     """The memory for the unfinished small updates of all devices."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
-        self.most, self._taken = most, 0  # Most bytes, and bytes that are taken.
+        self.most, self._taken = most, 0  # Largest number of bytes, and number of bytes in use.
 
     def take(self, size: int) -> bytearray | None:
         """Return a buffer of this size, or None if too little memory is left."""

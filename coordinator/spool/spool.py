@@ -99,7 +99,7 @@ class Spool:
         # `_saved_traffic` is the round and the traffic that were saved last.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._saved_traffic: tuple[int, str] = (0, "")
-        # Round, phase and device of accepted updates that are damaged. They do not count any more.
+        # Round, phase and device of accepted updates that are damaged. These updates are not used any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
         self._reports_held_objects: set[str] = set()  # Devices that have reported the objects that they hold.
         # The newest checkpoint with an undamaged snapshot, and all later checkpoints.
@@ -124,8 +124,8 @@ class Spool:
     ) -> None:  # fmt: skip
         """Save a new checkpoint, and delete data that are older than the previous checkpoint.
 
-        The previous checkpoint is kept with its updates. `fleet` is the number of devices of the run. The
-        first checkpoint fixes this number, so that a replayed round uses the same number.
+        The previous checkpoint is kept with its updates. `fleet` is the number of devices of the run. Only the
+        first checkpoint stores this number, so that every round and every replay uses the same number.
         """
         # The snapshot needs space, and so does the broadcast that is made from it.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
@@ -210,7 +210,7 @@ class Spool:
             raise
 
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
-        """Return by sender the boot, the newest sequence number and the holder of its last accepted update.
+        """Return the boot, the newest sequence number and the holder of each sender's last accepted update.
 
         The holder is the enrolment record, or the public keys, to which the sender's name belonged at that
         time. It is "" if an earlier version stored the update.
@@ -402,7 +402,7 @@ class Spool:
         return row is not None and row[0] == base and row[1] != name
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        """Return the round with which a replay begins and all later decisions; also return the members.
+        """Return the round with which a replay begins, with all later decisions; also return the members.
 
         Return None if nothing was saved.
         """
@@ -462,8 +462,8 @@ class Spool:
     ) -> None:  # fmt: skip
         """Go back to the start of a round: delete all later rounds, and do not use the updates of `aside` any more.
 
-        If `trial` is True, it is also stored that the updates of `aside` were left out as a trial. The
-        updates of `returned` are used again.
+        If `trial` is True, also record that the updates of `aside` were left out as a trial. The updates of
+        `returned` are used again.
         """
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
@@ -583,7 +583,7 @@ class Spool:
         return found
 
     def _note_damaged_answer(self, round: int, phase: str, device: str) -> None:
-        """Note a damaged update in memory; its row is deleted later, because the index is being read now."""
+        """Record a damaged update in memory; its row is deleted later, because the index is being read now."""
         if (round, phase, device) in self.damaged_answers:
             return
         log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
