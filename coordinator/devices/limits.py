@@ -42,17 +42,17 @@ class CoordinatorLimits:
     may upload in FedPall and FedPLCC.
     """
     answer_bytes: AnswerBytes = 1 << 30
-    """Largest answer in bytes, even if the method would accept more."""
+    """Largest update in bytes, even if the method would accept more."""
     spool_bytes: PositiveBytes = 16 << 30
-    """Bytes of disk space for all answers, with the bytes that are reserved for answers on their way."""
+    """Bytes of disk space for all updates, including the space that is reserved for incomplete updates."""
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names or patterns of the devices that may share a domain, by the domain's name."""
     norm: Norm = 1e6
-    """Largest Euclidean norm of each array of an answer, so that one device cannot outweigh all others; `inf`
+    """Largest Euclidean norm of each array of an update, so that one device cannot outweigh all others; `inf`
     means no limit.
     """
     outlier: Outlier = 100.0
-    """Multiple of the median norm of its cohort from which an answer is put aside; 0 means that none is."""
+    """Multiple of the median norm of its cohort from which an update is put aside; 0 means that no update is."""
     confusion: ConfusionClasses = MOST_CLASSES
     """Largest number of classes of a run in which devices are asked at the end which classes they confuse; 0
     means that they are never asked.
