@@ -169,7 +169,7 @@ class Client(SharedHead, SharingClient):
         self.labels = self.labels_in(payload)
 
     def labels_in(self, payload: Payload) -> Tensor | None:
-        """Return the counts [C] that are sent with the generator, or None if the payload has neither of them."""
+        """Return the counts [C] in a payload; None if the payload has neither counts nor a generator."""
         if not any(name.partition(".")[0] in ("generator", "counts") for name in payload):
             return None
         demand_arrays(payload, {"counts": TensorSpec((self.model.classes,), "int64", low=0)})

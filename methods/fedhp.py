@@ -147,8 +147,8 @@ class Server(ServerHalf):
         counts = next((m.counts for m in self.cohort if m.device == device), ())
         if len(counts) != self.model.classes:
             raise ValueError(
-                f"{device} has stated counts of {len(counts)} classes, but FedHP needs all {self.model.classes}; "
-                "a device states them when it joins"
+                f"{device} has stated counts of {len(counts)} classes, but FedHP needs all {self.model.classes} "
+                "classes; a device states its counts when it joins"
             )
         return torch.tensor(counts, dtype=torch.int64)
 
@@ -175,8 +175,8 @@ def demand_affordable(steps: int, classes: int, size: int) -> None:
     if steps * each > MOST_WORK:
         raise SettingsError(
             f"init_steps is {steps}: for {classes} classes of {size} numbers this takes {steps * each:.1e} "
-            f"multiplications, but at most {MOST_WORK:.0e} are allowed; take {MOST_WORK // each} steps at most, "
-            "or shorter embeddings"
+            f"multiplications, but at most {MOST_WORK:.0e} are allowed; set at most {MOST_WORK // each} steps, "
+            "or use shorter embeddings"
         )
 
 

@@ -164,7 +164,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost; the paper counts D + 1 numbers for each prototype, and here its label counts too."""
+    """Return the cost; the paper counts D + 1 numbers for each prototype, and here its label is counted too."""
     J, G = sizes.local_prototypes, sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": J * sizes.D}
     up |= {"labels": eight_bytes(J), "counts": eight_bytes(J)}

@@ -95,7 +95,7 @@ class OneBatch:
 
 
 class FromWhereItStood(SGD):
-    """An SGD that takes its gradient at parameters one step ahead, and changes the old parameters with it."""
+    """An SGD that computes the gradient one step ahead, and applies it to the parameters before that step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__([w for w in parameters if w.requires_grad], lr)

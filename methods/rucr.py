@@ -224,7 +224,7 @@ class Client(fedavg.Client):
 
 
 class VirtualFeatures:
-    """Virtual features in the form of Samples; there are none for a device without features."""
+    """Virtual features in the form of Samples. A device without features has no virtual features."""
 
     def __init__(
         self, z: Tensor, directions: Tensor, classes: Tensor, hyper: Hyper, generator: torch.Generator

@@ -6,9 +6,9 @@ megabytes keeps the memory of several models. With a 45 MB model, the peak in a 
 changing threshold, and 424 MB with a fixed threshold.
 
 A fixed threshold is right for a process that moves models from the network to the disk. A process that trains
-needs large blocks again for every batch, and the system has to fill each block with zeros first. With cnn23 and
-360 samples, a round took 0.21 s of CPU time in this way. It takes 0.13 s if the process keeps the blocks during the
-work and gives them back after it.
+needs large blocks again for every batch, and the system has to fill each block with zeros first. With a fixed
+threshold, a round with cnn23 and 360 samples took 0.21 s of CPU time. The round takes 0.13 s if the process keeps
+the blocks during the work and gives them back after the work.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ class BrokerSession:
             raise BrokerError(f"{words}; gave up after {self._patience:.0f} s")
 
     def accepted(self) -> None:
-        """Note that the broker has accepted a connection; the party may still reject this connection."""
+        """Record that the broker has accepted a connection; the party may still reject this connection."""
         self._had_one, self.wake_at = True, NEVER
 
     def stands(self, now: float) -> None:
-        """Note that the party uses the connection."""
+        """Record that the party uses the connection."""
         if self._lost_at < NEVER:
             self._log.info("connected to the broker again, after %.0f s", now - self._lost_at)
         self._lost_at, self._reason = NEVER, ""

@@ -39,7 +39,7 @@ class Heartbeats:
         self._last[part] = self._clock()
 
     def beat_if_working(self, part: str) -> None:
-        """Note a sign of life of a part if the part works at present."""
+        """Record a sign of life of a part if the part works at present."""
         if part in self._last:
             self.beat(part)
 
@@ -47,7 +47,7 @@ class Heartbeats:
         self._last.pop(part, None)
 
     def longest_gap(self) -> tuple[float, str]:
-        """Return the longest time in seconds for which a part has shown no sign of life, and this part."""
+        """Return the longest time in seconds for which a part has shown no sign of life, and its name."""
         now = self._clock()
         return max(((now - last, part) for part, last in list(self._last.items())), default=(0.0, ""))
 

@@ -251,7 +251,7 @@ class Launcher:
                 self._refused, self._starting = why, None
 
     def _ended(self, why: str) -> None:
-        """Note that all children have ended, because the kernel ends them together with the forking process."""
+        """Record that all children have ended, because the kernel ends them together with the forking process."""
         self._refused, self._starting = why, None
         for child in self._running.values():
             child.returncode = -signal.SIGKILL

@@ -139,7 +139,7 @@ class Forks:
     def _perform(self, request: dict[str, Any]) -> StartRequest | None:
         match request:
             case {"signal": int(number), "pid": int(pid)}:
-                # The process was not waited for yet, so the system has not given its id to another process.
+                # This process has not waited for the child yet, so no other process can have the id of the child.
                 if pid in self._running:
                     os.kill(pid, number)
                 return None

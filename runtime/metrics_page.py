@@ -25,7 +25,7 @@ from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound
 LOOPBACK: Final = "127.0.0.1"  # Host for metrics if the settings name no host.
 METRICS: Final = "/metrics"
 SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # A header that only scrapers such as Prometheus send.
-LAST_SCRAPE_SECONDS: Final = 75.0  # More than the default interval of Prometheus, which is a minute.
+LAST_SCRAPE_SECONDS: Final = 75.0  # Longer than a minute, the default scrape interval of Prometheus.
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
@@ -220,7 +220,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         if not HOST.fullmatch(self.host):
             raise ValueError(
-                f"metrics_host is {self.host!r}, it must be an address of this machine, or 0.0.0.0 for all of them"
+                f"metrics_host is {self.host!r}, it must be an address of this machine, or 0.0.0.0 for every address"
             )
 
     def url(self, path: str) -> str:
@@ -232,7 +232,7 @@ class Endpoint:
 class Scrapes:
     """The time when Prometheus, or a program with the same header, last read the metrics.
 
-    Requests of a person or a script do not count.
+    Requests of a person or a script are ignored.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -270,7 +270,7 @@ def exposed(
     except OSError as error:
         raise MetricsError(
             f"metrics_host {at.host} with metrics_port {at.port} cannot be used ({error.strerror}); "
-            "take another port, or 0 for none"
+            "set metrics_port to another port, or to 0 for no metrics"
         ) from None
     with serving(listening, pages(registry, checks or {}), (scrapes or Scrapes()).answered):
         yield

@@ -91,7 +91,8 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
         made.setsockopt(socket.IPPROTO_IP, FREEBIND, 1)
         made.bind(address)
         log.warning(
-            "metrics_host is %s, no address of this machine now; metrics cannot be read until it is", host
+            "metrics_host is %s, but this machine does not have this address now; metrics can be read once it does",
+            host,
         )
 
 
@@ -178,7 +179,7 @@ class MetricsServer:
 
 
 def read_request(head: bytes) -> HttpRequest | None:
-    """Return the request, or None if it is not HTTP."""
+    """Return the HTTP request that `head` contains, or None if `head` is not HTTP."""
     first, *lines = head.decode("latin-1").split("\r\n")
     message = first.split(" ")
     if len(message) != 3 or not message[2].startswith("HTTP/1."):

@@ -105,7 +105,7 @@ class ServerHalf(ABC):
     rounds: int = 0
     number: int = 0  # Number of the current round, counted from 1.
     cohort: Sequence[Member] = ()
-    # N: number of devices that were enrolled when the run began. Devices without a task in this round count too.
+    # N: number of devices that were enrolled when the run began. Devices without a task in this round are included.
     # The number never changes.
     fleet: int = 1
     kinds: Kinds = UNDECLARED  # Kinds of the arrays that this half may send, as METHOD declares them.
@@ -132,7 +132,7 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def round(self) -> Round:
-        """Conduct a round: yield each `Ask`, and get the replies of the cohort back from the `yield`."""
+        """Conduct a round: yield each `Ask`. Each `yield` returns the replies of the cohort to this task."""
 
     @abstractmethod
     def state(self) -> Payload:
@@ -140,7 +140,7 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def restore(self, state: Payload) -> None:
-        """Take over the arrays that `state` of the same half has returned."""
+        """Restore the state that the method `state` of the same half has returned."""
 
     def monitor(self) -> Mapping[str, float]:
         """Return measured numbers for the record of the round, such as the margins between anchors."""
@@ -181,7 +181,7 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def receive(self, payload: Payload) -> None:
-        """Take over the arrays of the server half, so that `predict` uses them afterwards.
+        """Store the arrays of the server half, so that `predict` uses these arrays afterwards.
 
         The device calls this before every `run`.
         """
@@ -226,7 +226,7 @@ class ClientHalf(ABC):
         return self.model.embed(x)
 
     def after_last_round(self) -> None:  # noqa: B027 - most methods do nothing
-        """Change the personal model before the last evaluation, if the paper does so after the last round."""
+        """Change the personal model before the last evaluation, if the paper changes it after the last round."""
 
     @abstractmethod
     def state(self) -> Payload:
@@ -234,7 +234,7 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def restore(self, state: Payload) -> None:
-        """Take over the arrays that `state` of the same half has returned."""
+        """Restore the state that the method `state` of the same half has returned."""
 
 
 # What all devices must have in common: "network": the same network; "head": the same embedding size and the same kind
@@ -267,7 +267,8 @@ class Method:
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
     # Function that gets the settings, and returns this method with the fields above changed for these settings.
     variant: Callable[[Any], Method] | None = None
-    # Function that gets the settings and the number of classes. It returns why they do not fit each other, or "".
+    # Function that gets the settings and the number of classes. It returns why the settings do not fit this number
+    # of classes, or "" if they fit.
     misfit: Callable[[Any, int], str] | None = None
     # Settings that a user should lower if training diverges, in this order. Names that Hyper lacks are ignored.
     calmer: tuple[str, ...] = ("lr",)

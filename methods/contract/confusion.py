@@ -13,7 +13,7 @@ from protofleet.methods.contract.wants import TensorSpec
 from protofleet.protocol.settings.bounds import Within
 
 CONFUSION: Final = "confusion"
-MOST_CLASSES: Final = 100  # A table of 100 classes takes 40 kB; a larger table is too large for a reader.
+MOST_CLASSES: Final = 100  # A table of 100 classes takes 40 kB; a person cannot read a larger table.
 LARGEST: Final = 2**31 - 1
 ConfusionClasses = Annotated[int, Within(0, MOST_CLASSES)]
 

@@ -47,7 +47,7 @@ class Reference:
     groups: int = 3  # Number of prototypes of a class, for methods with several.
 
     def sizes(self, plan: Plan) -> Sizes:
-        """Return the sizes that decide the cost of a round after the first.
+        """Return the sizes that decide the cost of a round after the first round.
 
         The network is taken from the client half, which may have changed the network of the plan.
         """

@@ -91,9 +91,9 @@ class Plan:
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
     channels: Channels = USUAL_CHANNELS  # Number of channels of an image: 3, or 1 for shades of grey.
-    # Network that all devices train in addition to their own, for methods with `mutual`; None: the same as `network`.
+    # Network that all devices train in addition to their own, for methods with `mutual`; None means `network`.
     mutual: Network | None = None
-    # Public set on which the devices compare their outputs, for methods with `public`; None: the drawn images.
+    # Public set on which the devices compare their outputs, for methods with `public`; None means drawn images.
     public: PublicSet | None = None
     init: FirstWeights | None = (
         None  # First weights of every party's network; None: they are drawn at random.

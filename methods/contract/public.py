@@ -60,11 +60,13 @@ class PublicSet:
         demand_within(self)
         if self.pairs > MOST_PAIRS:
             raise ValueError(
-                f"samples = {self.samples:,} in batches of {self.batch:,} have {self.pairs:,} similarities, at most "
-                f"{MOST_PAIRS:,} may be sent; take fewer samples or smaller batches"
+                f"samples = {self.samples:,} in batches of {self.batch:,} have {self.pairs:,} similarities, but "
+                f"at most {MOST_PAIRS:,} may be sent; take fewer samples or smaller batches"
             )
         if self.source == DRAWN and self.domain:
-            raise ValueError(f"domain is {self.domain!r}, and the drawn images have none; leave it out")
+            raise ValueError(
+                f"domain is {self.domain!r}, but the drawn images have no domain; leave `domain` out"
+            )
 
     @property
     def batches(self) -> tuple[int, ...]:

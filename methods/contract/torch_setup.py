@@ -1,4 +1,4 @@
-"""Settings of torch for the processes of protofleet: the same bits every time, and the number of threads."""
+"""Settings of torch for the processes of protofleet: deterministic results, and the number of threads."""
 
 from __future__ import annotations
 

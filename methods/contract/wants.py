@@ -75,10 +75,11 @@ class TensorSpec:
 def table_of(
     wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor], norm: float
 ) -> tuple[ArraySpec, ...]:
-    """Return the rules that `problem_with` checks as rows, for a device program that does not know the method.
+    """Return the rules that `problem_with` checks, as rows of a table.
 
-    The rule of an array is the first row whose name fits the name of the array. A `*` in a row's name stands for
-    any letters, but such a row is only for arrays that are in the broadcast.
+    With this table, a device program can check its arrays without knowing the method. The rule of an array is
+    the first row whose name fits the name of the array. A `*` in a row's name stands for any letters, but such
+    a row is only for arrays that are in the broadcast.
     """
     alike = {
         name: _row(spec, norm, alike=True)

@@ -188,10 +188,11 @@ class _Search:
         self._improve(here, values.max(axis=1), values.argmax(axis=1) + columns.start)
 
     def _settle(self, values: Rows, i: int, j: int) -> None:
-        """Compute doubtful cosines again, in an order that is always the same.
+        """Compute doubtful cosines again, with a fixed order of the operations.
 
         The last digits of a matrix product depend on its size and on the number of threads. A cosine is
-        doubtful if this could change its rounded value, and if it is near the highest cosine of its row.
+        doubtful if such a difference could change its rounded value, and if the cosine is near the highest
+        cosine of its row.
         """
         scaled = values * 10.0**DIGITS
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
@@ -214,7 +215,7 @@ class _Search:
         return products
 
     def _row(self, row: int, columns: slice) -> Rows:
-        """Return the cosines of one row with many rows, with the same bits as `_products`."""
+        """Return the cosines of one row with many rows; `_products` returns the same bits for these pairs."""
         others = self.units[columns]
         products: Rows = np.einsum("nd,nd->n", np.broadcast_to(self.units[row], others.shape), others)
         return products

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofleet.methods.contract.liveness import report_progress
 
-ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
+ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # The means [C, D] and the counts [C].
 
 
 def class_sums(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None) -> ClassMeans:

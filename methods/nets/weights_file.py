@@ -125,7 +125,7 @@ def _table(data: bytes) -> dict[str, Any]:
     length = LENGTH.unpack_from(data)[0]
     if length > min(LARGEST_TABLE, len(data) - LENGTH.size):
         raise WeightsFileError(
-            f"its table would have {length:,} bytes of {len(data):,}, so it is not a safetensors file"
+            f"its table would have {length:,} bytes, but the file has {len(data):,}, so it is not a safetensors file"
         )
     text = data[LENGTH.size : LENGTH.size + length]
     _demand_flat(text)
@@ -141,7 +141,10 @@ def _table(data: bytes) -> dict[str, Any]:
 
 
 def _demand_flat(text: bytes) -> None:
-    """Refuse a table from which JSON would make very many objects; brackets and commas in names count too."""
+    """Refuse a table whose JSON text would become very many objects.
+
+    Brackets and commas inside of names are counted too.
+    """
     rows = text.count(b"data_offsets")
     if rows > MOST_TENSORS:
         raise WeightsFileError(f"its table has {rows:,} tensors, but at most {MOST_TENSORS:,} are read")
@@ -207,10 +210,10 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
 
 
 def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Tensor]:
-    """Give the tensors of an export the names of a network; the head of its rule becomes the network's head.
+    """Return the tensors of an export under the names that a network uses.
 
-    A head or projector that belongs only to the method (prototypes, two outputs) is left out. The network
-    draws its own.
+    The head of the export's rule becomes the head of the network. A head or projector that belongs only to the
+    method (prototypes, two outputs) is left out. Then the network draws its own head or projector.
     """
     if not any(name.startswith(RULE) for name in weights):
         return dict(weights)

@@ -45,7 +45,7 @@ class ClusteringServer(ServerHalf):
         weights = weight_wants(self.model)
         replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
         load_weights(self.model, weighted_mean(replies, weights))
-        # The order of arrival must not matter, and FINCH takes the first of several equally near rows.
+        # FINCH takes the first of several equally near rows, so the rows must not be in the order of arrival.
         ordered = sorted(replies, key=lambda reply: reply.device)
         sent = joined(self.table_in(reply.payload) for reply in ordered)
         self.table = joined(self.of_next_round(label, sent) for label in range(self.model.classes))

@@ -93,9 +93,10 @@ class SGD(Optimizer):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def _update_all(self, parts: list[Part]) -> None:
-        """Update all parameters with one call for each operation, which gives the same bits.
+        """Update all parameters with one call for each operation.
 
-        For small parameters, the call itself takes longer than the computation.
+        The result has the same bits as an update of each parameter by itself. For small parameters, a call
+        takes longer than its computation.
         """
         parameters, gradients = [w for w, _, _ in parts], [gradient for _, gradient, _ in parts]
         if self.weight_decay:

@@ -48,8 +48,8 @@ class PooledFeatures:
     """Features that stay on the disk, in the form of Samples.
 
     x has the row numbers, counted over all replies in turn. The features of Digits are 59,000 x 2048
-    numbers, half a gigabyte, so only the rows of a batch are read. y has the labels, or the owners if no
-    labels were sent.
+    numbers, half a gigabyte, so only the rows of a batch are read. y has the labels, or the numbers of
+    the devices if no labels were sent.
     """
 
     def __init__(self, replies: Sequence[Reply], owners: Sequence[int], size: int) -> None:
@@ -167,7 +167,8 @@ class Discriminator:
 class ServerModels(Discriminator):
     """FedPall's C_g and A, eqs. 12 and 13: cross-entropy with the labels, and with the senders of the rows.
 
-    Both networks learn from the same batches. They share no weights, so each learns the same as it would alone.
+    Both networks learn from the same batches. They share no weights, so neither network changes
+    what the other network learns.
     """
 
     kind = "amplifier"

@@ -72,7 +72,7 @@ def class_rows(table: Tensor, held: Tensor) -> dict[str, Tensor]:
 
 
 def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
-    """Return the arrays that a device sends of its class means [C, D].
+    """Return the arrays in which a device sends its class means [C, D].
 
     The arrays have a row for each class that the device holds, with the count of its samples.
     """
@@ -93,7 +93,7 @@ def class_row_wants(
 ) -> dict[str, TensorSpec]:
     """Return the specifications of `class_rows`.
 
-    `row_per_example` limits the number of rows to the number of samples, if no counts are sent with the rows.
+    If no counts are sent with the rows, `row_per_example` limits the number of rows to the number of samples.
     """
     classes, low = model.classes, None if largest is None else -largest
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
 """Halves for a model with a shared part, which is sent and averaged, and a private part.
 
 A method chooses the shared part with `shared_keys`, which are keys of the state dict. The private part stays
-on its device, which keeps it when the device restarts.
+on its device, and survives a restart of the device.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class PlugIns:
         for number in self.allow:
             if not SHA256.fullmatch(number):
                 raise ValueError(
-                    f"allow has {number!r}, it must be SHA-256 in 64 hexadecimal digits; `sha256sum FILE` prints it"
+                    f"allow has {number!r}, it must be a SHA-256 of 64 hexadecimal digits; `sha256sum FILE` prints it"
                 )
 
     def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
-        """Return the hash of the plug-in that the settings of this machine name, or "" if they name none.
+        """Return the hash of the plug-in that the settings of this machine name; "" if they name no plug-in.
 
         A plug-in from a file is loaded. Raise PlugInError if the plug-in is not allowed. `ours` is true if
         protofleet has its own object of this name.
@@ -109,8 +109,8 @@ def checked_hashes(found: object) -> dict[str, str]:
     )
     if not right:
         raise PlugInError(
-            f"plan.plugins is {str(found)[:100]}, it must be SHA-256 by {', '.join(PLANNED)}; update protofleet "
-            "on this machine"
+            f"plan.plugins is {str(found)[:100]}, it must be a table that gives a SHA-256 for some of "
+            f"{', '.join(PLANNED)}; update protofleet on this machine"
         )
     assert isinstance(found, Mapping)
     return dict(found)

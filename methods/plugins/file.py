@@ -28,7 +28,7 @@ PREFIX: Final = "protofleet_plugin_"
 class PluginFile:
     """The content of a file at the time when it was read.
 
-    The content stays the same if the file or a link to it changes afterwards.
+    A later change of the file, or of a link to the file, does not change this content.
     """
 
     path: Path

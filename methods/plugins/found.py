@@ -50,7 +50,7 @@ def find(kind: str, name: str, sha256: str, wanted: Any) -> Any:
 def demand_type(found: object, wanted: Any, kind: str, where: str) -> None:
     if not isinstance(found, wanted):
         says = SAYS[kind]
-        raise PlugInError(f"{where}: {says.partition(' ')[0]} is {_described(found)}; say {says}")
+        raise PlugInError(f"{where}: {says.partition(' ')[0]} is {_described(found)}; write {says}")
 
 
 def _described(found: object) -> str:

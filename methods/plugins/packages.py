@@ -65,7 +65,7 @@ def installed(kind: str) -> dict[str, Packaged]:
 def modules() -> frozenset[str]:
     """Return the first names of the modules that contain plug-ins.
 
-    An error message needs these names, and each message of another party may cause an error. To read the
+    An error message needs these names, and each message of another party may cause an error. Reading the
     installed packages takes 20 ms or more, so the result is kept for each search path of Python.
     """
     return _modules_on(tuple(sys.path))

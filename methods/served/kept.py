@@ -96,7 +96,10 @@ def pieces_of_kept(
 
 
 def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
-    """Return the name for a tensor in the file; a tensor that is equal to that of `predict` shares its name."""
+    """Return the name for a tensor in the file.
+
+    If the tensor of `predict` has an equal value, return the name of that tensor.
+    """
     common = stored.get(name)
     if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):
         return name

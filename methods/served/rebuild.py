@@ -55,7 +55,9 @@ def _demand_scores(model: Served, card: Card) -> None:
     with torch.no_grad():
         found = tuple(model(card.input.drawn(1)).shape)
     if found != (1, len(card.classes)):
-        raise ValueError(f"it gives scores {list(found)}, but the card has {len(card.classes)} classes")
+        raise ValueError(
+            f"its scores have the shape {list(found)}, but the card has {len(card.classes)} classes"
+        )
 
 
 def _rule(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tensor]) -> Rule:

@@ -81,7 +81,7 @@ def _to_length(row: tuple[float, ...], length: int) -> tuple[float, ...]:
 class Scaling(nn.Module):
     """The module that computes (2 x - (high + low)) / (high - low).
 
-    For pixels it gives the same bits as the loader of a device.
+    For pixels, the results have the same bits as the results of a device's loader.
     """
 
     centre: Tensor

@@ -18,11 +18,11 @@ class Client(ClientHalf):
 METHOD = Method("x", fedavg.METHOD.Hyper, fedavg.Server, Client)
 """
 WRONG = {
-    "METHOD = 5\n": "mine.py: METHOD is int (5); say METHOD = Method(...)",
-    "class A: pass\nMETHOD = A\n": "mine.py: METHOD is the class A; say METHOD = Method(...)",
+    "METHOD = 5\n": "mine.py: METHOD is int (5); write METHOD = Method(...)",
+    "class A: pass\nMETHOD = A\n": "mine.py: METHOD is the class A; write METHOD = Method(...)",
     "METHD = 5\n": "mine.py has no METHOD, no NETWORK, no DATA and no METRICS; docs/plug-ins.md shows each",
-    "NETWORK = 5\n": "mine.py: NETWORK is int (5); say NETWORK = network(...)",
-    "DATA = []\n": "mine.py: DATA is list ([]); say DATA = a function that gives Data(...)",
+    "NETWORK = 5\n": "mine.py: NETWORK is int (5); write NETWORK = network(...)",
+    "DATA = []\n": "mine.py: DATA is list ([]); write DATA = a function that gives Data(...)",
     "METRICS = {}\n": "mine.py: METRICS is dict; it must be a table of 1 to 16 names and functions",
     "from protofleet.methods.contract.base import Method\nMETHOD = Method('x', int, int, int)\n": (
         "mine.py:2: TypeError: Method(Hyper=...) is <class 'int'>, it must be a dataclass, as LocalHyper is"

@@ -139,7 +139,7 @@ def test_a_page_that_raises_is_an_error_and_the_next_one_is_answered(caplog):
 def test_an_address_that_the_machine_does_not_have_yet_is_no_reason_to_end(caplog):
     """A board is switched on before its network has given it one."""
     with exposed(CollectorRegistry(), Endpoint("203.0.113.9", 1234)):
-        assert "metrics_host is 203.0.113.9, no address of this machine now" in caplog.text
+        assert "metrics_host is 203.0.113.9, but this machine does not have this address now" in caplog.text
 
 
 def test_what_cannot_be_served_is_one_line(tmp_path):

@@ -130,7 +130,10 @@ def test_the_file_of_an_allowed_plug_in_may_have_any_name(plan, place):
 )
 def test_what_comes_over_the_wire_is_a_hash_of_a_known_kind_or_it_is_declined(plan, said):
     table = {**json.loads(plan.encode()), "plugins": said}
-    with pytest.raises(PlugInError, match="plan.plugins is .* it must be SHA-256 by method, network"):
+    with pytest.raises(
+        PlugInError,
+        match="plan.plugins is .* a SHA-256 for some of method, network",
+    ):
         read_plan(json.dumps(table).encode(), PlugIns((), (HASH,)))
 
 
@@ -175,7 +178,7 @@ def test_a_plug_in_with_the_name_of_ours_has_to_take_another(place):
 
 def test_a_hash_that_is_none_is_found_in_the_settings():
     with pytest.raises(
-        SettingsError, match="plugins: allow has 'ab12', it must be SHA-256 in 64 hexadecimal digits"
+        SettingsError, match="plugins: allow has 'ab12', it must be a SHA-256 of 64 hexadecimal digits"
     ):
         decode(DeviceSettings, {"name": "a", "plugins": {"allow": ["ab12"]}})
     assert encode(DeviceSettings("a"))["plugins"] == {"files": [], "allow": []}

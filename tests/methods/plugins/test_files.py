@@ -51,9 +51,9 @@ def test_a_file_without_its_constant_says_which_one(tmp_path):
     _, module = from_file(path, None)
     with pytest.raises(PlugInError, match=r"^fednova.py has no METHOD = Method\(...\)$"):
         object_of("method", module)
-    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is int \(1\); say METHOD = Method"):
+    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is int \(1\); write METHOD = Method"):
         demand_type(1, str, "method", "fednova.py")
-    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is the class Path; say METHOD = Method"):
+    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is the class Path; write METHOD = Method"):
         demand_type(Path, str, "method", "fednova.py")
 
 

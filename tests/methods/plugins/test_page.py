@@ -70,7 +70,7 @@ def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkey
     [
         ("fednova", "x = undefined\n", r"fednova.py:1: NameError: name 'undefined' is not defined"),
         ("fednova", "METHD = 1\n", r"fednova.py has no METHOD = Method\(...\)"),
-        ("mynet", "NETWORK = 1\n", r"mynet.py: NETWORK is int \(1\); say NETWORK = network\(...\)"),
+        ("mynet", "NETWORK = 1\n", r"mynet.py: NETWORK is int \(1\); write NETWORK = network\(...\)"),
         ("f1", "METRICS = {'loss': print}\n", r"f1.py: METRICS has 'loss'; a name consists of small letters"),
     ],
 )
