@@ -15,7 +15,7 @@ from protofleet.runtime.logs import fields
 log = logging.getLogger("protofleet.coordinator")
 
 SAY_SECONDS: Final = 60.0
-MOST_NAMED: Final = 8  # Most names of missing devices in one log line.
+MOST_NAMED: Final = 8  # Largest number of missing devices that one log line names.
 NEVER: Final = float("inf")
 
 

@@ -57,7 +57,7 @@ class CoordinatorSettings:
     federation: str = "protofleet"
     """Name of the federation, which is part of every topic."""
     task: str = TASK
-    """Kind of the task, of which `classification` is the only one."""
+    """Kind of the task; the only kind is `classification`."""
     class_names: tuple[str, ...] = ()
     """Names of the classes in the order of their labels; empty means the names that most devices send."""
     folder: str = "runs"
@@ -75,18 +75,18 @@ class CoordinatorSettings:
     network: Network = field(default_factory=Network)
     """Network of the run."""
     mutual: Network | None = None
-    """Network that all devices train in addition to their own, for methods such as FML and FedKD; left out,
-    it is the same as `network`.
+    """Network that all devices train in addition to their own, for methods such as FML and FedKD; if left
+    out, it is the same network as `network`.
     """
     public: PublicSet | None = None
-    """Samples that all devices have, for methods whose devices compare their outputs on them (FCCL+); left
-    out, they are drawn images.
+    """Samples that all devices have, for methods whose devices compare their outputs on these samples (FCCL+);
+    if left out, the samples are drawn images.
     """
     init: FirstWeights | None = None
-    """First weights of every party's network; left out, they are drawn by the seed."""
+    """First weights of every party's network; if left out, the first weights are drawn with the seed."""
     freeze: Freeze | None = None
-    """Part of the network that is not trained, `backbone` (the layers that make the features); left out, the
-    whole network is trained.
+    """Part of the network that is not trained, `backbone` (the layers that make the features); if left out,
+    the whole network is trained.
     """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
@@ -95,11 +95,11 @@ class CoordinatorSettings:
     policy: Policy = field(default_factory=Policy)
     """Rules for the rounds."""
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
-    """Limits on the claims of a device and on the disk space of answers."""
+    """Limits on the claims of a device and on the disk space of updates."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     """Address of the broker."""
     enrolled: str = ""
-    """Folder that `protofleet enrol` has filled, in place of `key`; empty means without enrolment."""
+    """Folder with the enrolment that `protofleet enrol` has made, in place of `key`; empty means no enrolment."""
     key: str = "keys/coordinator.key"
     """Path of the coordinator's private key, if `enrolled` is empty."""
     devices: str = "keys"
@@ -107,13 +107,11 @@ class CoordinatorSettings:
     `enrolled` is empty.
     """
     security: str = "sealed"
-    """Protection of messages, `sealed`, or `off` for messages that are still signed but that every broker can
-    read.
-    """
+    """Protection of messages: `sealed`, or `off` for messages that are signed but that every broker can read."""
     threads: Threads = 0
-    """Number of threads of torch; 0 leaves it to torch."""
+    """Number of threads of torch; 0 means that torch chooses the number."""
     metrics_port: OptionalPort = 0
-    """Port of the page of metrics and health; 0 means none."""
+    """Port of the page of metrics and health; 0 means that there is no page."""
     metrics_host: str = LOOPBACK
     """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
     watchdog_seconds: Watchdog = 900.0

@@ -32,7 +32,7 @@ from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_SOFTWARE: Final = 300  # Most characters of a device's description of its software that are kept.
+MOST_SOFTWARE: Final = 300  # Number of characters that are kept of a device's description of its software.
 # Seconds between two checks whether the devices that the run waits for are still enrolled.
 ENROLMENT_SECONDS: Final = 5.0
 

@@ -33,7 +33,7 @@ PAUSE_SECONDS: Final = 60.0
 LONGEST_SECONDS: Final = 86_400.0
 # Seconds from the end of a ban until the bans of the name are counted from 1 again.
 QUIET_SECONDS: Final = 86_400.0
-# Most doublings of a length. More doublings could overflow, and LONGEST_SECONDS is reached much earlier.
+# Largest number of doublings of a length. More doublings could overflow, and LONGEST_SECONDS is reached much earlier.
 MOST_DOUBLED: Final = 20
 
 log = logging.getLogger("protofleet.coordinator")

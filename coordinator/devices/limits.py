@@ -21,7 +21,7 @@ from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.wire.messages import Hello, Update
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-# Most letters of a domain, because domains appear in reports and in labels of metrics.
+# Largest number of letters of a domain. Domains appear in reports and in labels of metrics, so they are short.
 MAX_DOMAIN: Final = 64
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
 MAX_MEASURED: Final = 1e12  # Largest loss, duration or number of samples in a metric.

@@ -19,7 +19,7 @@ from protofleet.methods.contract.confusion import CONFUSION
 
 Matrix: TypeAlias = list[list[int]]  # matrix[class][predicted class] is a number of samples.
 
-# Most numbers in all matrices of a record. If there are more, the record has only one matrix, the sum over
+# Limit on the numbers in all matrices of a record. If there are more, the record has only one matrix, the sum over
 # all domains.
 MOST_NUMBERS: Final = 200_000
 ALL: Final = "all domains"

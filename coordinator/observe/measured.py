@@ -16,7 +16,7 @@ from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
 from protofleet.coordinator.round.weights import capped
 
-MOST_NAMED: Final = 5  # Most devices that are named in one line.
+MOST_NAMED: Final = 5  # Largest number of devices that one line names.
 SAMPLES: Final = "samples.test"
 # Kind of work of a device -> metric of its energy.
 JOULES: Final = {"train": "joules.train", "send": "joules.send"}

@@ -40,7 +40,7 @@ from protofleet.runtime.metrics_page import (
     snapshot_of,
 )
 
-# Most devices with series of their own. All further devices share one series, "other".
+# Largest number of devices that have their own series. All further devices share one series, "other".
 MAX_DEVICES: Final = 1000
 VERDICTS: Final = ("accepted", "late", "refused")
 

@@ -33,7 +33,7 @@ class Stop:
     accuracy: Share = 0.0
     """Validation accuracy, from 0 to 1, at which the run ends; 0 means off."""
     patience: Patience = 0
-    """Number of evaluations in a row without a better one after which the run ends; 0 means off."""
+    """Number of evaluations in a row without a better accuracy after which the run ends; 0 means off."""
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -49,36 +49,36 @@ class Policy:
     """The rules for rounds: how many devices take part, and how long the run waits for each of them."""
 
     quorum: Quorum = 1
-    """Smallest number of answers that make a round."""
+    """Smallest number of updates with which a round can end."""
     cohort: Devices = 0
     """Number of devices that are drawn for each round; 0 invites all present devices."""
     gather: Devices = 0
-    """Number of devices that the first round waits for, `patience_seconds` at most; 0 means that a quorum is
-    enough.
+    """Number of devices for which the first round waits, for at most `patience_seconds`; 0 means that the first
+    round waits only for a quorum.
     """
     patience_seconds: PositiveSeconds = 600.0
-    """Seconds that a cohort has for one ask."""
+    """Seconds that a cohort has for one task."""
     grace_seconds: Seconds = 10.0
     """Seconds within which a device that has left may come back."""
     settle_seconds: Seconds = 2.0
     """Seconds that a quorum waits for more devices before a round starts."""
     spares: Devices = 0
-    """Number of devices that are invited in addition to the cohort; the first `cohort` answers make the phase."""
+    """Number of devices that are invited in addition to the cohort; the first `cohort` updates end the phase."""
     straggler_factor: StragglerFactor = 2.5
-    """Multiple of the median answer time for which a quorum waits for the other devices, `straggler_seconds`
-    at least; 0 means that it waits for the whole patience.
+    """Multiple of the median time of an update for which a quorum waits for the other devices, but at least for
+    `straggler_seconds`; 0 means that the quorum waits for `patience_seconds`.
     """
     straggler_seconds: Seconds = 0.5
     """Shortest time, in seconds, that a quorum waits for stragglers."""
     flaps: Flaps = 5
-    """Number of lost connections within `flap_seconds` from which a device is asked but not counted on; 0
-    means that every device is counted on.
+    """Number of lost connections within `flap_seconds` from which the run does not wait for a device, although
+    the device still gets tasks; 0 means that the run waits for every device.
     """
     flap_seconds: Seconds = 300.0
-    """Seconds within which lost connections are counted, and after which a device without a loss is steady again."""
+    """Seconds within which lost connections are counted; after this time without a loss, a device is steady again."""
 
     pause_seconds: Seconds = 0.0
-    """Seconds from the end of a round to the start of the next."""
+    """Seconds from the end of a round to the start of the next round."""
     hours: str = ""
     """Hours in which rounds may begin, by the coordinator's local time, in a form such as
     `22:00-06:00`; empty means all day.
@@ -86,21 +86,21 @@ class Policy:
 
     # "auto" is 1 + the size of the cohort. So each update of the previous server step can be left out once.
     attempts: Attempts = "auto"
-    """Number of times that broken answers alone may keep a round from its quorum before the run counts as
-    diverged; `auto` is 1 + the size of the cohort, and 0 means without end.
+    """Number of times that a round may miss its quorum because of broken updates before the run counts as
+    diverged; `auto` is 1 + the size of the cohort, and 0 means that there is no limit.
     """
 
     weight_cap: WeightCap = 3.0
-    """Largest weight of a device, in training and in reports, as a multiple of the median of its cohort; 0
-    means as much as it claims.
+    """Largest weight of a device, in training and in reports, as a multiple of the median weight of its cohort;
+    0 means that there is no limit.
     """
 
     evaluate_every: EvaluateEvery = 5
     """Number of rounds after which all present devices measure the model, if rounds leave present devices
-    out; 0 means only at the end.
+    out; 0 means that they measure the model only at the end.
     """
     stop: Stop | None = None
-    """Conditions under which the run ends early; left out, the run has all its rounds."""
+    """Conditions under which the run ends early; without this setting, the run has all its rounds."""
 
     def __post_init__(self) -> None:
         demand_within(self)

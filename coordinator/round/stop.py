@@ -8,7 +8,9 @@ from typing import Final
 
 from protofleet.coordinator.round.policy import Stop
 
-MOST_ROUNDS_BACK: Final = 3  # Most rounds that a run can go back, because a spool keeps no more checkpoints.
+MOST_ROUNDS_BACK: Final = (
+    3  # A run can go back only this many rounds, because a spool keeps no more checkpoints.
+)
 
 
 @dataclass

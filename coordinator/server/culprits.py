@@ -214,7 +214,7 @@ class GroupTest:
     """A group test: it finds the updates that must be left out so that a round works."""
 
     works: Works
-    most: int  # Most updates that may be left out.
+    most: int  # Largest number of updates that may be left out.
     _left_out: list[str] = field(default_factory=list)
     # Devices whose updates are used -> whether the round works with them.
     _results: dict[frozenset[str], bool] = field(default_factory=dict)

@@ -28,7 +28,7 @@ Sizes = Mapping[str, float]  # Array -> its norm, or the norm of its longest row
 UNJUDGED = frozenset({"labels", "counts", "control"})
 # Arrays that consist of rows. The number of rows depends on the classes or samples of a device.
 ROWS = frozenset({"prototypes", "features", "anchors"})
-LEAST = 3  # Fewest updates for which a median is used.
+LEAST = 3  # Smallest number of updates for which a median is used.
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from protofleet.runtime.logs import place_of
 log = logging.getLogger("protofleet.coordinator")
 
 
-MAX_FAULT_LETTERS: Final = 300  # Most letters of an error message that are kept for records and log lines.
+MAX_FAULT_LETTERS: Final = 300  # Records and log lines contain at most this many letters of an error message.
 
 
 @dataclass(frozen=True, slots=True)

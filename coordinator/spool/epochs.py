@@ -26,7 +26,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 HIGHEST: Final = 1 << 62
 DAY: Final = 86_400
-# Most epochs that are stored in full. If there are more, only one epoch of each day is kept, for a year.
+# Largest number of epochs that are stored. If there are more, only one epoch of each day of the last year is kept.
 MOST_EPOCHS: Final = 1000
 
 

@@ -35,7 +35,7 @@ class Life:
 
     def end(self, in_order: bool) -> None:
         if in_order:
-            with contextlib.suppress(OSError):  # If the disk is full, this end counts as not in order.
+            with contextlib.suppress(OSError):  # On a full disk, this end is not recorded.
                 self._write(ended=True)
 
     def _write(self, ended: bool) -> None:

@@ -13,8 +13,8 @@ from typing import Final
 from protofleet.protocol.storage.partial import Blocks
 from protofleet.protocol.wire.messages import Manifest
 
-SMALL: Final = 1 << 20  # Most bytes of a small update.
-MOST_BYTES: Final = 32 << 20  # Most bytes of all unfinished updates that are kept in memory.
+SMALL: Final = 1 << 20  # Largest size of a small update in bytes.
+MOST_BYTES: Final = 32 << 20  # Bytes of memory for all unfinished updates.
 
 
 class Memory:

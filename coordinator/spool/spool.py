@@ -36,7 +36,7 @@ __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in",
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Most checkpoints that are kept; two checkpoints with different snapshots are enough.
+# Largest number of checkpoints that are kept; two checkpoints with different snapshots are enough.
 MOST_CHECKPOINTS: Final = 3
 Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # A row of the table `checkpoint`.
 
