@@ -93,7 +93,7 @@ class Comparison:
         return "".join(html_table(one.title, one.head, one.rows, one.best) for one in self.tables)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
-        """Return the tables in Markdown, with the origin of each run; also write them to `path`, if it is given."""
+        """Return the tables in Markdown, with the origin of each run. If `path` is given, also write them there."""
         return written(path, "\n".join(one.markdown() for one in [*self.tables, origin_table(self.groups)]))
 
     def to_latex(self, path: str | Path | None = None) -> str:

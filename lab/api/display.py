@@ -21,7 +21,7 @@ from protofleet.protocol.settings.reader import SettingsError
 # A function that is called after each round with the round's record from rounds.jsonl.
 Listener: TypeAlias = Callable[[Mapping[str, Any]], None]
 ProgressChoice: TypeAlias = Literal["auto", "off"] | Listener
-# Minimum seconds between two updates of the line, because a notebook stores every update that it gets.
+# Minimum seconds between two updates of the line, because a notebook stores every update.
 REDRAW_SECONDS: Final = 0.2
 
 log = logging.getLogger("protofleet")

@@ -17,9 +17,9 @@ from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, Stopp
 
 @contextlib.contextmanager
 def public_errors() -> Iterator[None]:
-    """Raise SettingsError where the command exits with 2, DivergedError for 4, and RunError for 1.
+    """Convert the errors of the block: each exit code of the command has its own exception.
 
-    Exceptions that come from bugs are passed on unchanged. Ctrl+C stays a KeyboardInterrupt.
+    SettingsError is raised for exit code 2, DivergedError for exit code 4, and RunError for exit code 1. Exceptions that come from bugs are passed on unchanged. Ctrl+C stays a KeyboardInterrupt.
     """
     try:
         yield

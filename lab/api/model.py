@@ -47,7 +47,7 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the names of the classes, in the order in which `scores` has their columns."""
+        """Return the names of the classes, in the order of the columns of `scores`."""
         return self.card.classes
 
     def predict(self, inputs: Inputs) -> list[str]:
@@ -113,13 +113,13 @@ def load_model(
     with public_errors():
         named = own_plugins([str(path) for path in plugins]).allowed()
         if which not in ("best", "last"):
-            raise SettingsError(f"which is {which!r}, it must be 'best' or 'last'")
+            raise SettingsError(f"the argument `which` is {which!r}, it must be 'best' or 'last'")
         if (single := folder_of_one(place)) is None:
             found = find_model(place, Wanted(which, device, plugins=named))
             return Model(found.card, found.served)
         card, served = read_model(single)
         if device not in (None, card.device):
-            whose = f"the one of {card.device}" if card.device else "that of all devices"
+            whose = f"the model of {card.device}" if card.device else "the model of all devices"
             raise SettingsError(f"device is {device!r}, but {single} holds only one model, {whose}")
         return Model(card, served)
 

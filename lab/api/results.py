@@ -48,7 +48,7 @@ class Result:
     """A finished run. `Result("runs/demo")` reads a run that finished earlier.
 
     Every accuracy belongs to the model that the method's paper reports: the global model or the devices' own
-    models. `view` says which of them it is.
+    models. `view` is the name of this choice.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -61,7 +61,7 @@ def _pictures(paths: Sequence[Path], takes: Input) -> Tensor:
     """Read pictures with the size and the channels of the model's input, as a device reads its own pictures."""
     if takes.kind != "image":
         raise SettingsError(
-            f"the model takes a {takes.kind} and no pictures; give an array in place of paths"
+            f"the input of the model is a {takes.kind} and not a picture; give an array in place of paths"
         )
     with public_errors():
         return torch.from_numpy(named_pictures(paths, InputShape(takes.shape)).copy())
@@ -73,7 +73,7 @@ def _stacked(listed: Sequence[Any], takes: Input) -> Tensor:
     for number, one in enumerate(arrays):
         if one.shape != arrays[0].shape:
             found = f"sample {number} is {list(one.shape)} and sample 0 is {list(arrays[0].shape)}"
-            raise SettingsError(f"{found}; the model takes {list(takes.shape)} each")
+            raise SettingsError(f"{found}; the model needs arrays of the shape {list(takes.shape)} each")
     return torch.stack(arrays)
 
 

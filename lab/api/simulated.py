@@ -161,7 +161,7 @@ def plan_of(
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:
-    """Return the method and the name that it gets in the plan."""
+    """Return the name of the method in the plan, and the method."""
     if isinstance(method, Method):
         return OWN, method
     if isinstance(method, Path) or method.endswith(".py"):

@@ -1,6 +1,6 @@
 """Run the checks of a plug-in one after the other.
 
-Each outcome has the seconds that the check took, and its problem if the check failed.
+Each outcome has the seconds that the check took. If the check failed, the outcome also has the problem.
 """
 
 from __future__ import annotations

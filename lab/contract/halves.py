@@ -1,7 +1,7 @@
 """Check a method's halves directly, without a network.
 
 The halves must send exactly as many bytes as `cost` computes, and must not keep replies. A half that
-continues from a saved state must give the same bits as one that was not stopped.
+continues from a saved state must give the same bits as a half that was not stopped.
 """
 
 from __future__ import annotations
@@ -197,7 +197,11 @@ def replies_are_not_kept(subject: Subject) -> None:
 
 
 def state_goes_round(subject: Subject) -> None:
-    """Require that restore() sets the state that it is given, and that the next round then has the same bits."""
+    """Require that a half continues correctly after restore().
+
+    The state must be equal to the saved state. The next round must give the same bits as the next round of a
+    half that was not restored.
+    """
     halves, again = two_rounds(subject)
     for who, half in halves.all().items():
         require_state(who, half.state(), again.all()[who].state())
@@ -209,7 +213,7 @@ def state_goes_round(subject: Subject) -> None:
 
 
 def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
-    """Return halves after two rounds, and new halves that have restored the state of the first ones.
+    """Return halves after two rounds, and new halves that have restored the state of those halves.
 
     One round is not enough, because much of the state may still have its initial value.
     """
@@ -226,16 +230,16 @@ def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
 def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) -> None:
     wrong = [key for key, value in one.items() if key not in other or not torch.equal(value, other[key])]
     if wrong:
-        words = left_out(subject) or "; something that it learns is not in state()"
+        words = left_out(subject) or "; state() leaves out something that the half has learned"
         raise ContractError(
-            f"{who} gives other results after restore(state()), in {', '.join(wrong[:3])}{words}"
+            f"{who} gives different results after restore(state()), in {', '.join(wrong[:3])}{words}"
         )
 
 
 def left_out(subject: Subject) -> str:
     """Return the end of an error message that names attributes that state() leaves out; "" if none is found.
 
-    The message is about a half that gives other results after restore(state()).
+    The message is about a half whose results change after restore(state()).
     """
     halves, again = two_rounds(subject)
     halves.begin(3)
@@ -251,4 +255,4 @@ def require_state(who: str, one: Payload, other: Payload) -> None:
         f"{who}: restore(state()) gives {sorted(other)[:3]}, state() was {sorted(one)[:3]}",
     )
     wrong = [key for key, value in one.items() if not torch.equal(value, other[key])]
-    require(not wrong, f"{who}: {', '.join(wrong[:3])} is another one after restore(state())")
+    require(not wrong, f"{who}: {', '.join(wrong[:3])} is different after restore(state())")

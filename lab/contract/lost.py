@@ -13,9 +13,10 @@ MOST: Final = 3  # Maximum number of attributes that a message names.
 
 
 def lost(one: object, again: object) -> str:
-    """Return the names of lost attributes, such as `self.velocity`, or "".
+    """Return the names of the attributes that differ between a half and its restored copy; "" if none differs.
 
-    A cache may differ although nothing is lost. Therefore callers use this function only if results differ.
+    A name is, for example, `self.velocity`. A cache may differ although no state was lost. Therefore callers
+    use this function only if the two halves give different results.
     """
     found = [name for name, value in vars(one).items() if not same(value, vars(again).get(name))]
     # The model is named only if nothing else differs, because any loss also changes the model.
@@ -24,9 +25,9 @@ def lost(one: object, again: object) -> str:
 
 
 def same(one: object, other: object) -> bool:
-    """Return whether two values are the same.
+    """Return whether two values are equal.
 
-    Values that cannot be compared count as the same: functions, data sets and open files.
+    Functions, data sets and open files cannot be compared, so this function treats them as equal.
     """
     a, b = list(leaves(one)), list(leaves(other))
     return len(a) == len(b) and all(

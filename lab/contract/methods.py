@@ -85,23 +85,23 @@ def measures_its_own_views(subject: Subject, run: Simulation) -> None:
 
 
 def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
-    """Require that networks() returns every network of a half, also the networks that the half has received.
+    """Require that networks() returns every network of a half, including networks that the half has received.
 
-    The limits of a device count every network that the device holds.
+    A device compares the total size of these networks with its limits.
     """
     for half in halves_of(run):
         told = {p for network in half.networks() for p in network.parameters()}
         held = {name: part for name, part in vars(half).items() if isinstance(part, nn.Module)}
         hidden = [name for name, part in held.items() if not told.issuperset(part.parameters())]
         require(
-            not hidden, f"networks() leaves out {', '.join(hidden)}, which the device has to find memory for"
+            not hidden, f"networks() leaves out {', '.join(hidden)}, but the device needs memory for every network"
         )
 
 
 def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
     """Require that predict gives the same scores as rule().
 
-    An exported model has only the rule and the network, and not the half's predict.
+    An exported model uses the rule and the network. It does not have the method `predict` of the half.
     """
     for half in halves_of(run):
         half.model.eval()
@@ -362,17 +362,18 @@ def devices_that_sit_out_go_on(subject: Subject, folder: Path) -> None:
 def network_with_batch_norm(subject: Subject, folder: Path) -> None:
     """Require that no running statistic of BatchNorm is refused or negative.
 
-    A server step that goes past the mean can make running variances negative, and a coordinator refuses
-    negative variances. Therefore such a step may be applied only to parameters, and not to statistics.
+    A server may move the model farther than the mean of the updates. Such a step can make running variances
+    negative, and a coordinator refuses negative variances. Therefore a server may apply such a step only to
+    parameters, and not to statistics.
     """
     watcher, policy = Refusals(), policy_with(rounds=2)
     changed = replace(subject, network=Network("cnn_bn", feature_size=8))
     run = changed.simulation(folder, policy=policy, observers=[watcher]).run()
     words = sorted({problem.message for _, problem in watcher.found})
-    require(not words, f"{words[:1]}: a running statistic of BatchNorm is to be a mean, and no step")
+    require(not words, f"{words[:1]}: set each running statistic of BatchNorm to the mean of the updates, without a server step")
     require_numbers(run)
     wrong = [k for k, v in final_state(run).items() if k.endswith("running_var") and bool((v < 0).any())]
     require(
         not wrong,
-        f"{', '.join(wrong[:2])} is negative: step with parameters only, and take the mean of statistics",
+        f"{', '.join(wrong[:2])} is negative: apply the server step only to parameters, and set statistics to their mean",
     )

@@ -66,9 +66,9 @@ def has_its_sizes(network: Network) -> None:
 
 
 def heeds_feature_size(network: Network) -> None:
-    """Require that a network has the feature size that is set.
+    """Require that a network has the feature size from the settings.
 
-    With network.feature_size, devices with different networks get embeddings of the same size.
+    With the setting network.feature_size, devices with different networks get embeddings of the same size.
     """
     model = built(network, feature_size=12)
     require(model.feature_size == 12, f"feature_size = 12 gives a network of {model.feature_size} features")

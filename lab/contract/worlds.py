@@ -31,8 +31,8 @@ class RunPolicy(Policy):
     rounds: int = 2
 
 
-# The bits depend on the updates of all devices. Therefore no device counts as too slow, even on a busy
-# machine.
+# The bits depend on the updates of all devices. Therefore this policy waits for every device,
+# even on a busy machine.
 POLICY: Final = RunPolicy(
     rounds=3,
     quorum=3,
@@ -70,7 +70,7 @@ class Subject:
     network: Network = field(default_factory=lambda: Network("mlp"))
     allowed: PlugIns = field(default_factory=PlugIns)
     shards: Mapping[str, Any] | None = (
-        None  # The data of each device; None for easy pictures of the usual size.
+        None  # The data of each device; None for generated pictures that are easy to classify.
     )
     hyper: Mapping[str, object] = field(default_factory=dict)
 

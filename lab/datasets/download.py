@@ -32,7 +32,7 @@ SHOWN_SECONDS: Final = 5.0
 PASSING: Final = frozenset(
     {408, 425, 429, 500, 502, 503, 504}
 )  # HTTP status codes after which a later request may succeed.
-# Tries at one address before the download gives up. A try that receives new bytes starts the count again.
+# Tries at one address before the download gives up. A try that receives new bytes resets the count.
 TRIES: Final = 4
 MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file. The known files are less than a tenth as large.
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -54,7 +54,7 @@ class Downloader:
     clock: Callable[[], float] = time.monotonic
 
     def fetch(self, file: RemoteFile, folder: Path) -> Path:
-        """Return the path of the file, whose checksum is right.
+        """Download the file if it is missing, check its checksum, and return its path.
 
         If the download fails, a RunError is raised, and its message says what to do.
         """

@@ -1,4 +1,4 @@
-"""Fetch a data set from its publishers into the folder from which its reader loads it."""
+"""Fetch a data set from its publishers. The files go into the folder from which the data set is loaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_unpacked(published: Published, folder: Path) -> bool:
 
 
 def unpack(archive: Path, published: Published, folder: Path) -> None:
-    """Unpack the listed files of an archive, and no others. If one file fails, none is kept.
+    """Unpack the listed files of an archive, and no other files. If one file fails, no file is kept.
 
     The files are unpacked into a new folder, which then replaces the old folder.
     """

@@ -1,4 +1,4 @@
-"""Export a model of a run to a folder: files, a card and a short program, all of them or none."""
+"""Export a model of a run to a folder: files, a card and a short program. If an export fails, nothing is written."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Order:
             )
         if self.out is not None and self.out.suffix in SUFFIXES and not self.out.is_dir():
             raise SettingsError(
-                f"--out is {self.out}, which is the name of a file; name a folder, into which {FILES[ONNX]} and "
-                "others are written"
+                f"--out is {self.out}, which is the name of a file; name a folder for {FILES[ONNX]} and "
+                "the other files"
             )
 
     def place(self) -> Path:

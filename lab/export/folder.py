@@ -68,7 +68,7 @@ def new_folder(place: Path) -> Iterator[Path]:
                 sync(place.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
-        # If another export has put its folder there, the parents are not empty and stay.
+        # If another export has put its folder there, the parent folders are not empty, so they stay.
         with contextlib.suppress(OSError):
             for folder in made:
                 folder.rmdir()

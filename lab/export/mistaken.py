@@ -1,4 +1,6 @@
-"""Make messages about a wrong folder: what the folder is, and which folder the user may have meant."""
+"""Make messages for a user who names a wrong folder.
+
+A message describes the folder, and names the folder that the user may have meant."""
 
 from __future__ import annotations
 

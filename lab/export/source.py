@@ -35,7 +35,7 @@ OLDER: Final = "an earlier version of protofleet wrote it"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The choice of one model of a run. If `device` is set, it is the own model of that device."""
+    """A user's choice of one model of a run. If `device` is set, the user wants that device's own model."""
 
     chosen: Chosen = "last"
     device: str | None = None
@@ -50,7 +50,7 @@ class ExportedModel:
 
     card: Card
     served: Served
-    assumed: str = ""  # A sentence about the scale of the input that is assumed; "" if the scale is known.
+    assumed: str = ""  # A sentence about the scale that is assumed for the input; "" if the scale is known.
 
 
 def find_model(folder: Path, wanted: Wanted) -> ExportedModel:
@@ -114,8 +114,8 @@ def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
     first, taken = next(iter(found.items()))
     if other := next((name for name, one in found.items() if one != taken), None):
         return taken, (
-            f"devices scale their samples each in its own way ({first}: {taken.range_in_words()}, {other}: "
-            f"{found[other].range_in_words()}); the model takes them as {first} has them"
+            f"the devices do not scale their samples in the same way ({first}: {taken.range_in_words()}, {other}: "
+            f"{found[other].range_in_words()}); in the model, the scale of {first} is used"
         )
     return taken, ""
 
@@ -126,7 +126,7 @@ def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[in
         over = [
             line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"
         ]
-        # An evaluation changes no weights, so the state before it is also the state after it.
+        # An evaluation changes no weights, so the state at its start is also the last state of the run.
         return min(run.round, *over, rounds + 1), run.newest()
     if (best := run.best()) is not None:
         return best
@@ -169,7 +169,7 @@ def _card(
 
 
 def _numbers(classes: int) -> tuple[str, ...]:
-    """Return the numbers of the classes as their names. Callers use them if the names are not known."""
+    """Return names for classes whose real names are not known: the number of each class."""
     return tuple(str(label) for label in range(classes))
 
 

@@ -1,7 +1,7 @@
-"""Make an ONNX file whose numbers a board replaces by those of a new model.
+"""Make a template: an ONNX file in which a board replaces all weights by the weights of a new model.
 
-The file is exported once, on this machine, with random numbers. All of them are different, because the
-exporter would store equal tensors only once.
+The file is exported once, on this machine, with random weights. All random numbers are different, because
+the exporter would store equal tensors only once.
 """
 
 from __future__ import annotations

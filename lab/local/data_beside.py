@@ -18,7 +18,7 @@ from protofleet.protocol.settings.reader import SettingsError, Table, merge, ove
 from protofleet.protocol.wire.names import valid_device
 
 FOLDER: Final = "data"
-SAYS_WHERE: Final = ("source", "root", "domain", "file")  # Keys of [data] that say where the data are.
+SAYS_WHERE: Final = ("source", "root", "domain", "file")  # Keys of [data] for the place of the data.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DataBeside:
         return f"data: {len(self.devices)} devices, after their folders in {self.root}: {names}"
 
     def applied(self, table: Table) -> Table:
-        """Return the file's settings, with the settings that the folder implies where the file has none."""
+        """Return the settings of the file. Missing settings are taken from the content of the folder."""
         devices = table.get("devices", {})
         found: Table = {"data": {"source": "folder", "root": str(self.root)}}
         if not (table.get("data") or {}).get("classes"):
@@ -94,9 +94,9 @@ def check_devices(found: Sequence[Path], devices: Mapping[str, Any], path: Path)
 
 
 def is_domain(folder: Path) -> bool:
-    """Return whether the folder holds folders of classes with pictures.
+    """Return whether the folder has a subfolder of pictures for each class.
 
-    The class folders may also be in `train/` and `test/`.
+    These subfolders may also be in `train/` and `test/`.
     """
     return any(has_pictures(kind) for kind in class_folders(folder))
 

@@ -100,12 +100,12 @@ def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
 
 
 def meant_by(text: str) -> object:
-    """Return the value that TOML reads from the text. A word without quotes counts as a string."""
+    """Return the value that TOML reads from the text. A word without quotes is read as a string."""
     return override({}, [f"value={text}"])["value"]
 
 
 def in_one_form(text: str) -> str:
-    """Write equal numbers in the same way, so that a later sweep finds the trial of a number."""
+    """Write equal numbers in the same way. A later sweep then finds the earlier trial with the same number."""
     value = meant_by(text)
     return repr(value) if isinstance(value, float) else text
 
@@ -131,14 +131,15 @@ def split_values(text: str) -> Iterator[str]:
 def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignments: Sequence[str]) -> Grid:
     """Plan all trials of a grid. The settings of every trial are checked before the first trial starts.
 
-    If the file does not set the number of processes, the devices of a trial share one process. The results
-    have the same bits. One process needs less memory than several, and only one interpreter must start.
+    If the file does not set the number of processes, the devices of a trial share one process. With
+    several processes, the results would be equal bit by bit, but the trial would need more memory and more time
+    to start.
     """
     if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
         raise SettingsError(f"--grid names {twice[0]} twice; write all its values in one --grid")
     if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
         raise SettingsError(
-            f"--seeds has {same[0]} twice; with the same seed, a trial only repeats the same bits"
+            f"--seeds has {same[0]} twice; a second trial with the same seed would give equal results"
         )
     for key in (text.partition("=")[0].strip() for text in assignments):
         if key == "seed" or key in [axis.key for axis in axes]:

@@ -35,7 +35,7 @@ IMPORTED: Final = (
     # Used by `with torch.device(...)`.
     "torch.utils._device",
 )
-# The start of a log line about normal work, which is not the reason of an exit.
+# The start of a log line about normal work. Such a line does not explain why a child has exited.
 OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
 # Names of signals by their numbers. Real-time signals are missing, because they have no name.
 SIGNALS: Final = {number.value: number.name for number in signal.Signals}

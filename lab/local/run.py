@@ -188,7 +188,7 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots, so that at most one process per core computes. If there are enough cores, there are no slots."""
+    """Return slots that let at most one process per core compute; no slots if each process has its own core."""
     cores = available_cores()
     return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
 
@@ -223,9 +223,10 @@ def _write(path: Path, settings: Mapping[str, Any]) -> None:
 
 @dataclass
 class BrokerWatch:
-    """The watch over the broker that the run has started. If the broker ends, it is restarted.
+    """A watcher of the broker that the run has started. If the broker ends, the watcher restarts it.
 
-    After the restart, the parties send again all messages that the broker held.
+    After the restart, the coordinator and the devices send again all messages that the old broker had not
+    delivered.
     """
 
     broker: LocalBroker | None
@@ -381,7 +382,7 @@ def ready(
 ) -> Iterator[None]:
     """Check the broker and prepare the folder, and then execute the block, which runs the experiment.
 
-    If the run fails before it has ended a round, the earlier run gets its folder back.
+    If the run fails before it has ended a round, the folder of the earlier run gets its old name back.
     """
     require_broker(experiment)
     earlier = prepare_folder(experiment, runs, fresh, resume, say)
@@ -405,7 +406,7 @@ def renamed(folder: Path) -> Path:
 def same_settings(written: Path, experiment: Experiment) -> bool:
     """Return whether the settings in the file are the settings of the experiment.
 
-    If an earlier version wrote the file without some settings, they count as their defaults.
+    A file of an earlier version may lack some settings. In that case, their defaults are compared.
     """
     try:
         return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)

@@ -194,8 +194,8 @@ def one_group(groups: Sequence[Group]) -> Group:
 def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
     """Read the finished runs of a grid.
 
-    If runs have finished but none of them has validation samples, no point can be chosen and a RunError is
-    raised.
+    A point is chosen by its validation accuracy. Therefore a RunError is raised if runs have finished, but none
+    of them has validation samples.
     """
     found = []
     for point in grid.points:
@@ -211,7 +211,7 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
         found.append(Trial(point, group, tuple(one for one in measured if one is not None)))
     if any(trial.group for trial in found) and not any(trial.measured for trial in found):
         raise RunError(
-            f"no trial of {grid.name} has validation accuracy, by which the best is chosen; "
+            f"no trial of {grid.name} has a validation accuracy, and the best trial is chosen by this accuracy; "
             "set data.validation to a share above 0"
         )
     trials = SweepTrials(grid, choose, tuple(found))

@@ -29,7 +29,7 @@ from protofleet.runtime.command.errors import RunError
 SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
 # Rounding error of a mean. Without this tolerance, a baseline with a share of 1 might not reach its own accuracy.
 ROUNDING_ERROR = 1e-9
-REPORTS = "reports"  # This word stands for the view that the paper of each method reports.
+REPORTS = "reports"  # The choice of the view that each method's paper reports.
 # Settings that may differ between two runs of one experiment.
 IGNORED_SETTINGS = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"}
@@ -236,9 +236,11 @@ def require_different_seeds(runs: Sequence[ComparedRun]) -> Sequence[ComparedRun
 
 
 def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> AccuracyTarget | None:
-    """Return the accuracy to reach, or None if there is not exactly one baseline with an accuracy.
+    """Return the accuracy to reach: a share of the baseline's accuracy.
 
-    The baseline is the group with the given name. If no name is given, it is the only group that runs FedAvg.
+    The baseline is the group with the given name. If no name is given, the baseline is the only group that runs
+    FedAvg. Return None if there is no baseline, if several groups could be the baseline, or if the baseline has
+    no accuracy.
     """
     if not 0 < share <= 1:
         raise RunError(f"--share is {share:g}, it must be above 0 and at most 1")
@@ -254,7 +256,7 @@ def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> Acc
 
 
 def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
-    """Return the groups whose name is the baseline's. If no name is given, return the groups that run FedAvg."""
+    """Return the groups with the name `baseline`. If the name is empty, return the groups that run FedAvg."""
     return [
         g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
     ]

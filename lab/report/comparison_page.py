@@ -43,7 +43,7 @@ def table_section(found: Table) -> str:
 
 
 def settings_section(groups: Sequence[Group]) -> str:
-    """Return the section with the settings in which the runs differ. All settings are in the report of each run."""
+    """Return the section with the settings in which the runs differ. The report of each run has all settings."""
     found = settings_difference(groups)
     if not found.rows:
         return ""

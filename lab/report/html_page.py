@@ -82,7 +82,7 @@ def _cell(text: str, column: int, best: bool, kind: str) -> str:
 def _short(found: re.Match[str]) -> str:
     """Shorten a hash.
 
-    A reader only compares hashes. With whole hashes, the other columns would not fit on the screen.
+    A short hash is enough to compare two runs. With whole hashes, the other columns would not fit on the screen.
     """
     return f'<span title="{found[0]}">{found[0][:HASH_DIGITS]}…</span>'
 

@@ -16,7 +16,7 @@ def noise_in(chosen: Sequence[float], equal: Sequence[str], images: int | None, 
     """Return the reasons why chance may have decided the choice; "" if there are no such reasons.
 
     `chosen` has the accuracies of the chosen point, one for each seed. `equal` has the other points with the
-    same mean. `images` is the number of validation images by which the point was chosen.
+    same mean. `images` is the number of validation images with which the point was chosen.
     """
     found = []
     if equal:

@@ -50,7 +50,7 @@ class VirtualClock:
 
 @dataclass
 class SimulatedTransport:
-    """A client's connection to the simulated broker. It is a Transport whose inbox is a function."""
+    """A client's connection to the simulated broker. It implements Transport, and passes received messages to a function."""
 
     broker: SimulatedBroker
     name: str
@@ -115,7 +115,7 @@ class SimulatedBroker:
         return client
 
     def lose_client(self, name: str) -> None:
-        """Disconnect a client as if its process had ended. The broker publishes its will."""
+        """Disconnect a client as if its process had ended. The broker publishes the client's will."""
         client = self.clients.pop(name)
         client.alive = False
         if client.will:

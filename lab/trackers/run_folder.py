@@ -1,4 +1,4 @@
-"""Read the data that a tracker needs from a run's folder, except its rounds."""
+"""Read the data that a tracker needs from a run's folder, except the records of the rounds."""
 
 from __future__ import annotations
 

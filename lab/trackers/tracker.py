@@ -34,7 +34,7 @@ class Ending:
     """The data that a tracker gets at the end of a run. A run with the state "stopped" can be continued later."""
 
     state: State
-    # The settings as in Start. For the run of a service, they are known only at the end.
+    # The settings, in the form of Start.settings. If the coordinator is a service, they are known only now.
     settings: Mapping[str, str]
     numbers: Numbers
     files: Sequence[Path]

@@ -1,8 +1,8 @@
 """Draw a picture in two widths: for a wide page, and for a page as narrow as a phone.
 
 A single picture would shrink on a phone, so that its letters would be only 6 pixels high. Therefore the page
-has both widths, and a media query shows the width that fits. The other picture is hidden from all readers,
-also from screen readers. A table below the picture has its numbers.
+contains both pictures, and a media query shows the picture that fits. The other picture is hidden, also from
+screen readers. A table below the picture has its numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the section that shows which classes were mistaken for which, by domain, at the end of the run."""
+"""Make the section with the confusion matrices of each domain at the end of the run."""
 
 from __future__ import annotations
 

@@ -75,9 +75,10 @@ def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
 
 
 def ratio(gaps: Margins, local: Margins) -> float | None:
-    """Return the mean of `gaps` divided by the mean of `local`, over the classes that are in both; else None.
+    """Return the mean of `gaps` divided by the mean of `local`; None if this ratio has no value.
 
-    This ratio can be compared between methods. Distances cannot.
+    Only classes that are in both mappings are used. Unlike a distance, this ratio can be compared between
+    methods.
     """
     both = gaps.keys() & local.keys()
     base = sum(local[c] for c in both)

@@ -24,7 +24,7 @@ class PlotStyle:
     classes: Sequence[int]  # The classes that are drawn. A class has the colour with its index in this list.
     class_count: int  # Number of all classes, including those that are not drawn.
     groups: Sequence[str]  # Names of the devices; names of the domains if there are more devices than shapes.
-    group_kind: str  # What the groups are: "device" or "domain".
+    group_kind: str  # The kind of the groups: "device" or "domain".
 
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot]) -> PlotStyle:

@@ -129,7 +129,7 @@ MISTAKES = {
     "no such folder": (lambda p: protofleet.load_model(p / "none"), "there is no folder .*none"),
     "no device": (lambda p: protofleet.load_model(p / "runs" / "own"), "device-1"),
     "another device": (lambda p: protofleet.load_model(p / "runs" / "own", "device-9"), "device-9"),
-    "a device of an export": (lambda p: protofleet.load_model(p / "given", "device-1"), "that of all devices"),
+    "a device of an export": (lambda p: protofleet.load_model(p / "given", "device-1"), "the model of all devices"),
     "which": (lambda p: protofleet.load_model(p / "given", which="newest"), "which is 'newest', it must be"),
     "shape": (
         lambda p: protofleet.load_model(p / "given").predict(np.zeros((2, 3, 9, 9))),
