@@ -19,7 +19,8 @@ from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, Stopp
 def public_errors() -> Iterator[None]:
     """Convert the errors of the block: each exit code of the command has its own exception.
 
-    SettingsError is raised for exit code 2, DivergedError for exit code 4, and RunError for exit code 1. Exceptions that come from bugs are passed on unchanged. Ctrl+C stays a KeyboardInterrupt.
+    SettingsError is raised for exit code 2, DivergedError for exit code 4, and RunError for exit code 1.
+    Exceptions that come from bugs are not converted. Ctrl+C stays a KeyboardInterrupt.
     """
     try:
         yield

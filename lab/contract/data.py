@@ -17,7 +17,7 @@ PARTS = 3
 def shards_of(settings: DataSettings, allowed: PlugIns) -> dict[str, Shard]:
     """Return the data of the devices of a small federation.
 
-    If the data are wrong, a DataError is raised. Its message is for the author of the data, and describes what to change.
+    If the data are wrong, a DataError is raised. Its message describes what the author of the data must change.
     """
     shares = (replace(settings, part=i, parts=PARTS) for i in range(PARTS))
     return {f"device-{i}": load_shard(share, allowed) for i, share in enumerate(shares)}

@@ -94,7 +94,8 @@ def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
         held = {name: part for name, part in vars(half).items() if isinstance(part, nn.Module)}
         hidden = [name for name, part in held.items() if not told.issuperset(part.parameters())]
         require(
-            not hidden, f"networks() leaves out {', '.join(hidden)}, but the device needs memory for every network"
+            not hidden,
+            f"networks() leaves out {', '.join(hidden)}, but the device needs memory for every network",
         )
 
 
@@ -370,10 +371,13 @@ def network_with_batch_norm(subject: Subject, folder: Path) -> None:
     changed = replace(subject, network=Network("cnn_bn", feature_size=8))
     run = changed.simulation(folder, policy=policy, observers=[watcher]).run()
     words = sorted({problem.message for _, problem in watcher.found})
-    require(not words, f"{words[:1]}: set each running statistic of BatchNorm to the mean of the updates, without a server step")
+    require(
+        not words,
+        f"{words[:1]}: set each running statistic of BatchNorm to the mean of the updates, without a server step",
+    )
     require_numbers(run)
     wrong = [k for k, v in final_state(run).items() if k.endswith("running_var") and bool((v < 0).any())]
     require(
         not wrong,
-        f"{', '.join(wrong[:2])} is negative: apply the server step only to parameters, and set statistics to their mean",
+        f"{', '.join(wrong[:2])} is negative: apply the server step only to parameters, and average the statistics",
     )

@@ -56,8 +56,8 @@ def check_files(
         found[file] = difference(given, scores)
         if found[file] > MOST_DIFFERENCE or not same_labels(given, scores):
             raise RunError(
-                f"{file} does not give the scores of the model: they differ by {found[file]:.1e} of the largest score, "
-                f"and the limit is {MOST_DIFFERENCE:.0e}; nothing is written"
+                f"{file} and the model give different scores: the difference is {found[file]:.1e} of the largest "
+                f"score, and the limit is {MOST_DIFFERENCE:.0e}; nothing is written"
             )
         say(f"{file}: {SAMPLES} samples, the same classes, scores within {found[file]:.1e}")
     return found

@@ -1,6 +1,7 @@
 """Make messages for a user who names a wrong folder.
 
-A message describes the folder, and names the folder that the user may have meant."""
+A message describes the folder, and names the folder that the user may have meant.
+"""
 
 from __future__ import annotations
 

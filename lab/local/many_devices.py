@@ -53,7 +53,7 @@ class SupervisedProcess:
         )
 
     def poll(self, now: float) -> str:
-        """Start the process if the time of its next start is reached. If the process has exited, return a line for the log."""
+        """Start the process at the time of its next start. If the process has exited, return a line for the log."""
         if self.process is None:
             if now >= self.restart_at:
                 self.process = self._start()

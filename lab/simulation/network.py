@@ -50,7 +50,7 @@ class VirtualClock:
 
 @dataclass
 class SimulatedTransport:
-    """A client's connection to the simulated broker. It implements Transport, and passes received messages to a function."""
+    """A client's connection to the simulated broker. It is a Transport that gives received messages to a function."""
 
     broker: SimulatedBroker
     name: str
