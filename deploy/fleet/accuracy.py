@@ -1,6 +1,6 @@
-"""Check by the coordinator's metrics whether a change has lowered the accuracy of the fleet.
+"""Check whether a change has lowered the accuracy of the fleet.
 
-A device cannot check this, because a device does not know the accuracy of the fleet.
+The check reads the coordinator's metrics, because a device does not know the accuracy of the fleet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Series: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    rounds: int  # The last round in which all present devices have measured.
+    rounds: int  # The number of the last round in which all present devices measured the accuracy.
     accuracy: dict[Series, float]
 
 

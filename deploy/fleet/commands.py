@@ -77,10 +77,11 @@ class Deployment:
 @dataclass(frozen=True, slots=True)
 class Command:
     run: Callable[[Deployment, Options], int]
-    changes: bool = False  # The command changes hosts, so only one such command may run at a time.
-    # At least one host must be named on the command line. Without names, the command would run on all hosts.
+    # True if the command changes hosts. Only one such command may run at a time.
+    changes: bool = False
+    # True if the command line must name the hosts. Otherwise, a command without names runs on all hosts.
     needs_hosts: bool = False
-    devices_only: bool = False  # If no host is named, the command runs on all devices.
+    devices_only: bool = False  # True if the command runs on all devices when no host is named.
 
 
 def run(step: str, o: Options, connect: Connect = connections) -> int:
@@ -233,7 +234,7 @@ def status(d: Deployment, o: Options) -> int:
 
 
 def _older_root(d: Deployment, looked: Mapping[str, Facts], listing: Listing) -> str:
-    """Return the reason for which `apply` refuses this root, or "".
+    """Return the reason why `apply` refuses this root, or "".
 
     The reason comes from the lists that the hosts in `looked` hold; other hosts are not checked.
     """

@@ -56,7 +56,7 @@ class HostEnrolment:
             asked = self._review(name, request)
             if self._approved_before(name, asked):
                 if self._fleet.hosts[name].role == COORDINATOR and self._certificates.valid(name):
-                    # The record stays, because a new record of the coordinator would have to be sent to all devices.
+                    # The coordinator keeps its record, because a new record would have to be sent to all devices.
                     reissue_approvals(self._authority, COORDINATOR)
                 else:
                     renew(self._authority, name)

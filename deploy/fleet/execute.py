@@ -57,10 +57,11 @@ SWITCH_SECONDS: Final = 900.0
 # Time limit for the end of an earlier step. The script on the host waits up to two minutes for this end.
 SETTLE_SECONDS: Final = 150.0
 POLL_SECONDS: Final = 0.5
-# A device counts as healthy after it was healthy for this number of seconds. If the coordinator refuses the device,
-# the refusal arrives within this time.
+# A device must stay healthy for this number of seconds before a deployment goes on. If the coordinator refuses the
+# device, the refusal arrives within this time.
 STEADY_SECONDS: Final = 5.0
-# If a run waits for more devices for this number of seconds, the soak ends without a round.
+# During the soak, a deployment waits until a changed device has finished rounds. If the run itself waits for more
+# devices for this number of seconds, the soak ends without a round.
 GATHERING_SECONDS: Final = 10.0
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL

@@ -315,7 +315,10 @@ class Rollout:
         self.log.append(name, name_of(step), result, seconds=seconds, release=release, settings=settings)
 
     def _roll_back(self, executor: Executor) -> str:
-        """Roll the host back to its known good state, or stop its service if it has none; return a message."""
+        """Roll the host back to its known good state, and return a message.
+
+        If the host has no known good state, its service is stopped.
+        """
         name, desired = executor.ssh.name, executor.target.desired
         try:
             good = gather_facts(executor.ssh, executor.place).installed.good

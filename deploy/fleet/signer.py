@@ -41,7 +41,7 @@ class Signer:
     def installed_settings(self, name: str, data: bytes) -> InstalledSettings:
         """Return the digest and the version of installed settings.
 
-        Both are empty if our root has not signed the settings for this host.
+        If our root has not signed the settings for this host, the digest is empty and the version is 0.
         """
         found = self._read(data)
         if found is None or found.name != name:
@@ -67,9 +67,10 @@ class Signer:
         return issue_manifest(self._authority.federation, subject, files, self._authority.keys)
 
     def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:
-        """Sign overrides of settings that are valid for some hours; raise SettingsError for a mistake.
+        """Sign overrides of settings, which a device applies for `hours` hours.
 
-        The check on this machine finds a mistake before a device gets the overrides.
+        The overrides are checked on this machine, and a mistake raises SettingsError. Therefore no device gets
+        wrong overrides.
         """
         for change in changes:
             if "=" not in change:
@@ -99,5 +100,5 @@ class Signer:
 
 
 def settings_digest(text: str) -> str:
-    """Return the digest by which settings are compared."""
+    """Return a digest of the settings. Two settings are compared by their digests."""
     return sha256_of(text)[:DIGEST_DIGITS]

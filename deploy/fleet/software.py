@@ -184,7 +184,10 @@ def build_wheel(folder: Path) -> None:
 
 
 def _build_into(cache: Path) -> None:
-    """Build the wheel into `cache`, which appears only when it is complete, even if several commands build it."""
+    """Build the wheel in a temporary folder, and rename this folder to `cache`.
+
+    Therefore `cache` is always complete, even if several commands build the wheel at the same time.
+    """
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent, prefix=".") as name:
         copy, built = Path(name) / "source", Path(name) / "wheel"

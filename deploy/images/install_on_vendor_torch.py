@@ -2,10 +2,10 @@
 
     install_on_vendor_torch.py LOCKS WHEELS OURS
 
-If the base image has a package in a version that we can use, the package stays. For example, its torch was
-built for its numpy. Missing packages are installed without their dependencies, in the versions of
-constraints.txt. Then the missing dependencies of these packages are installed, and so on. In this way pip
-never replaces torch.
+If the base image has a package in a version that we can use, the package stays. For example, the
+vendor's torch needs the numpy for which it was built. Missing packages are installed without their
+dependencies, in the versions of constraints.txt. Then the missing dependencies of these packages are installed,
+and so on. In this way pip never replaces torch.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ EXPERIMENT_FILE: Final = "experiment.toml"
 
 
 def earlier_run(stack: Stack, fresh: bool) -> Path | None:
-    """Return the folder of a run of this name that must be put aside before a new one begins, or None.
+    """Return the folder of an earlier run that must be put aside before the new run begins, or None.
 
-    A run of another name is not moved. An unfinished run with other settings is put aside only if `fresh` is
-    true; otherwise SettingsError is raised.
+    Only a run with the name of the new run is put aside. If this run is unfinished and has other settings,
+    SettingsError is raised, unless `fresh` is true.
     """
     written = written_settings(stack)
     if (
@@ -38,7 +38,7 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
 
 
 def has_other_settings(stack: Stack) -> bool:
-    """Return whether this folder's containers were started before, and with other settings."""
+    """Return whether the containers of this folder were started earlier with other settings."""
     last = stack.folder / EXPERIMENT_FILE
     return last.exists() and not same_settings(last, stack.experiment)
 
@@ -60,7 +60,7 @@ def require_same_run(stack: Stack) -> None:
 
 
 def written_settings(stack: Stack) -> Path | None:
-    """Return the file with the settings of the run of this name, or None.
+    """Return the file with the settings of the earlier run with this name; None if there is no such file.
 
     Earlier versions stored only the settings of the last run, and only in the folder of the stack.
     """

@@ -113,7 +113,7 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
     """
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
-    # The record is removed, because the coordinator would take a name with a record for a device and wait for it.
+    # The record is removed, because the coordinator waits for every name with a record, as for a device.
     (federation.root / "records" / f"{HEALTHCHECK_CLIENT}.record").unlink(missing_ok=True)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
     mounted.mkdir(exist_ok=True, mode=0o700)

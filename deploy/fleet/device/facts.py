@@ -35,7 +35,7 @@ class KnownGood:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    # "active", "activating", "failed" or "inactive"; "" if there is no such unit.
+    # The state in systemd: "active", "activating", "failed" or "inactive"; "" if there is no such unit.
     active: str = ""
     sub: str = ""
     enabled: bool = False
@@ -61,7 +61,7 @@ class Installed:
     release: str = ""  # The release to which the link `current` points.
     complete: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
-    # The blocked releases that did not fail: an operator has rolled them back.
+    # The releases that are blocked because an operator has rolled them back, and not because they failed.
     rolled_back: frozenset[str] = frozenset()
     settings: bytes = b""  # The signed statement of the settings.
     good_settings: bytes = b""
@@ -82,7 +82,7 @@ class Installed:
     # SHA-256 of the roots in the form that ssh-keygen reads; "" if an earlier release did not store this form.
     signers: str = ""
     good: KnownGood | None = None
-    previous: KnownGood | None = None  # The known good state before `good`.
+    previous: KnownGood | None = None  # The known good state that preceded `good`.
     service: Service = field(default_factory=Service)
     status: Status | None = None
     # The health of a service that writes no status file: "ok", or a description of the problem.
@@ -106,7 +106,7 @@ class Probe:
     broker: str = ""  # "ok", or the reason why the broker cannot be used; "" if this was not checked.
     broker_tcp: bool | None = None  # True if the broker's port can be reached; None if this was not checked.
     cert_until: int = 0
-    # Such as "cpu", "cuda 13.0" or "rocm 6.4"; "" if an older release does not report it.
+    # The build of torch, such as "cpu", "cuda 13.0" or "rocm 6.4"; "" if an older release does not report the build.
     torch_build: str = ""
     torch_bytes: int = 0  # Bytes of torch on the disk, with the packages that a build for a GPU loads.
 
@@ -129,7 +129,7 @@ class Facts:
     prometheus: bool = False
     systemd: int = 0
     systemd_state: str = ""
-    clock_synced: bool | None = None  # None if this is unknown.
+    clock_synced: bool | None = None  # True if the clock is synchronised; None if this is unknown.
     groups: tuple[str, ...] = ()  # The groups of the host whose members may use the GPU: video, render.
     disk_free: int = 0
     state_free: int = 0

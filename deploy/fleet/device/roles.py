@@ -83,5 +83,5 @@ ROLES: Final = {
         DEVICE,
     )
 }
-# The name of the release on a host that runs none of our releases.
+# The name that stands for the release on a host that runs the host's own packages.
 HOST_PACKAGES: Final = "0"

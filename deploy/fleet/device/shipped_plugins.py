@@ -30,7 +30,8 @@ def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
 def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
     """Add the hashes of the plug-in files to the settings.
 
-    An operator who signs settings with the name of a file thus allows the present content of this file.
+    If an operator signs settings with the name of a file, the signature must allow only the present content of
+    this file. Therefore the signed settings contain the hash.
     """
     files = files_in(table)
     if not files:

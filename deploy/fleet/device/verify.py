@@ -2,7 +2,7 @@
 
     verify.py roots FOLDER ETC           check that the roots in FOLDER may replace the roots in ETC
     verify.py folder FOLDER ETC SUBJECT  check that FOLDER holds the files of its manifest, and no other files
-    verify.py release FOLDER ETC SUBJECT the same, but files that the manifest does not list are removed
+    verify.py release FOLDER ETC SUBJECT check FOLDER as `folder` does, but remove files that are not in the manifest
 
 If ETC has no roots yet, the roots in FOLDER become the first roots. The user root runs this program on a host, and
 only with the system's Python. `ssh-keygen -Y verify` verifies the signatures. A file of signatures has one signature
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 ROOTS: Final = "roots"  # The statement of the roots, which the programs of a release read.
-SIGNERS: Final = "allowed_signers"  # The same roots in the form that ssh-keygen reads.
+SIGNERS: Final = "allowed_signers"  # The roots of the statement, in the form that ssh-keygen reads.
 HELD_SIGNERS: Final = "held_signers"
 MANIFEST: Final = "manifest"
 ENDING: Final = ".sig"
@@ -121,7 +121,9 @@ def check_folder(folder: str, etc: str, subject: str, prune: bool = False) -> No
         if name not in present:
             raise ReleaseRefusedError(f"{path} is missing, but the signed manifest lists it; deploy again")
         if Path(path).is_symlink() or not Path(path).is_file() or digest_of(path) != digest:
-            raise ReleaseRefusedError(f"{path} is not what the signed manifest lists; deploy again")
+            raise ReleaseRefusedError(
+                f"{path} differs from the file that the signed manifest lists; deploy again"
+            )
 
 
 def check_signature(path: str, namespace: str, federation: str, lines: list[str]) -> str:

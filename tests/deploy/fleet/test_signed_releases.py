@@ -149,9 +149,15 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
 
 
 HARMS = {
-    "a byte": ("printf x >>{}/protofleet-0.1.0-py3-none-any.whl", "is not what the signed manifest lists"),
+    "a byte": (
+        "printf x >>{}/protofleet-0.1.0-py3-none-any.whl",
+        "differs from the file that the signed manifest",
+    ),
     "a file less": ("rm {}/how", "is missing, but the signed manifest lists it"),
-    "a link": ("mv {0}/how /opt/how; ln -s /opt/how {0}/how", "is not what the signed manifest lists"),
+    "a link": (
+        "mv {0}/how /opt/how; ln -s /opt/how {0}/how",
+        "differs from the file that the signed manifest",
+    ),
     "no manifest": ("rm {}/manifest", "manifest cannot be read"),
     "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "no root of this host has signed"),
     "a manifest with another line": ("echo '# more' >>{}/manifest", "no root of this host has signed"),

@@ -127,7 +127,9 @@ def test_a_file_more_a_file_less_and_a_link_are_refused(host):
         host.check()
     (host.incoming.parent / "unit").write_text(text)
     unit.symlink_to(host.incoming.parent / "unit")
-    with pytest.raises(ReleaseRefusedError, match="unit is not what the signed manifest lists"):
+    with pytest.raises(
+        ReleaseRefusedError, match="unit differs from the file that the signed manifest lists"
+    ):
         host.check()
 
 
