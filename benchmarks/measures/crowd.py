@@ -12,9 +12,9 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost
 
-STABLE_SECONDS = (
-    12.0  # A connection that lasted this number of seconds is tried again at once after it is lost.
-)
+# Seconds for which the connections last before the broker restarts. After shorter connections, the devices would wait
+# before they connect again.
+STABLE_SECONDS = 12.0
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 120.0
 

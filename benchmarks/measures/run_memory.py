@@ -16,7 +16,7 @@ from benchmarks.harness.processes import Family
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.run import LIMIT_SECONDS, Run
 
-# Seconds between two samples. Training a batch takes less time, and the training of a device takes more.
+# Seconds between two samples. The training of a device takes more time, so each training is sampled.
 PAUSE_SECONDS = 0.05
 
 

@@ -86,9 +86,9 @@ def members(
     examples: int,
     ports: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start device processes with random data, on which they really train.
+    """Start device processes, which really train on random data.
 
-    If a device does not use the broker's own port, `ports` has its port.
+    `ports` has the port of each device that does not use the broker's own port.
     """
     for name in (COORDINATOR, *names):
         make_keys(folder / "keys", name)

@@ -36,7 +36,7 @@ from protofleet.runtime.installation.extras import install_hint
 
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
-# A start can fail, because another process may take the free port before the broker.
+# A start can fail, because another process may take the free port before the broker does.
 START_ATTEMPTS: Final = 5
 KINDS: Final = ("auto", "mosquitto", "embedded")
 # These folders are often not on a user's PATH.
@@ -285,7 +285,7 @@ def _listens(address: BrokerAddress) -> bool:
 
 def _check_port_free(port: int) -> None:
     with socket.socket() as sock:
-        # A port in the state TIME_WAIT counts as free.
+        # With this option, the check accepts a port in the state TIME_WAIT as free.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))

@@ -170,9 +170,9 @@ def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
     """Return the text of the ACL file.
 
-    The patterns give each name with a certificate the topics of a device. Therefore rules with a name deny the
-    exceptions: the coordinator gets no topics of a device, and a revoked name, which may still be connected, gets
-    no topics.
+    The patterns at the end of the file allow each name with a certificate the topics of a device. Two exceptions
+    need rules of their own. The coordinator may not use topics of a device under its own name. A revoked name may
+    not use any topic, because its client may still be connected.
     """
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; all other topics are denied."]

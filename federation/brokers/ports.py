@@ -42,9 +42,9 @@ def _first_of_connections() -> int:
 
 
 def _turn() -> int:
-    """Return the next number in a count that all processes of this user share, or a random number.
+    """Return the next number of a counter, which all processes of this user share in a file.
 
-    The number is random if the file of the count cannot be used.
+    If the file cannot be used, return a random number.
     """
     drawn = random.SystemRandom().randrange(DRAWS)
     try:
@@ -57,7 +57,8 @@ def _next_in(path: Path, first: int) -> int:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            return first  # The file is not used: another user could hold its lock for ever, and a pipe has no text.
+            # Another user could hold the lock of this file for ever, and a pipe or a device has no stored number.
+            return first
         fcntl.flock(file, fcntl.LOCK_EX)  # The lock ends with the process, even if the process is killed.
         text = file.read(20)
         turn = int(text) + 1 if text.isdigit() else first

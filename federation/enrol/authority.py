@@ -197,8 +197,8 @@ class Authority:
         with self._lock.held():
             save_register(self.folder, self.register, self.durable)
             roots = self.roots_statement(signed_by)
-            # The roots statement is written after the signed files: when it is on the disk, the keys of a retired
-            # root may be destroyed, and these keys must sign the other files before that.
+            # The file of allowed signers is written before the roots statement. As soon as the roots statement is on
+            # the disk, the keys of a retired root may be destroyed, and these keys also sign the allowed signers.
             text, signatures = self.allowed_signers(roots, signed_by)
             self.write(SIGNATURES_FILE, signatures)
             self.write(SIGNERS_FILE, text)

@@ -106,8 +106,8 @@ def install(o: Options) -> int:
         listener_to_write(o, o.folder)
     elif given := given_flags(o):
         raise SettingsError(
-            f"{given}: only for a broker's mosquitto.conf, but {claimed.name} is a {claimed.part}; name its broker "
-            "in its own settings: [broker] host and port"
+            f"{given} can be used only for a broker's mosquitto.conf, but {claimed.name} is a {claimed.part}; set "
+            "host and port in the table [broker] of its settings"
         )
     _check_fingerprint(o, data)
     installation = key_folder.install(o.folder, data, lambda seen: _confirmed(o, seen, "root"), time.time())
@@ -196,7 +196,7 @@ def renew(o: Options) -> int:
     authority = Authority(o.root)
     if bool(o.names) == (o.due is not None):
         raise SettingsError(
-            "say what to renew: names, or --due DAYS for all certificates that expire within DAYS days"
+            "give the names to renew, or --due DAYS for all certificates that expire within DAYS days"
         )
     names, code = o.names or [entry.name for entry in _due(authority, o.due)], 0
     for name in names:
@@ -266,7 +266,7 @@ def rotate(o: Options) -> int:
     print(
         f"  1. install the approvals of the brokers and the coordinator ({o.root / 'approvals'}) and restart"
     )
-    print("     Mosquitto: both have to know the new root before any device uses it")
+    print("     Mosquitto: the brokers and the coordinator must know the new root before a device uses it")
     print(
         "  2. `enrol renew` and `enrol install` for the devices, then for the coordinator, then for the brokers"
     )

@@ -162,7 +162,7 @@ def current_serial(folder: Path) -> int:
 
 
 def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -> tuple[PrivateKeys, Path]:
-    """Return the private keys to which the approval belongs, and the folder of these keys."""
+    """Return the private keys for which the approval was issued, and the folder of these keys."""
     for source in (folder / PENDING, folder / CURRENT):
         if not (source / TLS_KEY).exists():
             continue

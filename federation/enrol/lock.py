@@ -20,7 +20,8 @@ LOCK: Final = "lock"
 class RegisterLock:
     """The optimistic lock of a register.
 
-    A command takes the lock only to write. It gets an error if the register has changed since the command read it.
+    A command holds the lock only while it writes. If the register has changed since the command read it, the
+    command ends with an error.
     """
 
     def __init__(self, folder: Path) -> None:

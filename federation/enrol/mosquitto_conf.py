@@ -98,9 +98,8 @@ def _reload(folder: Path) -> None:
 def _default_user(folder: Path) -> str:
     """Return the user for mosquitto.conf if the options name no user; "" if this process is not root.
 
-    Without a user in its settings, a Mosquitto that root starts would change to another user. Return root if
-    there is no user mosquitto or this user cannot enter the folder: the operator gets a command to start
-    Mosquitto, and this command must work.
+    If root starts Mosquitto and mosquitto.conf names no user, Mosquitto changes to the user mosquitto. If this user
+    does not exist or cannot enter the folder, Mosquitto would fail. In these cases, return root.
     """
     if os.geteuid() != 0:
         return ""
@@ -138,8 +137,8 @@ def _explain_access(folder: Path, user: str) -> None:
         print(f"  if root starts it, Mosquitto stays root, {_reason_to_stay_root(folder)}")
     elif not user:
         print(
-            f"  if root starts it, Mosquitto changes to another user, who cannot read {folder}: when it is installed "
-            f"here, install the broker's approval again with --user {MOSQUITTO}"
+            f"  if root starts it, Mosquitto changes to another user, who cannot read {folder}: when Mosquitto is "
+            f"installed here, install the broker's approval again with --user {MOSQUITTO}"
         )
     elif closed := _first_closed_folder(folder, user):
         mode = closed.stat().st_mode & 0o777
@@ -154,9 +153,9 @@ def _explain_access(folder: Path, user: str) -> None:
 def _reason_to_stay_root(folder: Path) -> str:
     again = f"for another user, remove {folder / CONF_FILE} and install the broker's approval again"
     if not _user_exists(MOSQUITTO):
-        return f"as there is no user {MOSQUITTO} on this machine; {again} when there is one"
+        return f"because there is no user {MOSQUITTO} on this machine; {again} when there is one"
     if (closed := _first_closed_folder(folder, MOSQUITTO)) is None:
-        return "as its settings name root"
+        return "because its settings name root"
     mode = closed.stat().st_mode & 0o777
     return f"as {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} once this user may (chmod o+x {closed})"
 

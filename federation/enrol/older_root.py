@@ -1,7 +1,7 @@
 """Find out whether this root is an older copy.
 
-Hosts hold statements that the root has signed, and refuse older statements. If a copy of the root from before a
-revocation is restored, each plan that uses this copy would enrol the revoked party again.
+Hosts hold statements that the root has signed, and refuse older statements. If an operator restores a copy of the
+root that was made before a revocation, each plan that uses this copy would enrol the revoked party again.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ def add_deploy(commands: Subparsers) -> None:
     )
     add_listing_options(_step(steps, "status", "show the state of every host"))
     checked = _step(steps, "doctor", "check whether the hosts meet the requirements")
-    checked.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
+    checked.add_argument("--strict", action="store_true", help="treat a WARN as a FAIL")
     add_listing_options(checked)
     _step(steps, "drain", "stop devices when their current work is done; `apply` starts them again")
     _step(steps, "rollback", "return to the last good state before the present one")
     tune = _step(
         steps,
         "tune",
-        "change settings for some hours with a signed order; afterwards the old values hold again",
+        "change settings for some hours with a signed order; afterwards the old values are used again",
     )
     tune.add_argument(
         "--set",
@@ -57,7 +57,10 @@ def add_deploy(commands: Subparsers) -> None:
         help="the changed setting; without --set, end the present change now",
     )
     tune.add_argument(
-        "--hours", type=HOURS, default=1.0, help="how long the change holds, in hours (default: 1)"
+        "--hours",
+        type=HOURS,
+        default=1.0,
+        help="hours after which the old values are used again (default: 1)",
     )
     backup = _step(
         steps,
@@ -103,7 +106,7 @@ def add_doctor(commands: Subparsers) -> None:
     command = commands.add_parser(
         "doctor", help="check whether this machine meets the requirements of a device", epilog=EXIT_CODES
     )
-    command.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
+    command.add_argument("--strict", action="store_true", help="treat a WARN as a FAIL")
     command.add_argument("--gpu", action="store_true", help="also check the GPU")
     command.add_argument("--containers", action="store_true", help="also check what containers need")
     command.add_argument(

@@ -50,9 +50,7 @@ def _request(steps: Subparsers) -> None:
     step.add_argument("name", help="a device's name, `coordinator`, or a broker's name together with --host")
     step.add_argument("--federation", default="protofleet", metavar="NAME")
     step.add_argument("--host", action="append", default=[], help="for a broker: its host name or address")
-    step.add_argument(
-        "--folder", type=Path, default=Path("keys"), help="where the keys are kept (default: keys)"
-    )
+    step.add_argument("--folder", type=Path, default=Path("keys"), help="folder of the keys (default: keys)")
     step.add_argument("--new-keys", action="store_true", help="make new keys even if the folder has keys")
 
 
@@ -76,7 +74,7 @@ def _approve(steps: Subparsers) -> None:
 def _install(steps: Subparsers) -> None:
     step = _step(steps, "install", "device: install the operator's approval")
     step.add_argument("approval", type=Path)
-    step.add_argument("--folder", type=Path, default=Path("keys"), help="where the keys are (default: keys)")
+    step.add_argument("--folder", type=Path, default=Path("keys"), help="folder of the keys (default: keys)")
     _add_trust_options(step, "the federation's root, asked for the first time only")
     _add_listener_options(step)
 
@@ -91,7 +89,7 @@ def _coordinator(steps: Subparsers) -> None:
 def _broker(steps: Subparsers) -> None:
     text = "operator: request, approve and install for a broker on this machine, with its mosquitto.conf"
     step = _step(steps, "broker", text, at_root=True)
-    step.add_argument("host", nargs="+", help="names and addresses by which it is reached")
+    step.add_argument("host", nargs="+", help="names and addresses at which clients reach the broker")
     step.add_argument("--name", default="broker")
     step.add_argument("--folder", type=Path, default=Path("broker"))
     step.add_argument("--days", type=DAYS, default=365.0)

@@ -17,7 +17,7 @@ from protofleet.runtime.command.listing import Listing
 def fetch_all(options: argparse.Namespace) -> None:
     if not options.fetch and options.picture:
         raise SettingsError(
-            f"--picture takes the picture's path, {options.picture!r}; name the settings before it"
+            f"--picture takes {options.picture!r} as the path of the picture; name the settings before it"
         )
     if not options.fetch:
         raise SettingsError("data takes settings files, or --fetch NAME (see protofleet data --help)")

@@ -36,7 +36,7 @@ def add_init(commands: Subparsers) -> None:
     )
     command.add_argument(
         "--dependencies", choices=("index", "shipped", "system"), default="index",
-        help="where the hosts get torch from: docs/deploy.md (default: index)",
+        help="the source of torch for the hosts; see docs/deploy.md (default: index)",
     )  # fmt: skip
     command.set_defaults(command=init)
 

@@ -1,8 +1,8 @@
 """Watch a folder for new pictures that are complete.
 
 A picture is tried when two checks in a row find the same file. But the copy of a file may pause for longer than the
-time between two checks. Therefore a prediction counts only if the file has not changed during the prediction. A file
-that cannot be read is tried again. If it does not change for some time, it is reported as broken.
+time between two checks. Therefore a prediction is valid only if the file has not changed during the prediction. If a
+file cannot be read, it is tried again. If such a file does not change for some time, it is reported as broken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from protofleet.edge_client.data.images.image_files import image_files_in
 
-# Seconds without a change after which an unreadable file counts as completely written.
+# If an unreadable file has not changed for this number of seconds, it is reported as broken.
 SETTLE_SECONDS: Final = 5.0
 
 Signature: TypeAlias = tuple[int, int]
@@ -55,9 +55,10 @@ class NewPictures:
         return [path for path, seen in self._seen.items() if not (seen.predicted or seen.told)]
 
     def is_as_tried(self, path: Path) -> bool:
-        """Return whether a prediction counts; if so, mark the picture as predicted.
+        """Return whether the prediction is valid; if so, mark the picture as predicted.
 
-        A prediction does not count if the file has changed during the prediction. Then `arrived` returns it again.
+        If the file has changed during the prediction, the prediction is not valid, and `arrived` returns the file
+        again.
         """
         seen = self._seen[path]
         seen.predicted = _is_still(path, seen)

@@ -71,7 +71,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 class ChosenModel:
-    """The chosen model. In a folder with links, it is the version to which the link `current` points.
+    """The chosen model. In a folder with links, the model is the version to which the link `current` points.
 
     A later call of `now` may return another version, because the link may change.
     """

@@ -29,7 +29,7 @@ def add_run(commands: Subparsers) -> None:
         "--fresh", action="store_true", help="start again: rename the folder of an earlier run with this name"
     )
     earlier.add_argument(
-        "--resume", action="store_true", help="only continue an unfinished run; an error if there is none"
+        "--resume", action="store_true", help="continue an unfinished run; fail if there is no such run"
     )
     command.add_argument(
         "--seeds",

@@ -55,8 +55,8 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
-    # Without --enrolled, a file for another command gets its own message. With --enrolled, the missing signature of
-    # such a file is reported.
+    # The file may be for another command. Without --enrolled, the message says so. With --enrolled, the message says
+    # that the file has no signature.
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
@@ -211,7 +211,7 @@ def unban(options: argparse.Namespace) -> int:
     folder = options.folder / "coordinator"
     if not folder.is_dir():
         raise SettingsError(
-            f"{options.folder} is no folder of a run: there is no {folder}; name one such as runs/demo"
+            f"{options.folder} is no folder of a run: there is no {folder}; name another folder, such as runs/demo"
         )
     listing, banned = Listing.of(options), bans_in(folder)
     if not options.name:
@@ -225,7 +225,7 @@ def unban(options: argparse.Namespace) -> int:
         known = ", ".join(banned) or "none"
         raise SettingsError(f"{options.name} is not banned in {options.folder}; banned: {known}")
     lift(folder, options.name)
-    listing.line(f"{options.name} is no longer banned; its next hello brings it back")
+    listing.line(f"{options.name} is no longer banned; the coordinator accepts it again after its next hello")
     listing.end({"unbanned": options.name})
     return 0
 
@@ -234,7 +234,9 @@ def add_go_on(commands: Subparsers) -> None:
     command = commands.add_parser(
         "go-on", help="continue a run from an older copy of its coordinator's folder"
     )
-    command.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must be stopped")
+    command.add_argument(
+        "folder", type=Path, help="the run's folder, such as runs/demo; stop its coordinator first"
+    )
     command.add_argument(
         "--from-round", type=ROUND, required=True, metavar="N",
         help="the first round that no device has answered; it starts from the state of the copy, and the results of "

@@ -76,7 +76,7 @@ def track(options: argparse.Namespace) -> int:
             try:
                 follower = follow(one, run, to_the_end=options.follow)
             except KeyboardInterrupt:
-                raise StoppedError(f"stopped; the same command goes on with {run}") from None
+                raise StoppedError(f"stopped; run the same command again to continue with {run}") from None
             if not follower.failed:
                 print(f"{run}: {follower.result}")
             failed |= follower.failed

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report_findings(code: int, out: str, err: str, service: str) -> int:
-    """Print the findings of pip-audit. A package that pip-audit could not look up does not count as clean."""
+    """Print the findings of pip-audit. If pip-audit could not look up a package, the result is not clean."""
     try:
         packages = json.loads(out)["dependencies"] if code in (0, 1) else []
     except (ValueError, KeyError, TypeError):
@@ -80,12 +80,12 @@ def report_findings(code: int, out: str, err: str, service: str) -> int:
         few = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
         return not_scanned(f"{service} does not know {len(skipped)} of {len(packages)} packages ({few})")
     pinned = f"{len(pinned_versions(CONSTRAINTS.read_text()))} packages that {CONSTRAINTS.name} pins"
-    print(f"no known vulnerability in {len(packages)} of the {pinned}, says {service}")
+    print(f"no known vulnerability in {len(packages)} of the {pinned}, according to {service}")
     return CLEAN
 
 
 def not_scanned(why: str) -> int:
-    print(f"not scanned: {why}; run it again where there is a network", file=sys.stderr)
+    print(f"not scanned: {why}; run the command again on a machine with a network", file=sys.stderr)
     return NOT_SCANNED
 
 

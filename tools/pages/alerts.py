@@ -26,7 +26,7 @@ def entries(rules: str) -> Iterator[str]:
 
 
 def linked(text: str, names: list[str]) -> str:
-    """Return the text with links to the other pages and to the other alerts that it names."""
+    """Return the text, with links to the pages and the alerts that the text names."""
     text = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
     return re.sub(r"`(\w+)`", lambda m: f"[{m[0]}](#{m[1].lower()})" if m[1] in names else m[0], text)
 

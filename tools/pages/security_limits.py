@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 from tools.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "security-limits.md"
-# The columns of a table: the limited thing, the bound ("" if it is only the number), the place of the number in
-# the code, and what happens above the bound.
+# The columns of a table: the limited quantity, a formula of the bound ("" if the bound is the number itself), the
+# place of the number in the code, and the consequence of a larger quantity.
 Row: TypeAlias = tuple[str, ...]
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (

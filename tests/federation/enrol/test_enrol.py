@@ -346,7 +346,7 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("approve d1/pending/request --root root --yes --days 0", "--days: it is '0'"),
         ("approve d1/pending/request --root root --yes --days 9999", "more than root 1 has left"),
         ("install gone", "there is no file gone"),
-        ("renew --root root", "say what to renew"),
+        ("renew --root root", "give the names to renew"),
         ("renew d9 --root root", "d9 was never enrolled here; the enrolled names are broker, coordinator"),
         ("revoke d9 --root root", "d9 was never enrolled here"),
         (
