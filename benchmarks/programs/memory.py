@@ -1,7 +1,7 @@
 """The memory that a coordinator needs for a cohort of large updates, and the memory that an idle device needs.
 
-The first value is the peak memory (VmHWM) of a process, the second the resident memory (VmRSS), as the kernel counts
-them. Each value is measured in its own process.
+The kernel counts both values: peak memory is VmHWM, and resident memory is VmRSS. Each value is measured in its own
+process.
 """
 
 from __future__ import annotations

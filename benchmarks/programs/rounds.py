@@ -15,7 +15,7 @@ from protofleet.methods.contract.plan import Network, Plan
 DEVICES, ROUNDS = 10, 10
 # Seconds after the end of the run within which a device process must end, even on a busy machine.
 END_SECONDS = 300.0
-# The network has 193*251 + 252*16 + 17*31 = 53,002 parameters, as many as the CNN with which other systems were measured.
+# The network has 193*251 + 252*16 + 17*31 = 53,002 parameters, as many as the CNN in measurements of other systems.
 MODEL = Plan("fedavg", 31, ROUNDS, size=8, network=Network("mlp", 251), hyper={"epochs": 1, "batch": 32})
 # 10 classes x 512 features x 4 bytes = 20,480 bytes of prototypes in each direction.
 PROTOTYPES = Plan("fedproto", 10, ROUNDS, size=32, network=Network("cnn4"), hyper={"epochs": 1, "batch": 32})

@@ -38,7 +38,8 @@ from protofleet.protocol.wire.topics import Topics
 SIZE = 64 << 20
 TOPICS = Topics("bench")
 PLAIN = "bench/plain"
-# If a transfer takes more than this number of seconds, it has failed. With busy processes, the plain publish takes up to half a minute.
+# If a transfer takes more than this number of seconds, it has failed. With busy processes, the plain publish takes
+# up to half a minute.
 WAIT_SECONDS = 600.0
 NOBODY = BusyProcesses(0)
 

@@ -211,7 +211,7 @@ def unban(options: argparse.Namespace) -> int:
     folder = options.folder / "coordinator"
     if not folder.is_dir():
         raise SettingsError(
-            f"{options.folder} is no folder of a run: there is no {folder}; name another folder, such as runs/demo"
+            f"{options.folder} is no folder of a run: there is no {folder}; name a run such as runs/demo"
         )
     listing, banned = Listing.of(options), bans_in(folder)
     if not options.name:

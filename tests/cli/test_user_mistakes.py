@@ -83,7 +83,7 @@ MISTAKES = {
     "fleet folder --broker x:y": "it is 'y', it must be a whole number",
     "fleet folder --processes -1": "it is '-1', it must be a whole number, at least 0",
     "health exp.toml": "has no metrics_port",
-    "unban --folder none": "none is no folder of a run: there is no none/coordinator; name another folder, such as runs/demo",
+    "unban --folder none": "none is no folder of a run: there is no none/coordinator; name a run such as runs/demo",
     "unban x --folder afile": "afile is no folder of a run",
     "keys a/b": "'a/b' is no name",
     "keys k --folder afile": "afile: a file is where a folder should be; move it away",
