@@ -32,7 +32,7 @@ class Broadcast:
 
     @property
     def what(self) -> str:
-        return f"a model of 212 kB to {self.robots} robots, each of which answers with another"
+        return f"a model of 212 kB to {self.robots} robots; each robot sends another model back"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         with Swarm(tree, folder, self.robots, self.rounds, learning=MODEL) as swarm:

@@ -29,24 +29,24 @@ def transfer(name: str, what: str, **given: int) -> Program:
 
 
 TRANSFER = transfer(
-    "transfer", "64 MiB from a device to a coordinator, beside a plain publish through the same broker"
+    "transfer", "64 MiB from a device to a coordinator, compared with a plain publish through the same broker"
 )
-TRANSFER_QOS_0 = transfer("transfer-qos-0", "the same with blocks at QoS 0", qos=0)
+TRANSFER_QOS_0 = transfer("transfer-qos-0", "the measure transfer with blocks at QoS 0", qos=0)
 TRANSFER_LOADED = transfer(
-    "transfer-loaded", "the same as transfer while ten other processes want the cores", busy=10
+    "transfer-loaded", "the measure transfer while ten other processes use the cores", busy=10
 )
 TRANSFER_LOADED_QOS_0 = transfer(
-    "transfer-loaded-qos-0", "transfer-loaded with blocks at QoS 0", busy=10, qos=0
+    "transfer-loaded-qos-0", "the measure transfer-loaded with blocks at QoS 0", busy=10, qos=0
 )
 ROUND = Program(
     "round",
-    "a round of 10 devices x 600 samples x 1 epoch x 53,002 parameters, beside a plain PyTorch loop",
+    "a round of 10 devices x 600 samples x 1 epoch x 53,002 parameters, compared with a plain PyTorch loop",
     "round_cost",
     {"cpu over bare": ratio(), "seconds over bare": ratio(), "cpu": Figure("s"), "seconds": Figure("s")},
 )
 TRAINING = Program(
     "training",
-    "CPU of a device's training (600 samples, 53,002 parameters), beside a plain PyTorch loop",
+    "CPU of a device's training (600 samples, 53,002 parameters), compared with a plain PyTorch loop",
     "bare",
     {"trainer over bare": ratio()},
     {"devices": 1, "rounds": 30},
@@ -57,7 +57,7 @@ def hosted_round(name: str, where: str, epochs: int, processes: int) -> Program:
     return Program(
         f"{name}-{epochs}",
         f"a round of 10 devices in {where} x 600 samples x {epochs} epoch{'s' * (epochs > 1)} x 53,002 parameters, "
-        "all in, beside a plain PyTorch loop in one process",
+        "with all costs, compared with a plain PyTorch loop in one process",
         "hosted_round",
         {
             "cpu over bare": ratio(),
@@ -74,7 +74,7 @@ IN_ONE = ("round-hosted", "one process")
 AS_RUN = ("round-run", "a process a core, as in `protofleet run`,")
 ROUNDS = Program(
     "rounds",
-    "what a round costs beside the training: ten device processes, ten rounds",
+    "the cost of a round without its training: ten device processes, ten rounds",
     "rounds",
     {
         "fedavg_53002: communication_seconds_median": Figure("s"),
@@ -87,7 +87,7 @@ ROUNDS = Program(
 )
 SEALING = Program(
     "sealing",
-    "sealing and opening 45 MB, beside one SHA-256 and one AES-GCM pass",
+    "sealing and opening 45 MB, compared with one pass of SHA-256 and one of AES-GCM",
     "sealing",
     {
         "sealing_and_opening_over_plain": ratio(),
@@ -97,13 +97,13 @@ SEALING = Program(
 )
 BESIDE = Program(
     "beside",
-    "bytes of messages beside those of arrays, of one device in a round of FedProto",
+    "bytes of one device in a round of FedProto, in addition to the bytes of its arrays",
     "beside",
     {"10 kB: beside": Figure("B", steady=True), "3.5 kB: beside": Figure("B", steady=True)},
 )
 WEAR = Program(
     "wear",
-    "what a device makes durable in a round",
+    "the bytes that a device syncs to its disk in a round",
     "wear",
     {
         f"{method}: {figure}": Figure(unit, steady=True)
@@ -117,7 +117,7 @@ WEAR = Program(
 )
 MEMORY = Program(
     "memory",
-    "peak of a coordinator with a model of 45 MB, and an idle device's resident memory",
+    "peak memory of a coordinator with a model of 45 MB, and resident memory of an idle device",
     "memory",
     {
         "coordinator_peak_MB: cohort_2": Figure("MB", steady=True),
@@ -128,7 +128,7 @@ MEMORY = Program(
 
 LARGE = Program(
     "large",
-    "four rounds of five answers of 45 MB: what a coordinator writes, and its peak",
+    "four rounds with five updates of 45 MB: bytes that a coordinator writes, and its peak memory",
     "large",
     {"written over what came": ratio(), "coordinator's peak": Figure("MB", steady=True)},
 )

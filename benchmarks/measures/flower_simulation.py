@@ -53,7 +53,7 @@ class FlowerSimulation:
     def what(self) -> str:
         return (
             f"a round of {DEVICES} devices x {EXAMPLES} samples x {self.epochs} epoch{'s' * (self.epochs > 1)} x "
-            f"53,002 parameters in as many processes as cores, beside the simulation of {PEER}"
+            f"53,002 parameters in as many processes as cores, compared with the simulation of {PEER}"
         )
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:

@@ -34,7 +34,7 @@ class RunMemory:
 
     @property
     def what(self) -> str:
-        return f"memory (PSS) of all processes, looked at all the time: {self.run.what}"
+        return f"memory (PSS) of all processes, sampled during the whole run: {self.run.what}"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         with Family(folder, tree.environment()) as family:

@@ -332,7 +332,7 @@ class Executor:
                 if status is not None and status.working:
                     raise StepError(f"no update was finished within {seconds:g} s")
                 self.report(
-                    f"the device got no task within {seconds:g} s; it counts as good because it is healthy"
+                    f"the device got no task within {seconds:g} s; it is accepted as good because it is healthy"
                 )
                 return
             time.sleep(POLL_SECONDS)

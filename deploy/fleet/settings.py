@@ -131,7 +131,7 @@ class Software:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """The way in which a change is rolled out, and the conditions under which it counts as good."""
+    """The way in which a change is rolled out, and the conditions for a good change."""
 
     canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1
     """Number of devices in the first wave."""
@@ -144,10 +144,10 @@ class RolloutSettings:
     health_seconds: Seconds = 120.0
     """Seconds that the coordinator has to answer a hello of the new process."""
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1
-    """Number of rounds that a device must serve before a change counts as good."""
+    """Number of rounds that a device must serve before a change is accepted as good."""
     soak_seconds: Seconds = 1800.0
-    """Seconds that a device has to serve these rounds; a device that gets no task in this time counts as good, and
-    a message reports it.
+    """Seconds that a device has to serve these rounds; a device that gets no task in this time is accepted as good,
+    and a message reports this device.
     """
     accuracy_drop: Share = 0.0
     """Largest drop of any domain's accuracy after a wave, from 0 to 1, with which the rollout continues; 0 means

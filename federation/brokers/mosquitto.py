@@ -38,7 +38,7 @@ MOST_QUEUE: Final = 512 << 20  # Largest queue of a session in bytes.
 # Smallest queue of a session in bytes. The blocks that a device requests at a time must fit into this queue.
 LEAST_QUEUE: Final = 4 << 20
 LEAST_MESSAGES: Final = 256  # Largest number of blocks that are on their way to a coordinator.
-PACKET: Final = 2 << 20  # Bytes of the largest packet, the same as max_packet_size.
+PACKET: Final = 2 << 20  # Bytes of the largest packet, equal to the setting max_packet_size.
 # Number of further packets of each device: its retained state, its will, and a packet that is being received.
 OTHER_PACKETS: Final = 3
 FEWEST_DEVICES: Final = 16

@@ -57,7 +57,7 @@ def review_request(
     if name and request.name != name:
         raise StatementError(
             StatementFault.WRONG_NAME,
-            f"{name} was expected, but the request is to be enrolled as {request.name}",
+            f"{name} was expected, but the request is for the name {request.name}",
         )
     if request.federation != authority.federation:
         message = (

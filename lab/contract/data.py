@@ -33,7 +33,7 @@ def are_the_same_again(settings: DataSettings, allowed: PlugIns) -> None:
         a, b = getattr(one, split), getattr(again, split)
         require(
             torch.equal(a.x, b.x) and torch.equal(a.y, b.y),
-            f"the same request gives other {split} samples; draw from request.seed and request.part alone",
+            f"two equal requests give different {split} samples; draw only from request.seed and request.part",
         )
 
 

@@ -158,7 +158,10 @@ class Halves:
 def cost_is_what_crosses(
     plan: Plan, rounds: int = 3, classes: Sequence[tuple[int, ...]] = EVERY_CLASS
 ) -> None:
-    require(plan.load().cost is not None, "METHOD says no cost; say what crosses: Method(..., cost=cost)")
+    require(
+        plan.load().cost is not None,
+        "METHOD has no cost; add a function that computes the sent bytes: Method(..., cost=cost)",
+    )
     cost_of = plan.variant.cost
     for sizes, up, down in Halves(plan, classes).sizes(rounds):
         assert cost_of is not None

@@ -116,7 +116,8 @@ def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
             f"predict gives {list(scores.shape)}, it must be [5, {classes}]",
         )
         require(
-            torch.equal(scores, again), "predict gives other scores than rule() of embed(), which is exported"
+            torch.equal(scores, again),
+            "predict and the exported rule() give different scores for the same samples",
         )
 
 
@@ -153,7 +154,8 @@ def require_same_scores(half: ClientHalf, kept: Kept, way: str) -> None:
         found = again(samples)
     require(
         torch.allclose(found, wanted, rtol=1e-4, atol=1e-5),
-        f"exported, its rule {way!r} gives other scores: {found[0].tolist()}, and {wanted[0].tolist()} here",
+        f"the exported model with the rule {way!r} gives the scores {found[0].tolist()}, but the half gives "
+        f"{wanted[0].tolist()} here",
     )
 
 

@@ -209,7 +209,7 @@ def kept(part: Path, target: Path) -> str:
         return (
             f"run the same command again, or put the file there by hand, as {target.absolute()}: docs/data.md"
         )
-    return f"{human_bytes(size)} of it are kept in {part}, and the same command goes on from there"
+    return f"{human_bytes(size)} of it are kept in {part}, and the same command continues the download"
 
 
 def is_unknown(error: BaseException) -> bool:

@@ -55,7 +55,7 @@ def opened(path):
         raise ValueError(f"it has {{size}} pixels, too many to decode; save it smaller")
     if not image.mode.startswith("I;16"):
         return image
-    grey = Image.new("L", image.size)  # 16 bits, of which Pillow would make white
+    grey = Image.new("L", image.size)  # Pillow would convert pixels of 16 bits to white
     for top in range(0, image.height, 64):
         rows = np.asarray(image.crop((0, top, image.width, min(top + 64, image.height))), np.uint32)
         grey.paste(Image.fromarray(((rows + 128) // 257).astype(np.uint8)), (0, top))

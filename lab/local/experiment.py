@@ -67,7 +67,7 @@ class SimulatedDevices:
     per_domain: DeviceCount = 1
     """Number of devices for each domain of the source or of `[domains]`."""
     networks: tuple[str, ...] = ()
-    """Names of n networks, of which device i runs number i mod n with `network.feature_size`; empty means
+    """Names of n networks: device i runs network number i mod n, with `network.feature_size`; empty means
     that all devices run `network`.
     """
     start: Literal["fork", "spawn"] = "fork"
@@ -174,7 +174,7 @@ class Experiment:
     seed: Seed = 0
     """Seed of all random draws, such as first weights, cohorts and the order of samples."""
     task: str = TASK
-    """Kind of the task, of which `classification` is the only one."""
+    """Kind of the task; the only kind is `classification`."""
     classes: Classes = 10
     """Number of classes."""
     network: Network = field(default_factory=Network)

@@ -27,7 +27,7 @@ from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 SECURITY = {
     "sealed": "signed, and sealed from end to end: no broker can read them",
     "centralised": "none: this is no federation, all devices' data were in one process",
-    "off": "signed, but NOT sealed: whoever runs the broker could read them",
+    "off": "signed, but NOT sealed: the operator of the broker could read them",
 }
 REQUIRED_KEYS = (
     *("name", "method", "paper", "network", "reports", "rounds", "seed", "devices", "seconds"),

@@ -65,7 +65,9 @@ class Follower(threading.Thread):
         if self.next_round == 1:
             return f"no round has ended yet; nothing is in {self.destination}"
         rounds = "round 1" if self.next_round == 2 else f"rounds 1 to {self.next_round - 1}"
-        open_end = "" if self._progress.ended else "; the run is not over, and --follow goes on with it"
+        open_end = (
+            "" if self._progress.ended else "; the run is not over, and --follow also sends its later rounds"
+        )
         return f"{rounds} are in {self.destination}{open_end}"
 
     def wake(self) -> None:
@@ -76,13 +78,15 @@ class Follower(threading.Thread):
             self._follow()
         except TakenError:
             self.failed = True
-            self._say(f"{self.destination} is left to another command, which brings {self._run} there now")
+            self._say(
+                f"{self.destination} is skipped here, because another command sends {self._run} there now"
+            )
         except BaseException as error:  # noqa: BLE001 - the run goes on after any error of a tracker
             self.failed = True
             words = printable(without_credentials(str(error).strip().partition("\n")[0])[:LONGEST_WORDS])
             self._say(
                 f"{self.destination} is left out from round {self.next_round} on ({type(error).__name__}: {words}); "
-                f"protofleet track {self._run} --to {self.destination} goes on there"
+                f"protofleet track {self._run} --to {self.destination} sends the later rounds"
             )
 
     def _follow(self) -> None:

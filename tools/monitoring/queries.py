@@ -26,8 +26,8 @@ OVER: Final = "15m"  # The time span of a recent mean. In most runs, it contains
 def recent_mean(histogram: str) -> str:
     """Return the query for the mean of a histogram's recent observations.
 
-    If there are no such observations, the query has no value.
-    A mean since the start of the process would hide changes.
+    If there are no such observations, the query has no value. A mean since the start of the process would
+    hide changes.
     """
     return f"increase({histogram}_sum[{OVER}]) / (increase({histogram}_count[{OVER}]) > 0)"
 

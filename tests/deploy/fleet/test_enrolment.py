@@ -98,7 +98,7 @@ def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(
         "coordinates": (asked(board, "coordinator"), "asks to be enrolled as a coordinator, not as a device"),
         "somebody": (
             asked(board, "honest"),
-            "somebody was expected, but the request is to be enrolled as honest",
+            "somebody was expected, but the request is for the name honest",
         ),
         "weak": (
             asked(board, "weak", receive=RECEIVE[2]),

@@ -233,7 +233,7 @@ def test_a_request_is_approved_for_the_part_that_was_said_and_no_other(lab, tmp_
 
 def test_a_request_is_approved_for_the_name_that_was_said_and_no_other(lab, tmp_path):
     said = lab("approve d1/pending/request --root root --yes --name d2", code=2)
-    assert "d2 was expected, but the request is to be enrolled as d1" in said
+    assert "d2 was expected, but the request is for the name d1" in said
     assert not (tmp_path / "root/approvals/d1.approval").exists()
     lab("approve d1/pending/request --root root --yes --name d1")
 

@@ -83,7 +83,7 @@ def test_a_connection_that_breaks_is_made_again_and_goes_on_where_it_broke(publi
 def test_a_command_goes_on_with_the_half_file_that_an_earlier_one_left(publisher, said, tmp_path):
     publisher.breaks = [400_000, 0, 0, 0, 0]
     with pytest.raises(
-        RunError, match=r"400.0 kB of it are kept in .*data.bin.part, and the same command goes"
+        RunError, match=r"400.0 kB of it are kept in .*data.bin.part, and the same command continues"
     ):
         said.downloader.fetch(remote(publisher), tmp_path)
     assert not (tmp_path / "data.bin").exists(), "no reader may take the half for the whole"

@@ -170,7 +170,8 @@ def test_two_commands_never_bring_one_run_to_one_tracker_at_once(run, recorder):
     with TrackedFile(run).sole_use("recorder"):
         assert follow(TO, run, said.append, to_the_end=False).failed
     assert (
-        said == [f"recorder is left to another command, which brings {run} there now"] and not recorder.began
+        said == [f"recorder is skipped here, because another command sends {run} there now"]
+        and not recorder.began
     )
     assert not follow(TO, run, said.append, to_the_end=False).failed
     assert list(recorder.rounds) == [1]

@@ -170,7 +170,7 @@ def test_a_server_that_is_killed_in_the_middle_ends_no_run_and_has_each_number_o
     (line,) = (line for line in tracked.said.splitlines() if server.address in line)
     to = f"protofleet track runs/small --to mlflow={server.address}"
     assert line.startswith(f"protofleet: mlflow={server.address} is left out from round 4 on (")
-    assert line.endswith(f"; {to} goes on there")
+    assert line.endswith(f"; {to} sends the later rounds")
     server.wait()
     assert run_in(server.address).info.status == "RUNNING", "nobody could tell it"
     done = protofleet(*to.split()[1:], cwd=tracked.place)
