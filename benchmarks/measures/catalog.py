@@ -134,7 +134,7 @@ LARGE = Program(
 )
 LARGE_DEVICE = Program(
     "large-device",
-    "the peak of a device with a model of 180 MB, over that of `import torch`",
+    "peak memory of a device with a model of 180 MB, compared with the peak of `import torch`",
     "large",
     {
         "device's peak": Figure("MB", steady=True),
@@ -162,7 +162,7 @@ def of_size(megabytes: float) -> Program:
 
 THIN_LINE = Program(
     "thin-line",
-    "an answer of 1 MB over 250 kbit/s with 300 ms and 2 % loss, which stalls the stream",
+    "an update of 1 MB over a line with 250 kbit/s, 300 ms and 2 % loss; each loss stalls the stream",
     "thin_line",
     {"seconds over size / rate": ratio()},
 )

@@ -32,7 +32,7 @@ class Crowd:
 
     @property
     def what(self) -> str:
-        return f"{self.robots} connected robots; {self.asked} of them get a task in a round, and all in the last evaluation"
+        return f"{self.robots} connected robots; {self.asked} get a task in each round, and all in the last evaluation"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         with Swarm(tree, folder, self.robots, self.rounds, cohort=self.asked) as swarm:
@@ -59,7 +59,7 @@ class Restart:
 
     @property
     def what(self) -> str:
-        return f"a broker that is killed and restarted while {self.robots} robots are connected; ten of them have a task"
+        return f"a broker that is killed and restarted under {self.robots} connected robots; ten robots have a task"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         with Swarm(tree, folder, self.robots, 1, cohort=10, hold_seconds=600.0) as swarm:

@@ -67,7 +67,9 @@ class Flower:
     devices: int = DEVICES
     rounds: int = ROUNDS
     name: str = "flower"
-    what: str = f"a round of FedAvg with {DEVICES} devices, 53,002 parameters, trivial training, compared with {PEER}'s"
+    what: str = (
+        f"a round of FedAvg with {DEVICES} devices, 53,002 parameters, no real training, compared with {PEER}"
+    )
     figures: ClassVar = {
         "round over Flower's": Figure("", steady=True),
         "memory when idle over Flower's": Figure("", steady=True),

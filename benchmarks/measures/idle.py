@@ -34,8 +34,8 @@ class Idle:
     @property
     def what(self) -> str:
         return (
-            f"{self.robots} robots connected and {self.asked} of them asked, for {self.seconds:.0f} s of a round, "
-            f"from {self.settle_seconds:.0f} s after its ask"
+            f"{self.robots} connected robots; {self.asked} of them have a task; measured for {self.seconds:.0f} s of a round, "
+            f"from {self.settle_seconds:.0f} s after the tasks were sent"
         )
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:

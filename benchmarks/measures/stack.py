@@ -28,7 +28,7 @@ NAME = f"bench{os.getpid()}"
 @dataclass(frozen=True)
 class Stack:
     name: str = "stack"
-    what: str = "`make up` on images that are there: seconds to its first round, memory in the third"
+    what: str = "`make up` with existing images: seconds until its first round, memory in the third round"
     figures: ClassVar = {
         "up": Figure("s"), "first round": Figure("s"), "coordinator": Figure("MB", steady=True),
         "a device": Figure("MB", steady=True), "all containers": Figure("MB", steady=True),
