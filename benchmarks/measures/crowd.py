@@ -32,7 +32,7 @@ class Crowd:
 
     @property
     def what(self) -> str:
-        return f"{self.robots} connected robots; {self.asked} get a task in each round, and all in the last evaluation"
+        return f"{self.robots} connected robots; {self.asked} get a task in a round, and all in the last evaluation"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         with Swarm(tree, folder, self.robots, self.rounds, cohort=self.asked) as swarm:

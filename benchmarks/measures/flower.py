@@ -68,7 +68,7 @@ class Flower:
     rounds: int = ROUNDS
     name: str = "flower"
     what: str = (
-        f"a round of FedAvg with {DEVICES} devices, 53,002 parameters, no real training, compared with {PEER}"
+        f"a FedAvg round with {DEVICES} devices, 53,002 parameters, trivial training, compared with {PEER}'s"
     )
     figures: ClassVar = {
         "round over Flower's": Figure("", steady=True),

@@ -34,7 +34,7 @@ class Idle:
     @property
     def what(self) -> str:
         return (
-            f"{self.robots} connected robots; {self.asked} of them have a task; measured for {self.seconds:.0f} s of a round, "
+            f"{self.robots} connected robots, of which {self.asked} have a task; measured for {self.seconds:.0f} s, "
             f"from {self.settle_seconds:.0f} s after the tasks were sent"
         )
 

@@ -16,9 +16,7 @@ EXIT_CODES: Final = (
 
 
 def add_deploy(commands: Subparsers) -> None:
-    text = (
-        "deploy a fleet over SSH from one TOML file: devices, and the broker and coordinator if it has them"
-    )
+    text = "deploy a fleet over SSH from one TOML file: devices, and the broker and coordinator if the file has them"
     steps = commands.add_parser("deploy", help=text, epilog=EXIT_CODES).add_subparsers(
         required=True, metavar="STEP", title="steps"
     )
@@ -32,7 +30,7 @@ def add_deploy(commands: Subparsers) -> None:
     apply = _step(
         steps,
         "apply",
-        "bring hosts to the state that the file describes; if they have it already, nothing changes",
+        "bring hosts to the state that the file describes; hosts that are already in this state do not change",
     )
     _add_new_keys(apply)
     apply.add_argument(

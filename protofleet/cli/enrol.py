@@ -183,15 +183,20 @@ def _add_listener_options(step: argparse.ArgumentParser) -> None:
     group = step.add_argument_group("a broker's mosquitto.conf")
     group.add_argument("--port", type=PORT, help="port with TLS (default: 8883)")
     group.add_argument(
-        "--devices", type=DEVICES, metavar="N", help="number of devices that share its memory (default: 64)"
+        "--devices",
+        type=DEVICES,
+        metavar="N",
+        help="number of devices that share the broker's memory (default: 64)",
     )
     group.add_argument(
-        "--listen", metavar="ADDRESS", help="address that it listens on (default: 0.0.0.0, all addresses)"
+        "--listen",
+        metavar="ADDRESS",
+        help="address on which the broker listens (default: 0.0.0.0, all addresses)",
     )
     group.add_argument(
         "--plain-port", type=OPTIONAL_PORT, help="port without TLS, on 127.0.0.1 only (default: 0, none)"
     )
-    text = "the user that Mosquitto changes to when root starts it (default: mosquitto, if root runs this)"
+    text = "the user to which Mosquitto changes if root starts it (default: mosquitto, if root runs this command)"
     group.add_argument("--user", help=text)
 
 

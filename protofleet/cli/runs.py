@@ -66,7 +66,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
             print(beside)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
-            raise SettingsError("--resume is for one run; several runs are continued without it")
+            raise SettingsError("--resume is for one run; leave it out to continue several runs")
         batch = Batch(options.runs, options.fresh, launcher, options.track)
         return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)

@@ -167,7 +167,10 @@ def add_health(commands: Subparsers) -> None:
         "health", help="ask a running coordinator or device for its health; exit code 1: a check fails"
     )
     command.add_argument(
-        "settings", type=Path, nargs="+", help="one or more TOML files that they were started with"
+        "settings",
+        type=Path,
+        nargs="+",
+        help="one or more TOML files with which coordinators or devices were started",
     )
     add_listing_options(command)
     command.set_defaults(command=health)
