@@ -170,7 +170,7 @@ def add_health(commands: Subparsers) -> None:
         "settings",
         type=Path,
         nargs="+",
-        help="one or more TOML files with which coordinators or devices were started",
+        help="the TOML files of the coordinators or devices",
     )
     add_listing_options(command)
     command.set_defaults(command=health)

@@ -102,7 +102,7 @@ def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_inst
     install = asked(lab)
     said = enrol_in(lab, f"{install} {options}", code=2).splitlines()
     assert len(said) == 1 and said[0].startswith(f"protofleet: {options.split()[0]}")
-    assert "d1 is a device; name its broker in its own settings: [broker] host and port" in said[0]
+    assert "d1 is a device; set host and port in the table [broker] of its settings" in said[0]
     assert not (lab / "d1" / "current").exists()
     enrol_in(lab, install)
 
