@@ -130,7 +130,7 @@ MISTAKES = {
     "no device": (lambda p: protofleet.load_model(p / "runs" / "own"), "device-1"),
     "another device": (lambda p: protofleet.load_model(p / "runs" / "own", "device-9"), "device-9"),
     "a device of an export": (lambda p: protofleet.load_model(p / "given", "device-1"), "the model of all devices"),
-    "which": (lambda p: protofleet.load_model(p / "given", which="newest"), "which is 'newest', it must be"),
+    "which": (lambda p: protofleet.load_model(p / "given", which="newest"), "`which` is 'newest', it must be"),
     "shape": (
         lambda p: protofleet.load_model(p / "given").predict(np.zeros((2, 3, 9, 9))),
         r"the samples have the shape \[2, 3, 9, 9\]; the model takes \[N, 3, 8, 8\]",
