@@ -225,8 +225,8 @@ def _write(path: Path, settings: Mapping[str, Any]) -> None:
 class BrokerWatch:
     """A watcher of the broker that the run has started. If the broker ends, the watcher restarts it.
 
-    After the restart, the coordinator and the devices send again all messages that the old broker had not
-    delivered.
+    After the restart, the coordinator and the devices send again all messages that the old broker had
+    stored.
     """
 
     broker: LocalBroker | None
