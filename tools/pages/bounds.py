@@ -33,9 +33,10 @@ INTRO: Final = """\
 
 [All settings](#all-settings) are listed at the end of this page.
 
-Every number of a settings file has the bounds that this page lists. If a number is outside its bounds, one line names
-the file, the key, the value and the bounds, and the exit code is 2. [settings.md](settings.md) has the conditions
-between settings. `NAME` stands for a name of your own. The numbers of command lines have bounds too.
+This page lists the bounds of every number in a settings file. If a number is outside its bounds, the command
+prints one line with the file, the key, the value and the bounds, and ends with exit code 2. Some settings also
+depend on each other: see [settings.md](settings.md). `NAME` stands for a name that you choose. Options of commands
+have bounds too.
 
 `python -m tools.pages.bounds` writes this page from the code.
 """
@@ -43,7 +44,7 @@ between settings. `NAME` stands for a name of your own. The numbers of command l
 ALL: Final = """
 ## All settings
 
-Each table of the settings files, with all its keys. `protofleet settings TABLE` prints the same.
+This section lists all tables of the settings files with all their keys. `protofleet settings TABLE` prints one table.
 """
 
 

@@ -50,21 +50,19 @@ INTRO: Final = f"""\
 # Metrics
 
 A coordinator or a device with a `metrics_port` serves these metrics under `/metrics` at its `metrics_host`.
-Times are Unix times.
+All times are Unix times. The labels have these limits:
 
-Limits of the labels:
-
-- The name of a device is a label of three gauges and three counters only.
-- The labels for names and domains have at most {MAX_DEVICES:,} values each; all further ones are counted as
-  `other`. In bytes by device the limit is {MOST_DEVICES} names.
+- Only three gauges and three counters have the name of a device as a label.
+- The labels for names and domains have at most {MAX_DEVICES:,} values each; all others are counted as `other`.
+  For bytes by device, the limit is {MOST_DEVICES} names.
 - Each of the two metrics of bytes by device has at most {SERIES_BY_DEVICE:,} series:
   {ROWS} rows ({MOST_DEVICES} names, `other`, `all devices`) x {MOST_KINDS + 1} kinds x 2 directions. The kinds are
-  `control` and at most {MOST_KINDS} that the method declares. Like every counter, the counter has as many series
-  `_created` in addition.
-- The views are those of the method. A device has one domain for a whole run.
+  `control` and at most {MOST_KINDS} kinds that the method declares. The counter also has one `_created` series
+  for each of its series, like every counter.
+- The method defines the views. A device has one domain for a whole run.
 
-A metric whose meaning names the run continues after a restart of the coordinator. All other counters begin at
-0 with the process.
+If the meaning of a metric names the run, the metric continues after a restart of the coordinator. All other
+counters begin at 0 with the process.
 
 `/metrics` has the same texts as `HELP`. `python -m tools.pages.metrics` writes this page.
 """
