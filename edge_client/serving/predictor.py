@@ -105,7 +105,7 @@ def _of_onnx(folder: Path, card: Card) -> Scores:
     try:
         import onnxruntime
     except ImportError:
-        raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
+        raise SettingsError("--onnx needs the package onnxruntime: pip install onnxruntime") from None
     # The file is read only once, so exactly the checked bytes are used.
     content = matching(card, ONNX, path.read_bytes())
     try:

@@ -78,7 +78,7 @@ def test_what_is_neither_a_folder_nor_a_commit_is_said(tmp_path):
 @pytest.mark.slow
 def test_a_program_that_lacks_a_figure_or_fails_gives_none(tree):
     lacking = Program("x", "x", "bare", {"no such": Figure("")}, {"devices": 1, "examples": 32, "rounds": 1})
-    with pytest.raises(MeasureError, match="bare gave no no such"):
+    with pytest.raises(MeasureError, match="bare did not print no such"):
         once(lacking, tree)
     failing = Program("x", "x", "bare", {"trainer over bare": Figure("")}, {"devices": "many"})
     with pytest.raises(MeasureError, match="bare failed"):

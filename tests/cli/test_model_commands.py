@@ -180,7 +180,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert said(capsys, *words)[2] == (
-        "protofleet: --onnx takes the package onnxruntime: pip install onnxruntime\n"
+        "protofleet: --onnx needs the package onnxruntime: pip install onnxruntime\n"
     )
 
 

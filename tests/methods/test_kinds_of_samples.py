@@ -85,11 +85,15 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
         (
             "mlp",
             (8, 8),
-            r"samples are series \[4, 16\], this device's series \[8, 8\]; set data.shape = \[4, 16\]",
+            r"series \[4, 16\], but this device's samples are series \[8, 8\]; set data.shape = \[4, 16\]",
         ),
-        ("mlp", (64,), r"samples are series \[4, 16\], this device's vectors \[64\]"),
-        ("cnn1d", (4, 4, 4), r"samples are series \[4, 16\], this device's images \[4, 4, 4\]"),
-        ("mlp", (4, 20), r"does not take this device's series \[4, 20\]: mat1 and mat2"),
+        ("mlp", (64,), r"samples are series \[4, 16\], but this device's samples are vectors \[64\]"),
+        (
+            "cnn1d",
+            (4, 4, 4),
+            r"samples are series \[4, 16\], but this device's samples are images \[4, 4, 4\]",
+        ),
+        ("mlp", (4, 20), r"does not take but this device's samples are series \[4, 20\]: mat1 and mat2"),
     ],
 )
 def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(network, own, told):

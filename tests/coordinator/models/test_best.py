@@ -144,5 +144,5 @@ def test_a_damaged_state_is_said_and_left_where_it_is(tmp_path):
     with pytest.raises(DamagedError, match="is damaged: its bytes do not match the hash in its name"):
         run.kept(tmp_path)
     assert path.exists()
-    with pytest.raises(DamagedError, match="is gone"):
+    with pytest.raises(DamagedError, match="is missing"):
         read_state(tmp_path, "00")

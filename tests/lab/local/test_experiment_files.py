@@ -316,7 +316,7 @@ def test_the_line_of_a_key_is_where_its_value_begins(text, line):
 def test_bases_in_a_circle_are_refused(write):
     first = write("first.toml", 'base = "second.toml"')
     write("second.toml", 'base = "./first.toml"')
-    with pytest.raises(SettingsError, match="circular base: first.toml -> second.toml -> first.toml"):
+    with pytest.raises(SettingsError, match="in a circle: first.toml -> second.toml -> first.toml"):
         read_experiment(first, [])
 
 

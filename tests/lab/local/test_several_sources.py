@@ -78,7 +78,7 @@ def test_a_person_is_told_what_every_device_has(file, tmp_path, capsys):
     [
         (
             "[devices]\nclients = { usps = 1 }",
-            "devices.clients has 'usps', which is not in .domains.; there are",
+            "devices.clients has 'usps', which is not in .domains.; the domains are",
         ),
         (
             "[devices]\ncount = 3",
@@ -103,5 +103,5 @@ def test_a_mistake_is_one_line_that_says_where(file, more, message):
 
 @pytest.mark.parametrize("key, value", [("source", "usps"), ("root", "here"), ("domain", "mnist")])
 def test_two_answers_to_where_data_are_from_are_refused(file, key, value):
-    with pytest.raises(SettingsError, match=rf"data.{key} is '{value}', but \[domains\] says where"):
+    with pytest.raises(SettingsError, match=rf"data.{key} is '{value}', but \[domains\] names the source"):
         decoded(file.replace("[data]\n", f"[data]\n{key} = '{value}'\n"))

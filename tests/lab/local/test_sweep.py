@@ -158,7 +158,7 @@ def test_a_wrong_file_is_refused_with_the_way_out(file, text, words):
 def test_a_value_that_is_out_of_bounds_is_refused_before_anything_runs(file, tmp_path):
     with pytest.raises(SettingsError, match=r"method\.lr is -1.*must be above 0"):
         plan_grid(file, [read_axis("method.lr=0.1,-1")], [1], [])
-    with pytest.raises(SettingsError, match="--grid has method.lr twice"):
+    with pytest.raises(SettingsError, match="--grid names method.lr twice"):
         plan_grid(file, [read_axis("method.lr=0.1"), read_axis("method.lr=0.2")], [1], [])
     with pytest.raises(SettingsError, match="--seeds has 4 twice"):
         plan_grid(file, [read_axis("method.lr=0.1")], [4, 4], [])

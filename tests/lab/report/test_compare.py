@@ -184,7 +184,9 @@ def test_a_view_is_the_same_for_all_rows_and_a_dash_where_it_was_not_measured(tm
     assert (b["view"], b["mean"]) == ("personal-classifier", "-")
     assert rows_of([one, other], 2, view="personal-classifier")[1]["rounds to 90%"] == "-"
     comparison_page(groups := read_groups([one, other], "personal-classifier"), tables(groups, None, 0.9))
-    with pytest.raises(RunError, match="the view 'x'; there are reports, global, personal-classifier"):
+    with pytest.raises(
+        RunError, match="the view 'x'; the measured views are reports, global, personal-classifier"
+    ):
         read_groups([one, other], "x")
 
 

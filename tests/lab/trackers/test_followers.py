@@ -283,7 +283,7 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_begins(word
         assert main([*words, name]) == 2
         said = capsys.readouterr().err.strip()
         assert said == (
-            f"protofleet: tracking with {name} takes the package a_package_that_is_away: pip install {name}"
+            f"protofleet: tracking with {name} needs the package a_package_that_is_away: pip install {name}"
         )
 
 

@@ -78,8 +78,8 @@ def test_their_names_stand_beside_ours_and_none_is_imported_for_it(site, run, ca
     assert main(["track", str(run), "--to", "bok"]) == 2
     said = capsys.readouterr().err
     assert (
-        said
-        == "protofleet: a tracker is 'bok'; did you mean book? there are book, broken, half, mlflow, tensorboard\n"
+        said == "protofleet: no tracker has the name 'bok'; did you mean book? "
+        "there are book, broken, half, mlflow, tensorboard\n"
     )
     assert not [name for name in sys.modules if name.startswith("notes")]
 

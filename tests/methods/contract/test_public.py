@@ -88,7 +88,9 @@ def test_a_coordinator_puts_the_hash_into_the_plan():
 
 def test_a_device_that_draws_other_images_refuses_the_plan_and_says_both_hashes():
     other = plan(PublicSet(sha256="ab" * 32))
-    with pytest.raises(SettingsError, match=f"sha256 {'ab' * 32}, this device's {USUAL}: put the same files"):
+    with pytest.raises(
+        SettingsError, match=f"sha256 {'ab' * 32}, but this device's has {USUAL}: put the same files"
+    ):
         half(other)
 
 

@@ -29,7 +29,7 @@ def test_a_device_that_takes_no_manifest_as_an_object_is_refused_at_the_start_wi
     ) as federation:
         coordinator = federation.coordinator()
         federation.raw("old")
-        words = "old cannot take part: it does not know manifest, without which it cannot take part: the broker takes"
+        words = "it does not know manifest, without which it cannot take part: the broker accepts"
         federation.wait_until(lambda: words in federation.log_of(coordinator), "the refusal")
         line = next(line for line in federation.log_of(coordinator).splitlines() if words in line)
         federation.device("a")

@@ -59,7 +59,7 @@ def test_every_public_name_is_in_the_site_with_its_signature(site):
     for module in (protofleet, protofleet.testing):
         for name in module.__all__:
             assert f'id="{module.__name__}.{name}"' in text
-    assert "Run a whole federation on this machine until it is finished." in words_of(
+    assert "Run a whole federation on this machine until the run is finished." in words_of(
         site / "python-api.html"
     )
     assert "&lt;factory&gt;" not in text and "~protofleet" not in text

@@ -60,9 +60,7 @@ def test_a_folder_may_have_domains(tmp_path):
 
 def test_all_that_the_page_calls_pictures_are_found_and_nothing_else(tmp_path):
     kinds = (Path(__file__).parents[4] / "docs" / "your-data.md").read_text()
-    kinds = re.findall(
-        r"`(\.\w+)`", kinds.partition("**Which files are pictures.**")[2].partition("\n\n")[0]
-    )
+    kinds = re.findall(r"`(\.\w+)`", kinds.partition("**Which files are pictures.**")[2].partition("\n\n")[0])
     for kind in ("cup", "pan"):
         (tmp_path / kind).mkdir()
         for suffix in kinds:
