@@ -107,7 +107,7 @@ class CoordinatorSettings:
     `enrolled` is empty.
     """
     security: str = "sealed"
-    """Protection of messages: `sealed`, or `off` for messages that are signed but that every broker can read."""
+    """Protection of messages, which is `sealed`, or `off` for signed messages that every broker can read."""
     threads: Threads = 0
     """Number of threads of torch; 0 means that torch chooses the number."""
     metrics_port: OptionalPort = 0

@@ -67,7 +67,7 @@ class SimulatedDevices:
     per_domain: DeviceCount = 1
     """Number of devices for each domain of the source or of `[domains]`."""
     networks: tuple[str, ...] = ()
-    """Names of n networks: device i runs network number i mod n, with `network.feature_size`; empty means
+    """Names of n networks, of which device i runs number i mod n, with `network.feature_size`; empty means
     that all devices run `network`.
     """
     start: Literal["fork", "spawn"] = "fork"
