@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import msgpack
 import numpy as np
@@ -41,6 +41,16 @@ MAX_DIMS: Final = 8
 # Largest count of numbers in one array. An empty dimension counts as 1. NumPy cannot make a shape of more
 # than 2**63 bytes.
 MAX_NUMBERS: Final = 1 << 40
+
+
+@runtime_checkable
+class SlicedArrays(Protocol):
+    """Arrays whose dtypes, shapes and slices are read one by one, because they may be on the disk."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]: ...
+    def flat(self, name: str, start: int, stop: int) -> Array: ...
+
 
 Read = Callable[[int, int], bytes | memoryview]  # reads the bytes [start, stop) of the body
 

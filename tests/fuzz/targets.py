@@ -26,8 +26,13 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.status_file import Status
 from protofleet.edge_client.state.file import encode_state_file, read_state_file
 from protofleet.methods.contract.plan import read_plan
+from protofleet.protocol.coding import forms
+from protofleet.protocol.coding.bundle import Bundle, Rules
+from protofleet.protocol.coding.coder import encode_kind
+from protofleet.protocol.coding.forms import Form
 from protofleet.protocol.link.fetch import indices
 from protofleet.protocol.security.envelope import read_header
+from protofleet.protocol.settings.codec import CodecStage
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml, write_toml
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire import arrays, blocks, codec
@@ -78,6 +83,26 @@ def body(data: bytes) -> str:
     read = sum(found[name].nbytes for name in found)
     assert read <= len(data) and sum(n for _, n in found.layout) == len(data)
     return f"{len(found)} arrays"
+
+
+def bundle(data: bytes) -> str:
+    """Decode all arrays of a bundle; the longest is 64 kB without zlib, and keeps at most 1,000 numbers."""
+    found = Bundle(data, list(SHOWN), Rules(frozenset(Form), 1 << 16, 1000), SHOWN_BODY)
+    read = sum(found[name].nbytes for name in found)
+    assert read <= 8 * (1 << 16) + sum(value.nbytes for value in SHOWN.values())
+    return f"{len(found)} arrays, {', '.join(sorted({found.form(name).name for name in found}))}"
+
+
+def record(data: bytes) -> str:
+    """Decode the content of a record; the first byte chooses its form, the second its shape and dtype."""
+    form = Form(data[0] % len(Form)) if data else Form.EXACT
+    shape = RECORD_SHAPES[data[1] % len(RECORD_SHAPES)] if data[1:] else ()
+    dtype = (
+        "float32" if form in forms.FOR_FLOAT32 else ("int64", "bool", "int8")[data[1] % 3 if data[1:] else 0]
+    )
+    if form is not Form.SAME:
+        assert forms.decode(form, data[2:], shape, dtype, 100).shape == shape
+    return form.name
 
 
 def block(data: bytes) -> str:
@@ -142,6 +167,43 @@ def messages() -> list[bytes]:
     return found
 
 
+RECORD_SHAPES = ((40,), (4, 10), (0, 3), (), (2, 3, 5), (1000,))
+SHOWN = {
+    "weights.w": np.linspace(-1, 1, 1200, dtype=np.float32).reshape(30, 40),
+    "weights.b": np.linspace(0, 1, 30, dtype=np.float32),
+    "weights.steps": np.array(7, np.int64),
+}
+SHOWN_BODY = arrays.Body(lambda start, stop: encoded(SHOWN)[start:stop], len(encoded(SHOWN)))
+STAGES = [
+    CodecStage(pack=True),
+    CodecStage("float16"),
+    CodecStage("bfloat16"),
+    CodecStage("int8", "broadcast"),
+    CodecStage("int4"),
+    CodecStage("uint8"),
+    CodecStage("uint4", pack=True),
+    CodecStage("rice", "broadcast"),
+    CodecStage("ternary", "broadcast", keep=10),
+]
+
+
+def bundles() -> list[bytes]:
+    changed = {name: (value * 1.5).astype(value.dtype) for name, value in SHOWN.items()}
+    found = [encode_kind(changed, stage, SHOWN, {}).data for stage in STAGES]
+    return [*found, encode_kind({"weights.w": SHOWN["weights.w"]}, STAGES[0], {}, {}).data]
+
+
+def records() -> list[bytes]:
+    values = np.linspace(-1, 1, 40, dtype=np.float32)
+    found = [
+        bytes([form, 0]) + forms.encode(form, np.abs(values))
+        for form in sorted(forms.FOR_FLOAT32 - {Form.TERNARY})
+    ]
+    kept = bytes([Form.TERNARY, 0]) + forms.encode_ternary(values, np.arange(0, 40, 3))
+    whole = bytes([Form.INTS, 0]) + forms.encode(Form.INTS, np.arange(-20, 20) ** 5)
+    return [*found, kept, whole, bytes([Form.PLANES, 0]) + bytes(320)]
+
+
 BODIES: list[dict[str, Any]] = [
     {"weights.w": np.arange(6, dtype=np.float32).reshape(2, 3), "counts": np.array([1, 2], np.int64)},
     {"labels": np.zeros((0, 3), np.int8), "seen": np.array([True]), "weights.b": np.array(0.5, np.float16)},
@@ -200,9 +262,11 @@ def states() -> list[bytes]:
 
 TARGETS = {
     "envelope": Target(envelope, Rejected, golden, 0.17),
-    "message": Target(message, Rejected, messages, 0.34),
-    "body": Target(body, Rejected, bodies, 0.22),
-    "block": Target(block, Rejected, golden, 0.08),
+    "message": Target(message, Rejected, messages, 0.27),
+    "body": Target(body, Rejected, bodies, 0.19),
+    "bundle": Target(bundle, Rejected, bundles, 0.06),
+    "record": Target(record, Rejected, records, 0.06),
+    "block": Target(block, Rejected, golden, 0.06),
     "host_facts": Target(host_facts, SettingsError, hosts, 0.05),
     "host_state": Target(host_state, NonsenseError, service_states, 0.02),
     "topic": Target(topic, Rejected, topics, 0.06),

@@ -1,0 +1,121 @@
+"""Pack whole numbers into bits and back.
+
+Bits fill a byte from its lowest bit on. The bits after the last number are 0, and a reader refuses other ones, so
+equal numbers have equal bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+Whole: TypeAlias = NDArray[np.int64]
+Bits: TypeAlias = NDArray[np.uint8]
+
+MOST_WIDTH: Final = 24  # bits of a remainder; a record has at most 2**20 numbers
+CHUNK: Final = 1 << 13  # bytes of a unary stream that are expanded at a time, to 64 kB of bits
+
+
+def pack_bits(bits: Bits) -> bytes:
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpack_bits(data: bytes | memoryview, count: int) -> Bits:
+    """Return `count` bits, or raise Rejected if the length or the padding is wrong."""
+    if len(data) != bytes_of(count):
+        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for {count} bits")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if bits[count:].any():
+        raise Rejected(Reason.BAD_BODY, f"the padding after {count} bits is not 0")
+    return bits[:count]
+
+
+def bytes_of(bits: int) -> int:
+    return (bits + 7) // 8
+
+
+def pack_fixed(values: Whole, width: int) -> bytes:
+    """Return the numbers, each in `width` bits."""
+    if width == 0:
+        return b""
+    shifts = np.arange(width, dtype=np.uint32)
+    return pack_bits(((values[:, None].astype(np.uint32) >> shifts) & 1).astype(np.uint8).reshape(-1))
+
+
+def unpack_fixed(data: bytes | memoryview, count: int, width: int) -> Whole:
+    """Return `count` numbers of `width` bits each, or raise Rejected if the length or the padding is wrong."""
+    bits = unpack_bits(data, count * width).reshape(count, width)
+    found = np.zeros(count, np.int64)
+    for place in range(width):
+        found |= bits[:, place].astype(np.int64) << place
+    return found
+
+
+def pack_halves(values: Bits) -> bytes:
+    """Return the numbers in 4 bits each; the first of two is in the lower half of a byte."""
+    padded = np.append(values, np.uint8(0)) if len(values) % 2 else values
+    return (padded[::2] | (padded[1::2] << 4)).tobytes()
+
+
+def unpack_halves(data: bytes | memoryview, count: int) -> Bits:
+    if len(data) != bytes_of(4 * count):
+        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for {count} numbers of 4 bits")
+    both = np.frombuffer(data, np.uint8)
+    found = np.empty(2 * len(both), np.uint8)
+    found[::2], found[1::2] = both & 15, both >> 4
+    if found[count:].any():
+        raise Rejected(Reason.BAD_BODY, f"the padding after {count} numbers is not 0")
+    return found[:count]
+
+
+def rice_bytes(values: Whole, width: int) -> int:
+    """Return the size of `pack_rice` without packing."""
+    return bytes_of(int((values >> width).sum()) + len(values)) + bytes_of(len(values) * width)
+
+
+def pack_rice(values: Whole, width: int) -> bytes:
+    """Return non-negative numbers in Rice code: all quotients in unary, then all remainders of `width` bits.
+
+    A quotient q is q bits of 0 and one bit of 1. The two streams are not interleaved, so NumPy reads each at once.
+    """
+    ends = np.cumsum((values >> width) + 1) - 1
+    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
+    bits[ends] = 1
+    return pack_bits(bits) + pack_fixed(values & ((1 << width) - 1), width)
+
+
+def unpack_rice(data: bytes | memoryview, count: int, width: int, most: int) -> Whole:
+    """Return `count` numbers in Rice code, or raise Rejected.
+
+    `most` is the largest sum that the quotients may have.
+    """
+    if width > MOST_WIDTH:
+        raise Rejected(Reason.BAD_BODY, f"remainders of {width} bits, at most {MOST_WIDTH}")
+    unary = len(data) - bytes_of(count * width)
+    if not bytes_of(count) <= unary <= bytes_of(count + most):
+        raise Rejected(
+            Reason.BAD_BODY, f"{len(data)} bytes for {count} numbers with remainders of {width} bits"
+        )
+    quotients = _quotients(data[:unary], count)
+    return quotients << width | unpack_fixed(data[unary:], count, width)
+
+
+def _quotients(data: bytes | memoryview, count: int) -> Whole:
+    """Return the numbers of a unary stream, which ends in the byte of the last number."""
+    found, at, last = np.empty(count, np.int64), 0, -1
+    for start in range(0, len(data), CHUNK):
+        part = np.frombuffer(data[start : start + CHUNK], np.uint8)
+        ends = np.flatnonzero(np.unpackbits(part, bitorder="little")) + start * 8
+        if at + len(ends) > count:
+            raise Rejected(Reason.BAD_BODY, f"a unary stream of more than {count} numbers")
+        found[at : at + len(ends)] = np.diff(ends, prepend=last) - 1
+        at, last = at + len(ends), int(ends[-1]) if len(ends) else last
+    if at != count or bytes_of(last + 1) != len(data):
+        raise Rejected(
+            Reason.BAD_BODY, f"a unary stream of {at} numbers in {len(data)} bytes, not of {count}"
+        )
+    return found

@@ -1,0 +1,315 @@
+"""All arrays of one kind in a message, coded: the content of one array of bytes in a body.
+
+    bundle := u8 1 | u8 flags | [u32 length, if flags & 2: the rest is one zlib stream of this length]
+              | [names, if flags & 1] | record ...
+    names  := leb count | (leb length, UTF-8) ...          ascending
+    record := u8 form, + 128 with a reference | [u8 dtype, u8 dimensions, leb length ...: only without a reference]
+              | leb size | content
+
+Without `names`, the names are those that both sides know, ascending. An array of more than 2**20 numbers has several
+records; the records after the first have no dtype and no shape. All sizes are checked before memory is taken for
+numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from protofleet.protocol.coding import forms, ternary
+from protofleet.protocol.coding.forms import Form, Piece
+from protofleet.protocol.coding.leb import pack_one
+from protofleet.protocol.wire.arrays import (
+    DTYPES,
+    MAX_ARRAYS,
+    MAX_DIMS,
+    MAX_NAME,
+    MAX_NUMBERS,
+    NAMES,
+    SlicedArrays,
+)
+from protofleet.protocol.wire.messages import Array
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+VERSION: Final = 1
+NAMED, PACKED = 1, 2
+REFERENCE: Final = 128
+DTYPE_NAMES: Final = tuple(DTYPES)  # A dtype's number on the wire is its place here.
+ZLIB_LEVEL: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A coded array: its form, and the content of each of its records."""
+
+    form: Form
+    contents: tuple[bytes, ...]
+    dtype: str = ""  # empty with a reference, which has dtype and shape
+    shape: tuple[int, ...] = ()
+
+
+def write_bundle(arrays: Mapping[str, Coded], known: Sequence[str], pack: bool = False) -> bytes:
+    """Return a bundle; names are left out if they are the names `known` to the reader.
+
+    With `pack`, the rest is a zlib stream if that is smaller.
+    """
+    names = sorted(arrays)
+    flags = 0 if names == sorted(known) else NAMED
+    rest = b"".join(
+        [*(_names(names) if flags else ()), *(part for n in names for part in _records(arrays[n]))]
+    )
+    packed = zlib.compress(rest, ZLIB_LEVEL) if pack else rest
+    if pack and len(packed) + 4 < len(rest):
+        return bytes((VERSION, flags | PACKED)) + struct.pack("<I", len(rest)) + packed
+    return bytes((VERSION, flags)) + rest
+
+
+def _names(names: Sequence[str]) -> Iterator[bytes]:
+    yield pack_one(len(names))
+    for name in names:
+        yield pack_one(len(name.encode())) + name.encode()
+
+
+def _records(array: Coded) -> Iterator[bytes]:
+    number = array.form if array.dtype else array.form | REFERENCE
+    for place, content in enumerate(array.contents):
+        yield bytes((number,))
+        if place == 0 and array.dtype:
+            yield bytes((DTYPE_NAMES.index(array.dtype), len(array.shape)))
+            yield b"".join(pack_one(length) for length in array.shape)
+        yield pack_one(len(content)) + content
+
+
+def dtype_of(array: Array) -> str:
+    return NAMES[array.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules by which a bundle is read; both sides derive them from the plan."""
+
+    allowed: frozenset[Form]
+    most_raw: int  # largest length in bytes of the bundle without zlib
+    most_kept: int = 0  # largest number of kept numbers of all ternary arrays together
+    packed: bool = True  # whether a bundle may be a zlib stream
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRecord:
+    form: Form
+    piece: Piece
+    content: memoryview
+
+
+@dataclass(slots=True)
+class ArrayEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    added: bool  # whether the numbers are added to those of the reference
+    records: list[ArrayRecord] = field(default_factory=list)
+
+
+class Bundle(Mapping[str, Array]):
+    """The arrays of a bundle. An array is decoded each time that it is read, and is not kept in memory."""
+
+    def __init__(
+        self, data: bytes, known: Sequence[str], rules: Rules, reference: SlicedArrays | None = None
+    ) -> None:
+        """Check the bundle without decoding a number, or raise Rejected.
+
+        `known` are the names of the arrays if the bundle has none. Numbers are added to those of `reference`.
+        """
+        self._rules, self._reference, self._kept = rules, reference, 0
+        cursor = Cursor(*_opened(data, rules))
+        names = cursor.names() if cursor.named else sorted(known)
+        self._entries = {name: self._entry(cursor, name) for name in names}
+        cursor.end()
+
+    def _entry(self, cursor: Cursor, name: str) -> ArrayEntry:
+        form, against = self._form(cursor, name)
+        if against:
+            assert self._reference is not None
+            entry = ArrayEntry(*self._reference.dtype_and_shape(name), form is not Form.SAME)
+        else:
+            entry = ArrayEntry(*cursor.dtype_and_shape(name), False)
+        if form in forms.FOR_FLOAT32 and entry.dtype != "float32":
+            raise Rejected(
+                Reason.WRONG_DTYPE, f"{name} is {entry.dtype}, of which {form.name.lower()} has no form"
+            )
+        if entry.added and entry.dtype == "bool":
+            raise Rejected(Reason.WRONG_DTYPE, f"{name} is a difference of bools")
+        if form is Form.INTS and entry.dtype.startswith("float"):
+            raise Rejected(Reason.WRONG_DTYPE, f"{name} is {entry.dtype}, in a form of whole numbers")
+        for place, piece in enumerate(forms.pieces(entry.shape)):
+            if place:
+                again, with_reference = self._form(cursor, name)
+                if with_reference != against:
+                    raise Rejected(Reason.BAD_BODY, f"records of {name} with and without a reference")
+                form = again
+            entry.records.append(self._record(form, piece, cursor.blob()))
+        return entry
+
+    def _form(self, cursor: Cursor, name: str) -> tuple[Form, bool]:
+        number = cursor.byte()
+        against, number = bool(number & REFERENCE), number & ~REFERENCE
+        if number not in self._rules.allowed:
+            raise Rejected(Reason.BAD_BODY, f"{name} has the form {number}, which the plan does not have")
+        form = Form(number)
+        if against and (self._reference is None or name not in self._reference):
+            raise Rejected(Reason.BAD_BODY, f"{name} is coded against a reference, which does not have it")
+        if against and form not in forms.DIFFERENCES | forms.NEED_REFERENCE:
+            raise Rejected(Reason.BAD_BODY, f"{name} is a difference in the form {form.name.lower()}")
+        if not against and form in forms.NEED_REFERENCE:
+            raise Rejected(Reason.BAD_BODY, f"{name} has the form {form.name.lower()} without a reference")
+        return form, against
+
+    def _record(self, form: Form, piece: Piece, content: memoryview) -> ArrayRecord:
+        if form is Form.SAME and len(content):
+            raise Rejected(Reason.BAD_BODY, f"{len(content)} bytes for an unchanged array")
+        if form is Form.TERNARY:
+            self._kept += ternary.kept_in(content)
+            if self._kept > self._rules.most_kept:
+                raise Rejected(Reason.BAD_BODY, f"{self._kept} kept numbers, at most {self._rules.most_kept}")
+        return ArrayRecord(form, piece, content)
+
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
+        entry = self._entries[name]
+        return entry.dtype, entry.shape
+
+    def form(self, name: str) -> Form:
+        """Return the form of the first record of an array."""
+        return self._entries[name].records[0].form
+
+    def __getitem__(self, name: str) -> Array:
+        shape = self._entries[name].shape
+        return self.flat(name, 0, math.prod(shape)).reshape(shape)
+
+    def flat(self, name: str, start: int, stop: int) -> Array:
+        """Return the numbers [start, stop) of the flattened array; only the records that have them are decoded."""
+        entry = self._entries[name]
+        found = np.empty(stop - start, DTYPES[entry.dtype])
+        for record in entry.records:
+            low, high = max(start, record.piece.start), min(stop, record.piece.stop)
+            if low < high:
+                values = self._numbers(name, entry, record)
+                begin = record.piece.start
+                found[low - start : high - start] = values[low - begin : high - begin]
+        return found
+
+    def _numbers(self, name: str, entry: ArrayEntry, record: ArrayRecord) -> Array:
+        piece = record.piece
+        if record.form is Form.SAME:
+            return self._referred(name, piece)
+        most = self._rules.most_kept
+        values = forms.decode(record.form, record.content, piece.shape, entry.dtype, most).reshape(-1)
+        if not entry.added:
+            return values
+        # A number is rounded once when it is decoded and once when it is added, so all machines agree. Whole
+        # numbers wrap around.
+        with np.errstate(over="ignore"):  # the check of the numbers refuses an infinity
+            total: Array = np.add(self._referred(name, piece), values)
+        return total
+
+    def _referred(self, name: str, piece: Piece) -> Array:
+        assert self._reference is not None
+        return self._reference.flat(name, piece.start, piece.stop)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # Mapping.__contains__ would decode the array.
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _opened(data: bytes, rules: Rules) -> tuple[memoryview, bool]:
+    """Return the part after the header, unpacked, and whether it has names."""
+    if len(data) < 2 or data[0] != VERSION or data[1] & ~(NAMED | PACKED):
+        raise Rejected(Reason.BAD_BODY, f"a bundle that begins with {data[:2].hex()}")
+    if not data[1] & PACKED:
+        if len(data) - 2 > rules.most_raw:
+            raise Rejected(Reason.TOO_LARGE, f"a bundle of {len(data)} bytes, at most {rules.most_raw + 2}")
+        return memoryview(data)[2:], bool(data[1] & NAMED)
+    if not rules.packed or len(data) < 6:
+        raise Rejected(Reason.BAD_BODY, "a zlib stream, which the plan does not have")
+    (length,) = struct.unpack_from("<I", data, 2)
+    return memoryview(_inflated(data[6:], length, rules.most_raw)), bool(data[1] & NAMED)
+
+
+def _inflated(data: bytes, length: int, most: int) -> bytes:
+    if length > most:
+        raise Rejected(Reason.TOO_LARGE, f"a zlib stream of {length} bytes, at most {most}")
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, length + 1)
+    except zlib.error as error:
+        raise Rejected(Reason.BAD_BODY, f"a zlib stream: {error}") from None
+    if len(found) != length or not stream.eof or stream.unused_data or stream.unconsumed_tail:
+        raise Rejected(Reason.BAD_BODY, f"a zlib stream that is not of {length} bytes")
+    return found
+
+
+class Cursor:
+    """A place in a bundle, which checks each length before it moves on."""
+
+    def __init__(self, data: memoryview, named: bool) -> None:
+        self._data, self._at, self.named = data, 0, named
+
+    def byte(self) -> int:
+        return self._take(1)[0]
+
+    def number(self) -> int:
+        value = 0
+        for place in range(5):
+            byte = self.byte()
+            value |= (byte & 127) << 7 * place
+            if byte < 128:
+                if place and not byte:
+                    raise Rejected(Reason.BAD_BODY, "a length in more bytes than it needs")
+                return value
+        raise Rejected(Reason.BAD_BODY, "a length of more than 35 bits")
+
+    def blob(self) -> memoryview:
+        return self._take(self.number())
+
+    def names(self) -> list[str]:
+        count = self.number()
+        if count > MAX_ARRAYS:
+            raise Rejected(Reason.BAD_BODY, f"{count} arrays, at most {MAX_ARRAYS}")
+        try:
+            names = [bytes(self.blob()).decode() for _ in range(count)]
+        except UnicodeDecodeError:
+            raise Rejected(Reason.BAD_BODY, "a name that is not UTF-8") from None
+        if any(not 0 < len(name.encode()) <= MAX_NAME for name in names):
+            raise Rejected(Reason.BAD_BODY, f"a name that does not have 1 to {MAX_NAME} bytes")
+        if any(later <= name for name, later in itertools.pairwise(names)):
+            raise Rejected(Reason.BAD_BODY, "names that do not ascend")
+        return names
+
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
+        dtype, dimensions = self.byte(), self.byte()
+        if dtype >= len(DTYPE_NAMES) or dimensions > MAX_DIMS:
+            raise Rejected(Reason.BAD_BODY, f"{name} has dtype {dtype} and {dimensions} dimensions")
+        shape = tuple(self.number() for _ in range(dimensions))
+        if math.prod(length or 1 for length in shape) > MAX_NUMBERS:
+            raise Rejected(Reason.BAD_BODY, f"{name} has more than {MAX_NUMBERS} numbers")
+        return DTYPE_NAMES[dtype], shape
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise Rejected(Reason.BAD_BODY, f"{len(self._data) - self._at} bytes after the last record")
+
+    def _take(self, size: int) -> memoryview:
+        if self._at + size > len(self._data):
+            raise Rejected(Reason.BAD_BODY, f"it ends at {len(self._data)}, before {self._at + size}")
+        self._at += size
+        return self._data[self._at - size : self._at]

@@ -1,0 +1,82 @@
+"""The largest sizes of coded arrays, in closed form: what a receiver accepts before it has seen a byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protofleet.protocol.coding import forms, rows
+from protofleet.protocol.coding.coder import HALVES, SMALL, STATISTICS, most_kept, ternary_numbers
+from protofleet.protocol.coding.forms import Form
+from protofleet.protocol.coding.ternary import HEAD
+from protofleet.protocol.settings.codec import BROADCAST, TERNARY, CodecStage
+from protofleet.protocol.wire.arrays import DTYPES
+
+# Form, dtype, number of dimensions, and the size of the content; each dimension takes five bytes more.
+RECORD_HEAD: Final = 8
+BUNDLE_HEAD: Final = 16
+TERNARY_PADDING: Final = 3  # the ends of the three streams
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedArray:
+    """An array that an update may have."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # the largest one, if a length is free
+    in_broadcast: bool  # whether the broadcast has an array of this name, dtype and shape
+
+
+def most_bytes_of_kind(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:
+    """Return the largest size in bytes of a bundle, without zlib."""
+    sparse = [one for one in arrays if _is_ternary(one, stage)]
+    dense = sum(_most_bytes(one, stage) for one in arrays if one not in sparse)
+    heads = sum(_head_bytes(one) for one in arrays)
+    return BUNDLE_HEAD + heads + dense + _most_ternary_bytes(sparse, stage)
+
+
+def _is_ternary(one: ExpectedArray, stage: CodecStage) -> bool:
+    numbers = ternary_numbers(one.name, one.dtype, one.shape) if one.in_broadcast else 0
+    return stage.form == TERNARY and numbers > 0
+
+
+def _head_bytes(one: ExpectedArray) -> int:
+    records = sum(1 for _ in forms.pieces(one.shape))
+    return len(one.name.encode()) + 2 + 5 * len(one.shape) + RECORD_HEAD * max(1, records)
+
+
+def _most_bytes(one: ExpectedArray, stage: CodecStage) -> int:
+    """Return the largest content of an array that is not ternary."""
+    count = math.prod(one.shape)
+    if one.dtype != "float32" or not stage.rounds:
+        return int(count * DTYPES[one.dtype].itemsize)
+    if one.name.rpartition(".")[2] in STATISTICS or stage.form in HALVES:
+        return 2 * count
+    if not one.in_broadcast and (stage.against == BROADCAST or len(one.shape) < 2):
+        return 2 * count
+    if stage.against == BROADCAST and (count < SMALL or len(one.shape) < 2):
+        return rows.size_of_rows(one.shape, rows.INT8)
+    match stage.form:
+        case "rice":
+            return rows.most_rice_bytes(one.shape)
+        case "int8" | "uint8" | "int4" | "uint4":
+            return rows.size_of_rows(one.shape, forms.GRIDS[Form[stage.form.upper()]])
+    return 2 * count  # a small array of a ternary stage without a reference
+
+
+def _most_ternary_bytes(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:
+    """Return the largest content of all ternary arrays together.
+
+    With the width of `ternary.width_for`, the gaps of k of n numbers take at most 5 + log2(n / k) bits each and the
+    sign one more. The sum over arrays is largest if all of them keep the same share.
+    """
+    if not arrays:
+        return 0
+    records = sum(1 for one in arrays for _ in forms.pieces(one.shape))
+    numbers = sum(math.prod(one.shape) for one in arrays)
+    kept = most_kept(numbers, stage)
+    bits = kept * (6 + math.log2(numbers / kept))
+    return records * (HEAD.size + TERNARY_PADDING) + math.ceil(bits / 8)

@@ -1,0 +1,124 @@
+"""The coded arrays of a message: one bundle for each kind that has a stage, and all other arrays as they are.
+
+A bundle is one array of bytes, called `weights.~` for the kind `weights`. So a body shows by itself which of its
+arrays are coded, and a bundle's bytes are counted under its kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from protofleet.protocol.coding.bundle import Bundle
+from protofleet.protocol.coding.coder import encode_kind, rules_of
+from protofleet.protocol.coding.floats import Floats
+from protofleet.protocol.settings.codec import CodecStage
+from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.messages import Array, Arrays
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+BUNDLE: Final = "~"
+Stages: TypeAlias = Mapping[str, CodecStage]  # by kind
+Chance: TypeAlias = Callable[[str], np.random.Generator]  # the random numbers for a kind
+
+
+@dataclass(frozen=True)
+class CodedArrays:
+    """The arrays of a message, coded, and what rounding has lost."""
+
+    arrays: dict[str, Array]
+    residual: dict[str, Floats] = field(default_factory=dict)
+
+
+def name_of_bundle(kind: str) -> str:
+    return f"{kind}.{BUNDLE}"
+
+
+def kind_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def of_kind(arrays: Arrays, kind: str) -> dict[str, Array]:
+    return {name: arrays[name] for name in arrays if kind_of(name) == kind}
+
+
+def chance_of(*parts: object) -> Chance:
+    """Return random numbers that follow from these values alone, so a repeated rounding has the same bits."""
+
+    def chance(kind: str) -> np.random.Generator:
+        seed = hashlib.sha256("/".join(map(str, ("codec", *parts, kind))).encode()).digest()
+        return np.random.Generator(np.random.Philox(int.from_bytes(seed[:16], "little")))
+
+    return chance
+
+
+def encode_arrays(
+    arrays: Arrays, stages: Stages, reference: Arrays, residual: Arrays, chance: Chance
+) -> CodedArrays:
+    """Code the arrays of an update.
+
+    `reference` are the arrays of the task's broadcast. `residual` is what earlier updates have lost.
+    """
+    if taken := [name for name in arrays if name.partition(".")[2] == BUNDLE]:
+        raise ValueError(
+            f"an array is called {taken[0]!r}; names that end with '.{BUNDLE}' are those of bundles"
+        )
+    coded = {name: arrays[name] for name in arrays if kind_of(name) not in stages}
+    lost: dict[str, Floats] = {}
+    for kind, stage in stages.items():
+        if own := of_kind(arrays, kind):
+            found = encode_kind(own, stage, of_kind(reference, kind), of_kind(residual, kind), chance(kind))
+            coded[name_of_bundle(kind)] = np.frombuffer(found.data, np.uint8)
+            lost |= found.residual
+    return CodedArrays(coded, lost)
+
+
+class DecodedArrays(Mapping[str, Array]):
+    """The arrays of a body whose coded kinds are decoded. An array is decoded each time that it is read."""
+
+    def __init__(self, body: Body, stages: Stages, reference: Body | None, most_raw: int) -> None:
+        """Check the bundles, or raise Rejected. `most_raw` is the largest size in bytes of a bundle without zlib."""
+        self._sources: dict[str, Body | Bundle] = {}
+        for kind, stage in stages.items():
+            if (name := name_of_bundle(kind)) in body:
+                known = [one for one in reference or () if kind_of(one) == kind]
+                rules = rules_of(stage, known, reference, most_raw)
+                bundle = Bundle(_bytes_of(body, name), known, rules, reference)
+                if strange := [one for one in bundle if kind_of(one) != kind]:
+                    raise Rejected(Reason.BAD_BODY, f"{strange[0][:64]!r} in the bundle of {kind}")
+                self._sources |= dict.fromkeys(bundle, bundle)
+        coded = {name_of_bundle(kind) for kind in stages}
+        for name in body:
+            if name not in coded:
+                if name in self._sources:
+                    raise Rejected(Reason.BAD_BODY, f"{name[:64]!r} in a bundle and outside of it")
+                self._sources[name] = body
+
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._sources[name].dtype_and_shape(name)
+
+    def flat(self, name: str, start: int, stop: int) -> Array:
+        return self._sources[name].flat(name, start, stop)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._sources[name][name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources  # Mapping.__contains__ would decode the array.
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def _bytes_of(body: Body, name: str) -> bytes:
+    dtype, shape = body.dtype_and_shape(name)
+    if dtype != "uint8" or len(shape) != 1:
+        raise Rejected(Reason.BAD_BODY, f"{name} is {dtype} {shape}, not a row of bytes")
+    return body[name].tobytes()
