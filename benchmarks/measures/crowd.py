@@ -12,8 +12,8 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost
 
-# Seconds for which the connections last before the broker restarts. After shorter connections, the devices would wait
-# before they connect again.
+# Seconds from the last connection to the restart of the broker. A device whose connection was shorter than this waits
+# before it connects again, and the wait would be measured too.
 STABLE_SECONDS = 12.0
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 120.0

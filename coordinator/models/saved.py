@@ -95,7 +95,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
-    """Return the first row without its checksum; raise DamagedError if the checksum is wrong."""
+    """Check the checksum of the first row, and return the other values of the row."""
     row = db.execute(query).fetchone()
     if row is None:
         return None

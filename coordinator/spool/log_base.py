@@ -25,7 +25,7 @@ QUERY: Final = "SELECT file, base FROM log_base"
 
 @dataclass
 class LogBase:
-    """The number of the index file, and the number of the file to which the log belongs."""
+    """Two counters: that of the index file, and that of the index file for which the log was written."""
 
     file: int
     base: int

@@ -53,7 +53,7 @@ class HelloTimer:
 
     @property
     def was_welcomed(self) -> bool:
-        """Return whether this coordinator has sent its plan, and so has received a hello of this device."""
+        """Return whether this coordinator has sent a welcome to this device, which it does after a hello."""
         return self._is_welcome
 
     def heard(self, message: Message, epoch: int) -> None:

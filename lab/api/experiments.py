@@ -28,7 +28,7 @@ def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) ->
 
 @dataclass(frozen=True)
 class Seeded:
-    """A table that has only the key `seed`, to check the seed as a settings file is checked."""
+    """A table that has only the key `seed`. The seed gets the same checks as in a settings file."""
 
     seed: Seed
 

@@ -23,8 +23,8 @@ def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
     """Return squared distances, [B, D], [C, D] -> [B, C].
 
     The distances are computed centre by centre, because an array [B, C, D] is too large for a small device.
-    x^2 - 2 x c + c^2 (the code of FedSA and FedTGP) loses all digits of a small distance and can become
-    negative.
+    The code of FedSA and FedTGP computes x^2 - 2 x c + c^2 instead. This form loses all digits of a small distance,
+    and its result may be negative.
     """
     return torch.stack([(x - centre).square().sum(dim=-1) for centre in centres], dim=-1)
 

@@ -1,4 +1,4 @@
-"""A server half whose state is a table of class rows, each the mean of the rows that devices sent for the class."""
+"""A server half whose state is a table with one row for each class: the mean of the rows that devices sent for it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from protofleet.methods.parts.rules import Classifier, Nearest, Rule
 from protofleet.methods.served.scaling import Input, Scaling
 from protofleet.protocol.settings.suggest import there_are
 
-PREDICT = "predict"  # Name of the way to predict with a half's `rule`. `other_rules` has the names of the other ways.
+PREDICT = "predict"  # Name of the prediction that a half's `rule` makes. `other_rules` has the names of the other predictions.
 
 
 class Served(nn.Module):

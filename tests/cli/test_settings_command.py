@@ -148,5 +148,5 @@ def test_sentences_are_printed_when_python_drops_docstrings():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for words in ("The rules for rounds", "Smallest number of answers", "Weight of the proximal term"):
+    for words in ("The rules for rounds", "Smallest number of updates", "Weight of the proximal term"):
         assert words in done.stdout

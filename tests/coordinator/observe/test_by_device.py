@@ -183,7 +183,7 @@ def test_a_large_fleet_with_all_kinds_has_as_many_series_as_the_page_says(tmp_pa
     rows, of_all = MOST_DEVICES + 2, MOST_KINDS + 1
     said = " ".join(PAGE.read_text().split())
     assert f"at most {rows * of_all * 2:,} series: {rows} rows ({MOST_DEVICES} names" in said
-    assert f"x {of_all} kinds x 2 directions. The kinds are `control` and at most {MOST_KINDS} that" in said
+    assert f"x {of_all} kinds x 2 directions. The kinds are `control` and at most {MOST_KINDS} kinds" in said
 
 
 def test_a_name_that_was_never_verified_has_no_row(tmp_path):

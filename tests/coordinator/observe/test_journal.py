@@ -399,7 +399,9 @@ def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
     port = free_port()
     with Metrics(run.service.run.view).exposed(Endpoint("127.0.0.1", port)):
         taken = exposed(Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port))
-        with pytest.raises(MetricsError, match=f"metrics_port {port} cannot be used.*take another"):
+        with pytest.raises(
+            MetricsError, match=f"metrics_port {port} cannot be used.*set metrics_port to another port"
+        ):
             taken.__enter__()
 
 
