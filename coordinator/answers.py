@@ -11,7 +11,8 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
 from protofleet.coordinator.spool.spool import Accepted, Spool
-from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.coordinator.spool.update_reader import UpdateReader
+from protofleet.methods.contract.base import Ask
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.wire.messages import Receipt, Update
 from protofleet.protocol.wire.reasons import Problem, Rejected
@@ -26,7 +27,7 @@ class AnswerReceiver:
     def __init__(
         self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
-        perform: Callable[[Drop], None],
+        perform: Callable[[Drop], None], reader: UpdateReader,
     ) -> None:  # fmt: skip
         """Set up the receiver; `happen` receives an event for every update that can be judged.
 
@@ -36,6 +37,7 @@ class AnswerReceiver:
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
+        self._reader = reader
         # Updates that are on the disk and not accepted yet, by device.
         self._fetched: dict[str, Accepted] = {}
 
@@ -70,7 +72,7 @@ class AnswerReceiver:
         device = update.device
         self._gate.completed(device)
         examples = self._participants.members[device].examples
-        if problem := self._question.ask.problem_with(LazyPayload(update.arrays), examples, self._norm):
+        if problem := self._problem_with(self._question.ask, update, examples):
             self._spool.discard_answer(device, name)
             self._refuse(update, problem)
             return
@@ -78,6 +80,13 @@ class AnswerReceiver:
         self._fetched[device] = Accepted(device, update.base, name, update.examples, update.metrics)
         self._tell_observers(update)
         self._judged(update, None)
+
+    def _problem_with(self, ask: Ask, update: Update, examples: int) -> Problem | None:
+        try:
+            payload = self._reader.payload(update.arrays, update.base, self._gate.max_size)
+            return ask.problem_with(payload, examples, self._norm)
+        except Rejected as fault:  # a bundle, or a record of it, has a wrong form
+            return Problem(fault.reason, str(fault))
 
     def _refuse(self, update: Update, problem: Problem) -> None:
         self._gate.refused(update.device, problem)

@@ -26,6 +26,7 @@ from protofleet.protocol.settings.bounds import (
     Threads,
     Watchdog,
 )
+from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import (
     TASK,
     USUAL_CHANNELS,
@@ -88,6 +89,8 @@ class CoordinatorSettings:
     """Part of the network that is not trained, `backbone` (the layers that make the features); if left out,
     the whole network is trained.
     """
+    codec: CodecSettings | None = None
+    """Rounding of what devices send, which saves bytes; left out, nothing is rounded."""
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     plugins: PlugIns = field(default_factory=PlugIns)
@@ -149,6 +152,7 @@ class CoordinatorSettings:
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
+            self.codec,
         )  # fmt: skip
         plan.demand_fit()
         return plan

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from protofleet.coordinator.devices.small_packets import SmallPackets
 from protofleet.coordinator.devices.undelivered import Undelivered
 from protofleet.coordinator.round.reader import MachineReader
+from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.wants import table_of
 from protofleet.protocol.link.coordinator import CoordinatorLink
-from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.codec import MAX_HOLDS
 from protofleet.protocol.wire.messages import ArraySpec, Manifest, Offer, Task, objects_of
 
+ROUNDS: Final = "the run rounds what devices send (the table [codec]); bring the device up to date"
+
 
 class OpenQuestion:
     def __init__(
-        self, machine: MachineReader, link: CoordinatorLink, broadcasts: ObjectStore, norm: float
+        self, machine: MachineReader, link: CoordinatorLink, spool: Spool, norm: float, codec: bool = False
     ) -> None:
-        self._machine, self._link, self._broadcasts, self._norm = machine, link, broadcasts, norm
+        self._machine, self._link, self._spool, self._norm = machine, link, spool, norm
+        self._broadcasts = spool.broadcasts
+        self._codec = {forms.CODEC: ROUNDS} if codec else {}  # forms that the run needs -> why
         self.ask: Ask | None = None
         # Message form that a device must know to take part -> reason why the run needs this form.
-        self.uses: dict[str, str] = {}
+        self.uses: dict[str, str] = dict(self._codec)
         self.undelivered = Undelivered()
         self._offer: Offer | None = None  # The offer of the broadcast of the open task.
         # The specifications of the arrays of an update. They are sent to devices that can read this part of a
@@ -47,14 +52,17 @@ class OpenQuestion:
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
         self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders)
-        self._broadcasts.keep(objects_of(self._offer))
+        # An update of an earlier phase is decoded with its own broadcast.
+        bases = self._spool.bases() if self._codec else set()
+        self._broadcasts.keep(objects_of(self._offer) | bases)
 
     def send_to(self, device: str, round: int, phase: str, seconds: float, connected: bool) -> None:
         is_told = self._link.understands(device, forms.WANTS) and self.ask is not None
         holds = self._offer is not None and self._offer.object in self._held.get(device, ())
         self.undelivered.sent(device, connected)
         wanted = self._wanted if is_told else ()
-        self._link.tasks.send(device, Task(round, phase, self._offer, seconds, wanted), holds)
+        took = self._spool.newest_used(device) if self._codec else None
+        self._link.tasks.send(device, Task(round, phase, self._offer, seconds, wanted, took=took), holds)
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
         """Record the objects that a device has reported to hold."""
@@ -88,7 +96,7 @@ class OpenQuestion:
             self._link.reject_connection(error)
             return False
         self._packets.broker_accepted()
-        self.carried, self.uses = size, self._link.required_forms(size)
+        self.carried, self.uses = size, self._link.required_forms(size) | self._codec
         return True
 
     def cut_anew(self) -> None:

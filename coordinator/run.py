@@ -48,6 +48,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.coordinator.spool.update_reader import NO_STAGES, UpdateReader
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.progress import TransferProgress
@@ -75,17 +76,18 @@ class Run:
             plan, spool, machine.rounds, outlier, confusion, machine.policy.weight_cap
         )
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
-        self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
+        self.question = OpenQuestion(machine, self._link, spool, self.limits.norm, plan.codec is not None)
         feature_size = self.server_runner.server.model.embedding_size
         self.participants = Participants(
             plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
         )
+        stages = plan.codec.up if plan.codec else NO_STAGES
         self.gate = Gate(
-            self.limits, machine, spool, self.participants.members, self._link.answers, self.queue
+            self.limits, machine, spool, self.participants.members, self._link.answers, self.queue, stages
         )
         self.answer_receiver = AnswerReceiver(
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
-            self._tell_of_answer, self._drop,
+            self._tell_of_answer, self._drop, UpdateReader(spool, plan.codec),
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
@@ -355,6 +357,8 @@ class Run:
         if step.manifest is not None and not self._fits(step.manifest.size):
             self._too_large = step
             return
+        if self.plan.codec is not None and step.phase is not None:
+            self.spool.note_used(step.round, step.phase, step.counted)
         self._open(step)
         self._warn_of_outliers(step)
         for observer in self.observers:

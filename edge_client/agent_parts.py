@@ -116,4 +116,5 @@ def _job_runner(data: DeviceData, link: DeviceLink, state: DeviceState, options:
         tells_confusion,
         AnswerEnergy(options.energy),
         options.plugins,
+        device=link.me.name,
     )

@@ -1,4 +1,4 @@
-"""The work on the worker's thread, which makes a job from a plan, and an update on the disk from a task."""
+"""The work on the worker's thread: start the job of a plan, and compute and store the update for a task."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.state.device import DeviceState
@@ -35,14 +36,15 @@ class JobRunner:
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
     models_unwritten: int = 0  # number of model versions that this process could not write
-    _rounds: int = 0  # number of rounds in the job's plan
+    device: str = ""  # name of this device
+    _plan: Plan | None = None  # plan of the job
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """Start the job of a plan from the last state on the disk."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
-        job, self._rounds = self.start_job(plan), plan.rounds
+        job, self._plan = self.start_job(plan), plan
         if (saved := state.half()) is not None:
             job.restore(saved)
         # A lost update is computed again now. The coordinator does not send the task again if the round is over.
@@ -62,24 +64,27 @@ class JobRunner:
         self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
         if question.phase == EVALUATE and not self.tells_confusion():
             payload = NOTHING
-        name = state.store.put(payload, self.block_bytes()).object.hex()
+        assert self._plan is not None, "a job has a plan"
+        coded = code_answer(self._plan, self.device, state, question, payload, arrays)
+        name = state.store.put(coded.arrays, self.block_bytes()).object.hex()
         passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)
         metrics |= self.energy.end_work(waited / passed if passed else 0.0)
         metrics["seconds.work"] = passed - waited
         answer = Answer(
             question.name, question.round, question.phase, question.broadcast.hex(), name,
-            len(self.data.train.y), metrics,
+            len(self.data.train.y), metrics, *(question.took or ()),
         )  # fmt: skip
-        state.save_answer(answer, job.state(), question.epoch)
+        state.save_answer(answer, job.state(), question.epoch, coded.residuals)
         return answer
 
     def _training_goes_on(self, question: Question) -> bool:
         """Return whether the task is an evaluation between rounds, which must not change the half's state."""
-        return question.phase == EVALUATE and question.round <= self._rounds
+        return self._plan is not None and question.phase == EVALUATE and question.round <= self._plan.rounds
 
     def _answer_again(self, job: Job, lost: Answer) -> None:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch
-        again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch))
+        took = (lost.took_round, lost.took_phase) if lost.took_round else None
+        again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch, took))
         if again.object != lost.object:
             log.error(
                 "the update for round %d %s, computed again, differs from the lost one",

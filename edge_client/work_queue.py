@@ -21,6 +21,7 @@ class Question:
     phase: str
     broadcast: bytes  # name of the broadcast in the store; empty if the task has no arrays
     epoch: int  # epoch of the coordinator that sent the task
+    took: tuple[int, str] | None = None  # round and phase of this device\'s update that was used last
 
     @property
     def key(self) -> tuple[int, str]:
@@ -31,7 +32,7 @@ class Question:
 def question_of(received: Received, task: Task) -> Question:
     parts = f"{received.run}/{task.round}/{task.phase}/{received.object.hex()}"
     name = hashlib.sha256(parts.encode()).hexdigest()
-    return Question(name, task.round, task.phase, received.object, received.epoch)
+    return Question(name, task.round, task.phase, received.object, received.epoch, task.took)
 
 
 @dataclass

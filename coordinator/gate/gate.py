@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits, update_problem
+from protofleet.coordinator.gate.largest import largest_update
 from protofleet.coordinator.gate.reservations import Reservations
 from protofleet.coordinator.gate.shares import Offer, offers_to_drop
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.coordinator.spool.update_reader import NO_STAGES
 from protofleet.methods.contract.base import Ask, Member
-from protofleet.methods.contract.wants import most_bytes
+from protofleet.protocol.settings.codec import CodecStage
 from protofleet.protocol.storage.disk import NoRoom
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
@@ -59,15 +61,16 @@ Decision: TypeAlias = FetchAnswer | RefuseAnswer | Contradiction | NotAsked
 class Gate:
     def __init__(
         self, limits: CoordinatorLimits, machine: MachineReader, spool: Spool, members: Mapping[str, Member],
-        transfers: Transfers, unwritten: Sized,
+        transfers: Transfers, unwritten: Sized, stages: Mapping[str, CodecStage] = NO_STAGES,
     ) -> None:  # fmt: skip
         """Set up the gate; `unwritten` holds the commands that wait for the disk.
 
-        While commands wait, no new update is fetched.
+        While commands wait, no new update is fetched. `stages` are those by which devices code their updates.
         """
+        self._stages = stages
         self.limits, self._machine, self._spool = limits, machine, spool
         self._members, self._transfers, self._unwritten = members, transfers, unwritten
-        self._max_size = 0  # Largest size in bytes of an update for the open task.
+        self.max_size = 0  # Largest size in bytes of an update for the open task.
         self._cohort_size = 1
         self._stored = 0  # Bytes that updates took on the disk when the task was opened.
         self._reserved = Reservations()
@@ -76,7 +79,7 @@ class Gate:
         self._refused: dict[str, Problem] = {}
 
     def open(self, ask: Ask, cohort: int) -> None:
-        self._max_size = min(most_bytes(ask.wants), self.limits.answer_bytes)
+        self.max_size = min(largest_update(ask, self._stages), self.limits.answer_bytes)
         self._refused, self._reserved, self._cohort_size = {}, Reservations(), max(1, cohort)
         self._turned_away = set()
         self._stored = self._spool.bytes_of_answers()
@@ -123,8 +126,8 @@ class Gate:
         if refused := self._refused.get(update.device):
             # A device has only one update for each task, so a new offer does not change the verdict.
             return refused
-        if size > self._max_size:
-            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._max_size} were asked for")
+        if size > self.max_size:
+            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self.max_size} were asked for")
         return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:

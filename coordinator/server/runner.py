@@ -16,8 +16,9 @@ from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.coordinator.spool.update_reader import UpdateReader
 from protofleet.methods.contract.base import Ask, Member, ServerHalf
-from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.given import tensors_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
@@ -52,7 +53,7 @@ class ServerRunner:
         self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0,
     ) -> None:  # fmt: skip
-        self._spool = spool
+        self._spool, self.arrays = spool, UpdateReader(spool, plan.codec).accepted
         self.new_stepper = partial(
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )
@@ -122,6 +123,3 @@ class ServerRunner:
         if advance.phase is None:
             return self._stepper.begin(advance.round, members, advance.evaluate)
         return self._stepper.send(given)
-
-    def arrays(self, answer: Accepted) -> LazyPayload:
-        return LazyPayload(self._spool.store(answer.device).open(answer.object))

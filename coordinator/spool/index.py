@@ -60,6 +60,8 @@ ADDED_TABLES: Final = {
     "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",
     # Places of updates in the log of small updates.
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",
+    # Updates that the method has used, in a run with a codec.
+    "used": "device TEXT, round INTEGER, phase TEXT",
     "epochs": "epoch INTEGER PRIMARY KEY",  # Epochs of the coordinators that have claimed the folder.
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
 }
@@ -70,6 +72,7 @@ UNIQUE: Final = {
     "aside": "round, device",
     "tried": "round, device",
     "places": "device, object",
+    "used": "device, round, phase",
 }
 Value = str | int | bytes | None
 

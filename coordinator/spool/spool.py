@@ -282,6 +282,32 @@ class Spool:
             self.index.put("closed", round, phase, json.dumps(devices))
             self._save_traffic()
 
+    def note_used(self, round: int, phase: str, devices: Collection[str]) -> None:
+        """Store with the next transaction that the method has used the updates of these devices.
+
+        The rows of three rounds of each device are kept, because a round may be rolled back.
+        """
+        oldest = "SELECT DISTINCT round FROM used WHERE device = ? ORDER BY round DESC LIMIT 1 OFFSET 2"
+
+        def write() -> None:
+            for device in sorted(devices):
+                self.index.put("used", device, round, phase)
+                self._db.execute(
+                    f"DELETE FROM used WHERE device = ? AND round < ({oldest})", (device, device)
+                )
+
+        self.index.defer(write)
+
+    def newest_used(self, device: str) -> tuple[int, str] | None:
+        """Return the round and the phase of the newest update of a device that the method has used."""
+        query = "SELECT round, phase FROM used WHERE device = ? ORDER BY round DESC, rowid DESC LIMIT 1"
+        found: tuple[int, str] | None = self._db.execute(query, (device,)).fetchone()
+        return found
+
+    def bases(self) -> set[bytes]:
+        """Return the broadcasts from which the stored updates were computed."""
+        return {base for (base,) in self._db.execute("SELECT DISTINCT base FROM accepted") if base}
+
     def judge(self, round: int, accuracy: float, words: str, oldest: int) -> None:
         """Store the data for policy.stop in the next transaction, which is the save of the next round."""
 
@@ -307,6 +333,7 @@ class Spool:
         """
         with self._transaction():
             self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
+            self._db.execute("DELETE FROM used WHERE round = ?", (round,))
             self._save_traffic()
 
     def _note_broadcast(self, round: int, answer: Accepted, boot: int) -> None:
@@ -468,7 +495,8 @@ class Spool:
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
-            self._db.execute("DELETE FROM judged WHERE round >= ?", (round,))
+            for table in ("judged", "used"):  # the replay of this round notes again which updates it uses
+                self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
             this = "SELECT rowid FROM closed WHERE round = ? AND phase = ?"
             later = f"DELETE FROM closed WHERE rowid > ({this}) AND round = ?"
             self._db.execute(later, (round, phase, round))

@@ -8,6 +8,7 @@ damaged, the device returns to the earlier state and computes the same update fo
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from protofleet.edge_client.state.file import (
 )
 from protofleet.edge_client.state.holders import NAME, Holders, read_holders, write_holders
 from protofleet.edge_client.state.recovery import StateFiles, recover, recovery_advice
+from protofleet.edge_client.state.residuals import Residuals, objects_in
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk, write_whole
@@ -53,6 +55,7 @@ class DeviceState:
         self.store = ObjectStore(folder / "objects", disk=self.disk)
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
+        self._previous_residuals = recovered.previous_residuals  # objects with the residuals of that state
         self._previous_half = recovered.previous_half  # object with the half's state before the last update
         # Object with the list of samples before the last update.
         self.previous_inputs = recovered.previous_inputs
@@ -127,6 +130,7 @@ class DeviceState:
             self._save(StateFile(boot=self.saved.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._files.previous)
             self._previous_half = self.previous_inputs = ""
+            self._previous_residuals = set()
         self.store.sweep()
         self.store.keep(set())
 
@@ -146,8 +150,10 @@ class DeviceState:
     def answer_to(self, question: str) -> Answer | None:
         return next((a for a in self.saved.answers if a.question == question), None)
 
-    def save_answer(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
-        """Save the state, the update and the epoch of the task, all in one step."""
+    def save_answer(
+        self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = ()
+    ) -> None:
+        """Save the state, the update, its residuals and the epoch of the task, all in one step."""
         name = self.store.put(half).object.hex() if half else ""
         with self._locked():
             self._check_not_taken_over()
@@ -155,10 +161,11 @@ class DeviceState:
             answers = [a for a in before.answers if a.round == answer.round]
             saved = replace(
                 before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
-                answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
+                answers=[*answers, answer][-KEPT_ANSWERS:], lost=None, residuals=list(residuals),
             )  # fmt: skip
             self._save(saved, keep=True)
             self._previous_half, self.previous_inputs = before.half, before.inputs
+            self._previous_residuals = objects_in(before.residuals)
 
     def cannot_answer(self, question: str) -> str:
         """Return why no update can be computed for a task, or "".
@@ -181,7 +188,7 @@ class DeviceState:
 
     def keep_only(self, needed: set[bytes]) -> None:
         """Remove all objects except those of the present and the previous state, and those in `needed`."""
-        kept = {self._previous_half, self.previous_inputs, *self._objects()}
+        kept = {self._previous_half, self.previous_inputs, *self._previous_residuals, *self._objects()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
     def _locked(self) -> AbstractContextManager[None]:
@@ -242,6 +249,7 @@ class DeviceState:
             self.saved.broadcast,
             self.saved.inputs,
             *(a.object for a in self.saved.answers),
+            *objects_in(self.saved.residuals),
         }
 
     def _write(self, saved: StateFile, keep: bool = False) -> None:

@@ -6,10 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.edge_client.state.residuals import Residuals, objects_in
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
@@ -30,6 +31,8 @@ class Answer:
     object: str
     examples: int
     metrics: Mapping[str, float]
+    took_round: int = 0  # the update that the coordinator had used last, in a run with a codec
+    took_phase: str = ""
 
 
 ANSWER_FIELDS: Final = tuple(field.name for field in fields(Answer))
@@ -48,6 +51,8 @@ class StateFile:
     answers: list[Answer] = field(default_factory=list)
     inputs: str = ""  # object with the list of samples of the current round, if the data grow
     inputs_round: int = 0
+    # What rounding has lost: before the updates of the last round, and after each of them.
+    residuals: list[Residuals] = field(default_factory=list)
     # The update that followed the updates in `answers`, if this update is lost. The device computes it again before
     # any other update.
     lost: Answer | None = None
@@ -57,12 +62,15 @@ def encode_state_file(saved: StateFile) -> bytes:
     """Encode the contents of device.json.
 
     Earlier versions must be able to read the file. They ignore the separate key of the lost update. They do not know
-    the keys for inputs, so these keys are left out if the device's data do not grow.
+    the keys for inputs and for residuals, so these keys are left out if there are none.
     """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
     if not saved.inputs:
         del table["inputs"], table["inputs_round"]
+    table["residuals"] = [asdict(one) for one in saved.residuals]
+    if not saved.residuals:
+        del table["residuals"]
     lost = _row(saved.lost) if saved.lost else None
     lost_row = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
     return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **lost_row}).encode()
@@ -70,7 +78,10 @@ def encode_state_file(saved: StateFile) -> bytes:
 
 def _row(answer: Answer) -> dict[str, object]:
     """Return the fields of an update as a dict; this is faster than `asdict`, which copies deeply."""
-    return {name: getattr(answer, name) for name in ANSWER_FIELDS} | {"metrics": dict(answer.metrics)}
+    row = {name: getattr(answer, name) for name in ANSWER_FIELDS} | {"metrics": dict(answer.metrics)}
+    if not answer.took_round:  # Earlier versions do not know these keys.
+        del row["took_round"], row["took_phase"]
+    return row
 
 
 def checksum(table: object) -> str:
@@ -97,9 +108,14 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
             lost = _read_lost(table)
             table = read_checked(table, "book")
         answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
+        residuals = [
+            decode(Residuals, row, f"residuals[{i}]") for i, row in enumerate(table.pop("residuals", []))
+        ]
         saved = decode(StateFile, table)
+        saved.residuals = residuals
         saved.answers, saved.lost = answers, lost[0] if lost else None
         names = [saved.plan, saved.half, saved.broadcast, saved.inputs]
+        names += objects_in(residuals)
         names += [name for a in (*answers, *lost) for name in (a.question, a.base, a.object)]
         if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
             raise ValueError(f"{bad[0][:40]!r} is no SHA-256")

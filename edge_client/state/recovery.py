@@ -11,11 +11,12 @@ waits for this task.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from protofleet.edge_client.state.file import StateFile, read_state_file
+from protofleet.edge_client.state.residuals import objects_in
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 
 log = logging.getLogger("protofleet.device")
@@ -29,6 +30,9 @@ class RecoveredState:
     previous_half: str = ""  # object with the half's state before the last update
     fell_back: bool = False  # True if a file was damaged, so that a copy or an older state was used.
     previous_inputs: str = ""  # object with the list of samples before the last update
+    previous_residuals: set[str] = field(
+        default_factory=set
+    )  # objects with the residuals before the last update
 
 
 class StateFiles:
@@ -63,8 +67,11 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         raise _unrecoverable(files, fault, *map(_describe_fault, files.copies, copies))
     if fault:
         log.error("%s; its copy has taken its place", fault)
-    fallback = previous if isinstance(previous, StateFile) and not _missing(store, previous.half) else None
-    if missing := _missing(store, saved.half, *_needed_answers(saved)):
+    whole = isinstance(previous, StateFile) and not _missing(
+        store, previous.half, *objects_in(previous.residuals)
+    )
+    fallback = previous if isinstance(previous, StateFile) and whole else None
+    if missing := _missing(store, saved.half, *objects_in(saved.residuals), *_needed_answers(saved)):
         return _fall_back(files, saved, fallback, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
         log.warning(
@@ -76,6 +83,7 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         fallback.half if fallback else "",
         bool(fault),
         fallback.inputs if fallback else "",
+        objects_in(fallback.residuals) if fallback else set(),
     )
 
 

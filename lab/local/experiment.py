@@ -32,6 +32,7 @@ from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
+from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
@@ -193,6 +194,8 @@ class Experiment:
     """Part of the network that is not trained, `backbone` (the layers that make the features); left out, the
     whole network is trained.
     """
+    codec: CodecSettings | None = None
+    """Rounding of what devices send, which saves bytes; left out, nothing is rounded."""
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)
@@ -549,7 +552,7 @@ def coordinator_settings(
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
-        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze,
+        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
         policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.contract.base import Payload
-from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.arrays import SlicedArrays
 from protofleet.protocol.wire.messages import Array, Arrays
 
 CPU: Final = torch.device("cpu")
@@ -40,7 +40,8 @@ class LazyPayload(Mapping[str, Tensor]):
         With `unshared`, no other code uses the arrays, so tensors may be views of them.
         """
         self._arrays, self._place = arrays, place
-        self._unshared = unshared or isinstance(arrays, Body)
+        self._sliced = arrays if isinstance(arrays, SlicedArrays) else None
+        self._unshared = unshared or self._sliced is not None
 
     def __getitem__(self, name: str) -> Tensor:
         array = self._arrays[name]
@@ -48,8 +49,8 @@ class LazyPayload(Mapping[str, Tensor]):
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return dtype and shape of an array; for an array on the disk, no numbers are read."""
-        if isinstance(self._arrays, Body):
-            return self._arrays.dtype_and_shape(name)
+        if self._sliced is not None:
+            return self._sliced.dtype_and_shape(name)
         return self._arrays[name].dtype.name, self._arrays[name].shape
 
     def flat(self, name: str, start: int, stop: int) -> Tensor:
@@ -57,8 +58,8 @@ class LazyPayload(Mapping[str, Tensor]):
 
         If the array is on the disk, the rest of the array is not read.
         """
-        if isinstance(self._arrays, Body):
-            return _view(self._arrays.flat(name, start, stop)).to(self._place)
+        if self._sliced is not None:
+            return _view(self._sliced.flat(name, start, stop)).to(self._place)
         return _copy(self._arrays[name].reshape(-1)[start:stop]).to(self._place)
 
     def __contains__(self, name: object) -> bool:

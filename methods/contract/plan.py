@@ -34,6 +34,7 @@ from protofleet.methods.plugins.allowed import PLANNED, PlugIns, checked_hashes
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
+from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
@@ -103,6 +104,8 @@ class Plan:
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()
+    # Rounding of what devices send; None: nothing is rounded, and the plan is that of earlier versions.
+    codec: CodecSettings | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -129,6 +132,9 @@ class Plan:
                 f"{self.method} uses no public set, but the run has {self.public.title}; leave `public` out, or "
                 f"take one of the methods {', '.join(name for name in names() if load(name).public)}"
             )
+
+        if self.codec is not None and self.variant.arrays is not None:
+            self.codec.check_kinds(self.variant.kinds.declared)
 
     @property
     def input_shape(self) -> InputShape:

@@ -15,7 +15,8 @@ from protofleet.methods.parts.rules import Classifier, Nearest, Rule
 from protofleet.methods.served.scaling import Input, Scaling
 from protofleet.protocol.settings.suggest import there_are
 
-PREDICT = "predict"  # Name of the prediction that a half's `rule` makes. `other_rules` has the names of the other predictions.
+# Name of the prediction that a half's `rule` makes. `other_rules` has the names of the other predictions.
+PREDICT = "predict"
 
 
 class Served(nn.Module):

@@ -113,7 +113,8 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
                 **_said(can=list(message.can), names=list(message.names), names_hash=message.names_hash),
             }
         case Task():
-            more = _said(wants=tables.wanted_rows(message.wants), credit=message.credit)
+            took = list(message.took or ())
+            more = _said(wants=tables.wanted_rows(message.wants), credit=message.credit, took=took)
             if message.follows and isinstance(message.broadcast, Manifest):
                 following = _following("broadcast", message.broadcast)
                 return {**following, "seconds": _short(message.seconds), **more}
@@ -289,8 +290,17 @@ def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
     manifest = _indirect(fields) or _manifest(fields["broadcast"]) if follows is None else _follower(follows)
     wants = tables.read_wanted(fields.get("wants", []))
     credit = whole(fields.get("credit", 0))
-    seconds = number(fields["seconds"])
-    return Task(place.round, place.phase, manifest, seconds, wants, follows is not None, credit), None
+    seconds, took = number(fields["seconds"]), _took(fields.get("took", []))
+    return Task(place.round, place.phase, manifest, seconds, wants, follows is not None, credit, took), None
+
+
+def _took(value: object) -> tuple[int, str] | None:
+    if not (told := typed(value, list)):
+        return None
+    number, phase, *_ = told
+    found = TaskId(whole(number), typed(phase, str))
+    _judge_place(found)
+    return found.round, found.phase
 
 
 def _follower(value: object) -> Manifest:

@@ -10,6 +10,7 @@ from typing import Final
 
 ANSWERS: Final = "answers"  # a refusal names the hello that is refused
 BYE: Final = "bye"  # a device sends a bye when it learns that its run is over
+CODEC: Final = "codec"  # updates may be coded, and a task says which update of its device was used last
 CONFUSION: Final = "confusion"  # the update of the last evaluation may contain the confusion matrix
 # A welcome says whether the method needs the number of examples per class. Only a client without methods
 # needs this.
@@ -23,5 +24,17 @@ NAMES: Final = "names"  # class names are sent and compared
 # A task says which arrays an update must have. Only a client without methods needs this.
 WANTS: Final = "wants"
 
-COORDINATOR_FORMS: Final = (ANSWERS, BYE, CONFUSION, COUNTS, CREDIT, INLINE, MANIFEST, MANY, NAMES, WANTS)
-DEVICE_FORMS: Final = (ANSWERS, BYE, CREDIT, INLINE, MANY, MANIFEST, NAMES)
+COORDINATOR_FORMS: Final = (
+    ANSWERS,
+    BYE,
+    CODEC,
+    CONFUSION,
+    COUNTS,
+    CREDIT,
+    INLINE,
+    MANIFEST,
+    MANY,
+    NAMES,
+    WANTS,
+)
+DEVICE_FORMS: Final = (ANSWERS, BYE, CODEC, CREDIT, INLINE, MANY, MANIFEST, NAMES)

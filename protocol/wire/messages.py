@@ -89,7 +89,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The information about a run that changes no computation.
+    """The information about a run that has no effect on computations.
 
     Information that changes a computation is in the plan, whose bytes are hashed.
     """
@@ -146,6 +146,8 @@ class Task:
     follows: bool = False  # the broadcast has one block, which is sent without a request
     # Number of blocks that the device may send without a request, if its update has no more blocks.
     credit: int = 0
+    # Round and phase of this device's newest update that the method has used. Sent only in a run with a codec.
+    took: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import torch
 
-from tests.crash.world import DEVICES, PARTIES, Outcome, crashing, outcome
+from tests.crash.world import CODED, DEVICES, PARTIES, Outcome, crashing, outcome
 
-METHODS: Final = ("fedavg", "fedpall", "fedplcc")  # One phase; two phases; answers of varying shapes.
+# One phase; two phases; answers of varying shapes; rounded answers, whose residual the device keeps.
+METHODS: Final = ("fedavg", "fedpall", "fedplcc", f"fedavg{CODED}")
 FATES: Final = {
     "killed": "the process is gone, what it wrote is there",
     "killed twice": "and once more while it recovers",

@@ -24,11 +24,14 @@ from protofleet.methods.contract.plan import Network
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import read_card
 from protofleet.methods.served.rebuild import rebuild
+from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from tests.crash.platter import FrailDisk, Platter
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import plan, shard
 
 ROUNDS = 2
+CODED = " with a codec"  # Ends the name of a method whose updates are rounded.
+TERNARY = CodecStage("ternary", "broadcast", keep=10, feedback=True)
 POLICY = RunPolicy(
     rounds=ROUNDS, quorum=3, cohort=3, patience_seconds=3000.0, settle_seconds=0.5, grace_seconds=100.0,
     straggler_factor=0.0,  # The run waits for a device that died in the last evaluation; it gets the same bits.
@@ -172,7 +175,12 @@ def crashing(
     serves: Mapping[str, ModelSettings] = SERVES, **more,
 ) -> Crashing:  # fmt: skip
     shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
-    made = replace(plan(method, ROUNDS, epochs=1, server_epochs=2), network=Network("mlp", 8))
+    name, coded, _ = method.partition(CODED)
+    made = replace(
+        plan(name, ROUNDS, epochs=1, server_epochs=2),
+        network=Network("mlp", 40 if coded else 8),
+        codec=CodecSettings({"weights": TERNARY}) if coded else None,
+    )
     return Crashing(
         made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves=serves, **more
     )

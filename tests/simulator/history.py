@@ -16,6 +16,7 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.answer_delivery import PendingAnswer
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
+from protofleet.edge_client.state.residuals import Residuals
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.link.clocks import ahead
 from protofleet.protocol.storage.disk import Disk
@@ -268,10 +269,12 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
             if fresh:
                 history.works[self.folder].clear()
 
-        def save_answer(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
+        def save_answer(
+            self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = ()
+        ) -> None:
             before = self.saved.epoch
             try:
-                super().save_answer(answer, half, epoch)
+                super().save_answer(answer, half, epoch, residuals)
             except Killed:  # The file may have its name already, without a sync of its folder.
                 history.perhaps[self.folder] = self._work(answer, half)
                 raise

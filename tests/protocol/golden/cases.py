@@ -321,6 +321,9 @@ CASES |= {
     "hello, of one that may send an answer's block unasked": says(
         "board-7", 21, replace(HELLO, can=("credit", *CAN))
     ),
+    "task, with the update that was used last": says(
+        "coordinator", 28, Task(2, "train", BROADCAST, 60.0, took=(1, "train"))
+    ),
     "task, that asks for the answer's block in advance": says(
         "coordinator", 27, Task(1, "train", replace(FOLLOWS, key=b""), 60.0, follows=True, credit=1)
     ),

@@ -286,13 +286,13 @@ TYPES: dict[str, type] = {
         *codec.KINDS,
     )
 }
-# What messages got in minor version 1, and what it is where nothing is said of it: older vectors do not show it.
+# Keys that messages got in minor versions 1 and 2, with the values that older vectors do not show.
 ADDED: dict[type, dict[str, Any]] = {
     Envelope: {"metrics": (), "ephemeral": b""},
     Hello: {"can": (), "names": (), "names_hash": b""},
     Welcome: {"about": About()},
     About: {"counts": False},
-    Task: {"wants": (), "follows": False, "credit": 0},
+    Task: {"wants": (), "follows": False, "credit": 0, "took": None},
     Update: {"follows": False},
     State: {"who": "", "now": None},
     BlockRequest: {"more": ()},

@@ -62,7 +62,13 @@ FIELDS = {
 LATER = {
     "hello": {"can": {list}, "names": {list}, "names_hash": {bytes}},
     "welcome": {"about": {dict}},
-    "task": {"wants": {list}, "follows": {list, type(None)}, "manifest": {list, type(None)}, "credit": {int}},
+    "task": {
+        "wants": {list},
+        "follows": {list, type(None)},
+        "manifest": {list, type(None)},
+        "credit": {int},
+        "took": {list},
+    },
     "update": {"numbers": {dict}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "want": {"more": {list}},
     "refusal": {"answers": {list}},

@@ -1,0 +1,28 @@
+"""The size in bytes of the largest update that the open task allows, coded or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.wants import TensorSpec, most_bytes
+from protofleet.protocol.coding.sizes import ExpectedArray, most_bytes_of_kind
+from protofleet.protocol.coding.update import kind_of, name_of_bundle
+from protofleet.protocol.settings.codec import CodecStage
+
+
+def largest_update(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
+    plain = {name: spec for name, spec in ask.wants.items() if kind_of(name) not in stages}
+    total = most_bytes(plain)
+    for kind, stage in stages.items():
+        wanted = [_expected(n, spec, ask) for n, spec in ask.wants.items() if kind_of(n) == kind]
+        if wanted:
+            total += len(name_of_bundle(kind)) + 64 + most_bytes_of_kind(wanted, stage)
+    return total
+
+
+def _expected(name: str, spec: TensorSpec, ask: Ask) -> ExpectedArray:
+    shape = tuple(spec.most if isinstance(dim, str) else dim for dim in spec.shape)
+    sent = ask.payload.get(name)
+    alike = sent is not None and (str(sent.dtype), tuple(sent.shape)) == (f"torch.{spec.dtype}", spec.shape)
+    return ExpectedArray(name, spec.dtype, shape, alike)
