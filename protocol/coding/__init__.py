@@ -1,4 +1,4 @@
-"""Coded arrays: fewer bytes for the same numbers, or for nearly the same. Pure functions between arrays and bytes.
+"""Code arrays: write the same numbers, or nearly the same numbers, in fewer bytes. All functions are pure.
 
 May import: protocol.settings, protocol.wire.
 """

@@ -1,7 +1,7 @@
 """Pack whole numbers into bits and back.
 
-Bits fill a byte from its lowest bit on. The bits after the last number are 0, and a reader refuses other ones, so
-equal numbers have equal bytes.
+The first bit is the lowest bit of a byte. The unused bits after the last number are 0. A reader refuses bytes in
+which an unused bit is 1, so equal numbers always have equal bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 Whole: TypeAlias = NDArray[np.int64]
 Bits: TypeAlias = NDArray[np.uint8]
 
-MOST_WIDTH: Final = 24  # bits of a remainder; a record has at most 2**20 numbers
+# Largest number of bits of a remainder. This is enough, because a record has at most 2**20 numbers.
+MOST_WIDTH: Final = 24
 CHUNK: Final = 1 << 13  # bytes of a unary stream that are expanded at a time, to 64 kB of bits
 
 
@@ -56,7 +57,7 @@ def unpack_fixed(data: bytes | memoryview, count: int, width: int) -> Whole:
 
 
 def pack_halves(values: Bits) -> bytes:
-    """Return the numbers in 4 bits each; the first of two is in the lower half of a byte."""
+    """Return the numbers in 4 bits each. A byte holds two numbers, the first of them in its lower half."""
     padded = np.append(values, np.uint8(0)) if len(values) % 2 else values
     return (padded[::2] | (padded[1::2] << 4)).tobytes()
 
@@ -80,7 +81,7 @@ def rice_bytes(values: Whole, width: int) -> int:
 def pack_rice(values: Whole, width: int) -> bytes:
     """Return non-negative numbers in Rice code: all quotients in unary, then all remainders of `width` bits.
 
-    A quotient q is q bits of 0 and one bit of 1. The two streams are not interleaved, so NumPy reads each at once.
+    A quotient q is q bits of 0 and one bit of 1. NumPy can read each stream in one step.
     """
     ends = np.cumsum((values >> width) + 1) - 1
     bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
@@ -105,7 +106,7 @@ def unpack_rice(data: bytes | memoryview, count: int, width: int, most: int) -> 
 
 
 def _quotients(data: bytes | memoryview, count: int) -> Whole:
-    """Return the numbers of a unary stream, which ends in the byte of the last number."""
+    """Return the numbers of a unary stream. The last byte of the stream must contain the end of the last number."""
     found, at, last = np.empty(count, np.int64), 0, -1
     for start in range(0, len(data), CHUNK):
         part = np.frombuffer(data[start : start + CHUNK], np.uint8)

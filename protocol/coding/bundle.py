@@ -7,8 +7,8 @@
               | leb size | content
 
 Without `names`, the names are those that both sides know, ascending. An array of more than 2**20 numbers has several
-records; the records after the first have no dtype and no shape. All sizes are checked before memory is taken for
-numbers.
+records; the records after the first have no dtype and no shape. All sizes are checked before memory for the
+numbers is allocated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 VERSION: Final = 1
 NAMED, PACKED = 1, 2
 REFERENCE: Final = 128
-DTYPE_NAMES: Final = tuple(DTYPES)  # A dtype's number on the wire is its place here.
+DTYPE_NAMES: Final = tuple(DTYPES)  # On the wire, a dtype is its index in this tuple.
 ZLIB_LEVEL: Final = 6
 
 
@@ -51,14 +51,15 @@ class Coded:
 
     form: Form
     contents: tuple[bytes, ...]
-    dtype: str = ""  # empty with a reference, which has dtype and shape
+    # Empty if the array has a reference, because the reader knows the dtype and shape of the reference.
+    dtype: str = ""
     shape: tuple[int, ...] = ()
 
 
 def write_bundle(arrays: Mapping[str, Coded], known: Sequence[str], pack: bool = False) -> bytes:
     """Return a bundle; names are left out if they are the names `known` to the reader.
 
-    With `pack`, the rest is a zlib stream if that is smaller.
+    With `pack`, the part after the header is compressed by zlib if this makes it smaller.
     """
     names = sorted(arrays)
     flags = 0 if names == sorted(known) else NAMED
@@ -122,9 +123,10 @@ class Bundle(Mapping[str, Array]):
     def __init__(
         self, data: bytes, known: Sequence[str], rules: Rules, reference: SlicedArrays | None = None
     ) -> None:
-        """Check the bundle without decoding a number, or raise Rejected.
+        """Check the bundle, and raise Rejected if it has a fault. No number is decoded here.
 
-        `known` are the names of the arrays if the bundle has none. Numbers are added to those of `reference`.
+        `known` are the names of the arrays if the bundle does not contain names. A decoded difference is added to
+        the array of the same name in `reference`.
         """
         self._rules, self._reference, self._kept = rules, reference, 0
         cursor = Cursor(*_opened(data, rules))
@@ -192,7 +194,7 @@ class Bundle(Mapping[str, Array]):
         return self.flat(name, 0, math.prod(shape)).reshape(shape)
 
     def flat(self, name: str, start: int, stop: int) -> Array:
-        """Return the numbers [start, stop) of the flattened array; only the records that have them are decoded."""
+        """Return the numbers [start, stop) of the flattened array; decode only the records with these numbers."""
         entry = self._entries[name]
         found = np.empty(stop - start, DTYPES[entry.dtype])
         for record in entry.records:
@@ -213,7 +215,7 @@ class Bundle(Mapping[str, Array]):
             return values
         # A number is rounded once when it is decoded and once when it is added, so all machines agree. Whole
         # numbers wrap around.
-        with np.errstate(over="ignore"):  # the check of the numbers refuses an infinity
+        with np.errstate(over="ignore"):  # a later check refuses infinite numbers
             total: Array = np.add(self._referred(name, piece), values)
         return total
 
@@ -232,7 +234,7 @@ class Bundle(Mapping[str, Array]):
 
 
 def _opened(data: bytes, rules: Rules) -> tuple[memoryview, bool]:
-    """Return the part after the header, unpacked, and whether it has names."""
+    """Return the uncompressed part after the header, and whether this part begins with names."""
     if len(data) < 2 or data[0] != VERSION or data[1] & ~(NAMED | PACKED):
         raise Rejected(Reason.BAD_BODY, f"a bundle that begins with {data[:2].hex()}")
     if not data[1] & PACKED:
@@ -259,7 +261,7 @@ def _inflated(data: bytes, length: int, most: int) -> bytes:
 
 
 class Cursor:
-    """A place in a bundle, which checks each length before it moves on."""
+    """A reader of a bundle that checks each length before it reads the bytes."""
 
     def __init__(self, data: memoryview, named: bool) -> None:
         self._data, self._at, self.named = data, 0, named

@@ -19,7 +19,7 @@ from protofleet.protocol.settings.codec import BROADCAST, STOCHASTIC, TERNARY, C
 from protofleet.protocol.wire.arrays import SlicedArrays
 from protofleet.protocol.wire.messages import Array
 
-# A smaller array, or a vector, is coded as int8: it has few of the bytes, and much of the effect.
+# Arrays with fewer numbers, and vectors, are coded as int8. They have few of the bytes, but a large effect.
 SMALL: Final = 1 << 10
 # A rounded variance of a batch norm may become zero or negative, so these arrays are sent as float16.
 STATISTICS: Final = ("running_mean", "running_var")
@@ -56,9 +56,9 @@ def encode_kind(
 ) -> Encoded:
     """Code the arrays of one kind.
 
-    `reference` are the arrays of the task's broadcast, which the reader has too. `residual` is what the last update
-    has lost; a residual of another shape is dropped. `chance` is needed if the stage rounds stochastically. All
-    numbers must be finite.
+    `reference` are the arrays of the task's broadcast, which the reader has too. `residual` is what rounding lost in
+    the last update; a residual of another shape is dropped. `chance` is needed if the stage rounds stochastically.
+    All numbers must be finite.
     """
     chance = chance if stage.rounding == STOCHASTIC else None
     chosen = {
@@ -90,7 +90,7 @@ def choose(
     if held is None:
         return _without_reference(value, stage)
     difference = _difference(value, held, residual if stage.feedback else None)
-    if not np.isfinite(difference).all():  # the difference of two huge numbers
+    if not np.isfinite(difference).all():  # the difference of two huge numbers may overflow
         return Choice(Form.EXACT, value, False)
     small = value.size < SMALL or value.ndim < 2
     form = Form.INT8 if small and stage.form not in HALVES else _form(stage, difference)
@@ -106,9 +106,9 @@ def _difference(value: Array, held: Array, residual: Array | None) -> Floats:
 
 
 def _without_reference(value: Array, stage: CodecStage) -> Choice:
-    """Return the choice for an array that is coded as it is.
+    """Return the choice for an array that is not coded as a difference from a reference.
 
-    A stage without a reference codes its small arrays in its own form too: prototypes of ten classes are small.
+    A stage without a reference uses its own form for small arrays too, because prototypes of ten classes are small.
     """
     if stage.against == BROADCAST or value.ndim < 2:
         return Choice(_half(value, stage), value, False)
@@ -187,7 +187,7 @@ def _lost(choice: Choice, coded: Coded) -> Floats:
 
 
 def rules_of(stage: CodecStage, names: Iterable[str], reference: SlicedArrays | None, most_raw: int) -> Rules:
-    """Return the rules for a reader of a bundle whose arrays are those `names` of the reference."""
+    """Return the rules for the reader of a bundle; `names` are the arrays of its kind in `reference`."""
     sizes = (
         ternary_numbers(name, *reference.dtype_and_shape(name)) for name in names if reference is not None
     )
@@ -196,12 +196,12 @@ def rules_of(stage: CodecStage, names: Iterable[str], reference: SlicedArrays | 
 
 
 def ternary_numbers(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the numbers of an array if a ternary stage codes it as ternary, otherwise 0."""
+    """Return how many numbers an array has, or 0 if a ternary stage does not code this array as ternary."""
     count = math.prod(shape)
     is_small = count < SMALL or len(shape) < 2 or name.rpartition(".")[2] in STATISTICS
     return 0 if is_small or dtype != "float32" else count
 
 
 def most_kept(numbers: int, stage: CodecStage) -> int:
-    """Return how many of so many numbers a ternary stage keeps."""
+    """Return how many numbers a ternary stage keeps if its arrays have `numbers` numbers."""
     return max(1, numbers // stage.keep)

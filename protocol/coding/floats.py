@@ -19,13 +19,13 @@ def float16_of(values: Array) -> NDArray[np.float16]:
 
 
 def bfloat16_of(values: Array) -> NDArray[np.uint16]:
-    """Return the bits of the nearest bfloat16, ties to even; the largest float32 become an infinity."""
+    """Return the bits of the nearest bfloat16, ties to even; the largest numbers of a float32 become an infinity."""
     raw = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     return ((raw + 0x7FFF + (raw >> 16 & 1)) >> 16).astype("<u2")
 
 
 def bfloat16_not_below(values: Array) -> NDArray[np.uint16]:
-    """Return the bits of the smallest bfloat16 that is not below; no number may be negative."""
+    """Return for each number the bits of the smallest bfloat16 that is not less; the numbers must not be negative."""
     raw = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     return ((raw + 0xFFFF) >> 16).astype("<u2")
 

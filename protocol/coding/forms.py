@@ -1,4 +1,4 @@
-"""The forms of an array in a bundle, by their number on the wire, and how each becomes bytes and numbers again."""
+"""Define the forms that an array can have in a bundle, and encode and decode each form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_IN_RECORD: Final = 1 << 20
 
 
 class Form(IntEnum):
-    SAME = 0  # no content: the array is that of the reference
+    SAME = 0  # no content: the array equals the array of the reference
     EXACT = 1
     FLOAT16 = 2
     BFLOAT16 = 3
@@ -33,13 +33,16 @@ class Form(IntEnum):
     RICE = 8
     TERNARY = 9
     INTS = 10
-    PLANES = 11  # the bytes of EXACT, but byte i of all numbers together, which zlib packs better
+    # The first byte of every number, then the second byte of every number, and so on. zlib compresses this order
+    # better than the order of EXACT.
+    PLANES = 11
 
 
 LOSSLESS: Final = frozenset({Form.SAME, Form.EXACT, Form.INTS, Form.PLANES})
 # Forms whose numbers may be a difference, which is added to the reference.
 DIFFERENCES: Final = frozenset(Form) - {Form.SAME, Form.EXACT, Form.PLANES}
-# Forms with far fewer bytes than numbers. Their shape is that of the reference, so nobody can claim a large array.
+# Forms with far fewer bytes than numbers. The reader takes the shape from the reference, so a sender cannot claim a
+# large array in a few bytes.
 NEED_REFERENCE: Final = frozenset({Form.SAME, Form.TERNARY})
 FOR_FLOAT32: Final = frozenset(Form) - LOSSLESS
 GRIDS: Final = {Form.INT8: rows.INT8, Form.INT4: rows.INT4, Form.UINT8: rows.UINT8, Form.UINT4: rows.UINT4}
@@ -47,7 +50,7 @@ GRIDS: Final = {Form.INT8: rows.INT8, Form.INT4: rows.INT4, Form.UINT8: rows.UIN
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The numbers [start, stop) of a flattened array that are one record, and the shape that a form sees."""
+    """The part [start, stop) of a flattened array that one record contains, and the shape in which it is coded."""
 
     start: int
     stop: int

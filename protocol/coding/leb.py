@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from protofleet.protocol.wire.messages import Array
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-MOST_BYTES: Final = 10  # of a number of 64 bits
+MOST_BYTES: Final = 10  # largest size of a number of 64 bits
 
 
 def pack_one(value: int) -> bytes:
-    """Return a number that is not negative, such as a length."""
+    """Return the bytes of a number that is not negative, such as a length."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -26,7 +26,7 @@ def pack_one(value: int) -> bytes:
 
 
 def pack_ints(values: Array) -> bytes:
-    """Return whole numbers or bools, flattened."""
+    """Return the bytes of an array of whole numbers or bools."""
     signed = values.reshape(-1).astype(np.int64)
     rest = (signed << 1 ^ signed >> 63).view(np.uint64)
     lengths = np.ones(len(rest), np.int64)
@@ -44,7 +44,7 @@ def pack_ints(values: Array) -> bytes:
 
 
 def unpack_ints(data: bytes | memoryview, count: int) -> NDArray[np.int64]:
-    """Return `count` numbers, or raise Rejected if their number or the form of one is wrong."""
+    """Return the numbers in `data`, or raise Rejected if there are not `count` or if a number is badly formed."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 128)
     if len(ends) != count or (len(raw) and (not len(ends) or ends[-1] != len(raw) - 1)):

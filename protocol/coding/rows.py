@@ -1,9 +1,11 @@
-"""Numbers of 8 or 4 bits with one scale a row; a row is the first index of an array, or all of a vector.
+"""Code numbers in 8 or 4 bits, with one scale for each row.
+
+A row is all numbers with the same first index of an array. A vector is one row.
 
     scale = bfloat16 of (largest size in the row / largest code), rounded up       number = scale * code in float32
 
-Scales are rounded up, so that no code is cut: the error of a number is at most half a scale, or a scale if rounding
-is stochastic. All scales come first, then all codes.
+Scales are rounded up, so that no code exceeds the largest code. The error of a number is at most half a scale, or one
+scale if rounding is stochastic. All scales come first, then all codes.
 """
 
 from __future__ import annotations
@@ -118,7 +120,10 @@ def encode_rice_rows(values: Floats, chance: np.random.Generator | None = None) 
 
 
 def most_rice_bytes(shape: tuple[int, ...]) -> int:
-    """Return the largest size of rice rows; a sender never exceeds it, because 4 bits are one of its choices."""
+    """Return the largest size of rice rows.
+
+    With remainders of 3 bits, a code takes at most 5 bits. The sender chooses the width that takes the fewest bytes.
+    """
     count = math.prod(shape)
     return 2 * rows_of(shape)[0] + 1 + bytes_of(2 * count) + bytes_of(3 * count)
 
@@ -143,6 +148,6 @@ def _numbers(scales: bytes | memoryview, codes: Codes, shape: tuple[int, ...]) -
     if (bits & SIGN).any():
         raise Rejected(Reason.BAD_BODY, "a scale is negative")
     found = codes.astype(np.float32).reshape(rows_of(shape))
-    with np.errstate(over="ignore"):  # the check of the numbers refuses an infinity
+    with np.errstate(over="ignore"):  # a later check refuses infinite numbers
         found *= from_bfloat16(bits)[:, None]
     return found.reshape(shape)

@@ -1,4 +1,4 @@
-"""The largest sizes of coded arrays, in closed form: what a receiver accepts before it has seen a byte."""
+"""Compute the largest sizes of coded arrays. A receiver knows these limits before it has received a byte."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from protofleet.protocol.coding.ternary import HEAD
 from protofleet.protocol.settings.codec import BROADCAST, TERNARY, CodecStage
 from protofleet.protocol.wire.arrays import DTYPES
 
-# Form, dtype, number of dimensions, and the size of the content; each dimension takes five bytes more.
+# Bytes for the form, the dtype, the number of dimensions and the size of the content. Each dimension adds five bytes.
 RECORD_HEAD: Final = 8
 BUNDLE_HEAD: Final = 16
-TERNARY_PADDING: Final = 3  # the ends of the three streams
+TERNARY_PADDING: Final = 3  # bytes; each of the three streams may end with a part of a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ExpectedArray:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]  # the largest one, if a length is free
+    shape: tuple[int, ...]  # the largest possible shape, if a length is not fixed
     in_broadcast: bool  # whether the broadcast has an array of this name, dtype and shape
 
 
@@ -70,8 +70,8 @@ def _most_bytes(one: ExpectedArray, stage: CodecStage) -> int:
 def _most_ternary_bytes(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:
     """Return the largest content of all ternary arrays together.
 
-    With the width of `ternary.width_for`, the gaps of k of n numbers take at most 5 + log2(n / k) bits each and the
-    sign one more. The sum over arrays is largest if all of them keep the same share.
+    With the width of `ternary.width_for`, each gap takes at most 5 + log2(n / k) bits if k of n numbers are kept,
+    and each sign takes one bit more. The sum over all arrays is largest if all arrays keep the same share.
     """
     if not arrays:
         return 0

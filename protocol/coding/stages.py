@@ -19,7 +19,7 @@ OWN_FORMS: Final = {
     TERNARY: frozenset({Form.TERNARY}),
 }
 ALWAYS: Final = frozenset({Form.SAME, Form.EXACT, Form.INTS})
-# In a stage that rounds: statistics of batch norm, new arrays and small arrays have forms of their own.
+# A stage that rounds uses these forms too: for statistics of batch norm, for new arrays and for small arrays.
 WHERE_ROUNDED: Final = frozenset({Form.FLOAT16, Form.BFLOAT16, Form.INT8})
 LOSSLESS: Final = CodecStage(against=BROADCAST)
 

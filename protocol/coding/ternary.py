@@ -1,8 +1,10 @@
-"""A few large numbers of an array with one size and a sign each; all others are 0 (sparse ternary compression).
+"""Keep the few largest numbers of an array; all other numbers become 0 (sparse ternary compression).
+
+All kept numbers get the same size. Each keeps its sign.
 
     content := u32 count | float32 size | u8 width | gaps in Rice code | signs        a sign of 1 is plus
 
-A gap is the number of zeros before a kept number, so positions are in order and none comes twice.
+A gap is the number of zeros before a kept number, so the positions ascend and no position can occur twice.
 Sattler et al., 2020: Robust and communication-efficient federated learning from non-i.i.d. data. Here one threshold
 holds for all arrays of a message, because with one count for each array some layers hardly learn.
 """
@@ -33,7 +35,7 @@ GOLDEN: Final = (math.sqrt(5) + 1) / 2
 
 
 def largest(arrays: Sequence[Floats], count: int) -> list[Whole]:
-    """Return for each flat array the positions of those numbers that are among the `count` largest of all.
+    """Return for each flat array the positions of its numbers that are among the `count` largest of all arrays.
 
     Sizes are compared. Of equal sizes, those in earlier arrays and at lower positions are chosen. A zero is never
     chosen.
@@ -59,7 +61,7 @@ def width_for(count: int, numbers: int) -> int:
 
 
 def encode_ternary(values: Floats, positions: Whole) -> bytes:
-    """Return the numbers at these positions of a flat array; none of them may be 0."""
+    """Return the bytes of the numbers at these positions of a flat array; none of these numbers may be 0."""
     count = len(positions)
     if not count:
         return HEAD.pack(0, 0, 0)

@@ -22,8 +22,8 @@ from protofleet.protocol.wire.messages import Array, Arrays
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 BUNDLE: Final = "~"
-Stages: TypeAlias = Mapping[str, CodecStage]  # by kind
-Chance: TypeAlias = Callable[[str], np.random.Generator]  # the random numbers for a kind
+Stages: TypeAlias = Mapping[str, CodecStage]  # stage of each kind
+Chance: TypeAlias = Callable[[str], np.random.Generator]  # returns a generator for a kind
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def of_kind(arrays: Arrays, kind: str) -> dict[str, Array]:
 
 
 def chance_of(*parts: object) -> Chance:
-    """Return random numbers that follow from these values alone, so a repeated rounding has the same bits."""
+    """Return a source of random numbers that depend only on `parts`, so a repeated rounding gives the same bits."""
 
     def chance(kind: str) -> np.random.Generator:
         seed = hashlib.sha256("/".join(map(str, ("codec", *parts, kind))).encode()).digest()

@@ -400,7 +400,7 @@ class Link:
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Return the holder of the name `sender` when the message that `last_heard` describes was sent."""
+        """Return who held the name `sender` when the message that `last_heard` describes was sent."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property

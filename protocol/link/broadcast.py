@@ -48,7 +48,7 @@ class Broadcast:
         self._blocks = len(manifest.hashes)
         self._expected: set[str] = set()  # devices whose first request is still expected
         self._asked: dict[str, set[int]] = {}
-        # Device -> time of its first request. The device had subscribed to the broadcast before.
+        # Device -> time of its first request. A device subscribes to the broadcast before its first request.
         self._first_asked: dict[str, float] = {}
         self._last_asked: dict[str, float] = {}
         self._published: dict[int, float] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-# Seconds that a number may be ahead of the clock. A wrong time zone or a clock that is set by hand causes a
+# Seconds that a boot or an epoch may be ahead of the clock. A wrong time zone or a clock that is set by hand causes a
 # smaller difference.
 MOST_AHEAD: Final = 86_400.0
 # The beginning of 2023; a clock that shows an earlier time is not believed.
@@ -18,10 +18,10 @@ NEVER_SET: Final = 1_672_531_200.0
 
 
 def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
-    """Return by how many seconds `number` is ahead of the clock.
+    """Return by how many seconds `number`, a boot or an epoch, is ahead of the clock.
 
-    Return 0 if the number is at most a day ahead, or if the clock was not set, so that `now` is before
-    `since`.
+    Return 0 if `number` is at most a day ahead. Also return 0 if `now` is before `since`, because then the clock
+    was not set.
     """
     return number - now if now >= since and number - now > MOST_AHEAD else 0.0
 
