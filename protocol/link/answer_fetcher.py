@@ -197,7 +197,7 @@ class AnswerFetcher:
     def take_block(
         self, device: str, prefix: bytes, index: int, data: memoryview, now: float
     ) -> FrameOutcome:  # fmt: skip
-        """Store a block; raise Rejected if it belongs to no object that is being fetched."""
+        """Store a block; raise Rejected if the block does not belong to an object that is being fetched."""
         held = self.fetches.get(device)
         if held is None or not held[0].is_named(prefix):
             if device.encode() + prefix in self._recently_completed:

@@ -1,6 +1,6 @@
 """Turn messages into frames and frames into messages, in the same way at both ends.
 
-This module seals messages, recognises duplicates and counts bytes. It uses no sockets and no clock. Frames
+This module seals messages, recognises duplicates and counts bytes. It does not use sockets or a clock. Frames
 leave through a Transport. The current time is the argument `now`, and `wake_at` is the time at which the
 caller must call `wake`.
 """

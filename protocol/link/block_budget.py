@@ -36,7 +36,7 @@ class Credit:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks that were requested in advance from devices that have sent no update yet."""
+        """Return the number of blocks that were requested in advance from devices whose update has not arrived."""
         return len(self._devices)
 
     def renew(self, size: int, devices: int) -> None:
@@ -49,14 +49,14 @@ class Credit:
         self._is_given = size > INLINE and devices <= MOST_CREDIT
 
     def give(self, device: str) -> int:
-        """Give credit to a device, and return the number of blocks that it may send without a request."""
+        """Give credit to a device, and return how many blocks the device may send without a request."""
         if not self._is_given:
             return 0
         self._devices.add(device)
         return 1
 
     def use(self, device: str) -> bool:
-        """Withdraw the credit of a device that sends its update, and return whether it had credit."""
+        """Withdraw the credit of a device that sends its update, and return whether the device had credit."""
         had = device in self._devices
         self.withdraw(device)
         return had

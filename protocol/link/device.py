@@ -226,14 +226,14 @@ class DeviceLink(Link):
     def _follows(manifest: Manifest) -> bool:
         """Return whether the object is sent without a request.
 
-        The manifest of such an object lists no parts, because the body itself describes the parts.
+        The manifest of such an object does not list parts, because the body itself describes the parts.
         """
         return not manifest.parts
 
     def _continues(self, fetch: ObjectFetch, manifest: Manifest) -> bool:
         """Return whether the manifest describes the object that is being fetched; if so, use the manifest's key.
 
-        A coordinator that has restarted serves the same object under another key.
+        A coordinator that has restarted serves the same object with another key.
         """
         before = fetch.manifest
         if not fetch.rekeyed(manifest):

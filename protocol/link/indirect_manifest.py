@@ -23,7 +23,7 @@ MAX_BYTES: Final = codec.SHORT_HASH * codec.MAX_BLOCKS + 8192  # bytes for all h
 def store(manifest: Manifest, objects: ObjectStore, block: int) -> Manifest:
     """Store a manifest as an object, and return the manifest of this object.
 
-    Neither manifest has a key.
+    The stored manifest and the returned manifest do not contain a key.
     """
     packed = msgpack.packb(codec.manifest_fields(manifest, key=False))
     return objects.put({ARRAY: np.frombuffer(packed, np.uint8)}, block)

@@ -19,8 +19,8 @@ class OwnTopic:
 
     def __init__(self, me: Identity, federation: str, who: str, clock: Clock) -> None:
         self._me, self._federation, self._who, self._clock = me, federation, who, clock
-        # True when this coordinator has received one of its own messages. Then it would also receive the
-        # messages of a later coordinator.
+        # True after this coordinator has received one of its own messages. This shows that it would also receive
+        # the messages of a later coordinator.
         self.brings_own_messages = False
 
     def later_state(self, frame: bytes) -> Received | None:

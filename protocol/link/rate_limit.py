@@ -51,7 +51,10 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """The limiter of a coordinator. Each device with a key has its own buckets, and all other senders share some."""
+    """The limiter of a coordinator.
+
+    Each device with a key has its own buckets. All other senders share one set of buckets.
+    """
 
     def __init__(self, known: Container[str]) -> None:
         self._known = known

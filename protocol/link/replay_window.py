@@ -7,19 +7,20 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-WIDTH: Final = 1024  # A number counts as seen if it is lower than the newest number by this width or more.
+# A sequence number that is at least this much below the newest sequence number counts as seen.
+WIDTH: Final = 1024
 
 
 @dataclass
 class ReplayWindow:
     boot: int = 0
     newest: int = 0
-    # Count of different numbers above `counted_from` that have arrived. Numbers begin with 1; a will has the
-    # number 0.
+    # Count of different sequence numbers above `counted_from` that have arrived. Sequence numbers begin with 1; a
+    # will has the number 0.
     received: int = 0
     holder: str = ""  # holder of the sender's name when the messages were sent; empty if not noted
     counted_from: int | None = (
-        # Only numbers above `counted_from` can count as missing. With None, the count starts at the next
+        # Only sequence numbers above `counted_from` can count as missing. With None, the count starts at the next
         # number that arrives.
         None
     )
@@ -36,7 +37,7 @@ class ReplayWindow:
 
     @property
     def missing(self) -> int:
-        """Return how many numbers were used while both ends were connected, but have not arrived.
+        """Return how many messages were sent while both ends were connected, but have not arrived.
 
         These messages are lost, delayed or on their way.
         """
@@ -50,7 +51,7 @@ class ReplayWindow:
         self.counted_from, self.received = None, 0
 
     def is_new(self, boot: int, sequence: int) -> bool:
-        """Return True the first time that a number arrives.
+        """Return True the first time that a sequence number arrives.
 
         Raise Rejected if the boot is older than the newest boot. Return False for a number that is too old
         for the window.

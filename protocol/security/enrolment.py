@@ -68,7 +68,7 @@ def load_trust(folder: Path) -> Trust:
 
 
 def load_enrolled(folder: Path, now: float) -> Enrolled:
-    """Load a party from the folder to which its `current` link points.
+    """Load a party from `folder`, the folder to which the link `current` of this party points.
 
     Raise KeyFileError or StatementError if a file is missing or not valid.
     """

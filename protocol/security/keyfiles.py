@@ -83,7 +83,7 @@ def read_tls(path: Path) -> EllipticCurvePrivateKey:
 def _read_private(path: Path) -> object:
     """Return the key in a private file.
 
-    Raise KeyFileError if the file is open to others or has no key.
+    Raise KeyFileError if other users can read the file, or if the file does not contain a key.
     """
     if problem := too_open(path):
         raise KeyFileError(problem)
@@ -93,7 +93,7 @@ def _read_private(path: Path) -> object:
 def private_keys(path: Path, maker: str) -> list[object]:
     """Return all keys in a file.
 
-    Raise KeyFileError if the file has no key. The error names `maker`, the command that makes such files.
+    Raise KeyFileError if the file does not contain a key. The error names `maker`, the command that makes such files.
     """
     try:
         data = path.read_bytes()

@@ -32,7 +32,7 @@ REVOCATIONS: Final = "revocations"
 KEY: Final = 32
 MAX_RECORD: Final = 512
 MAX_SERIALS: Final = 8192
-LATEST: Final = 253_402_300_799  # last second of the year 9999; X.509 and Python know no later dates
+LATEST: Final = 253_402_300_799  # last second of the year 9999; X.509 and Python cannot express later dates
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 

@@ -1,7 +1,7 @@
 """Sign and read the settings of a party, so that nobody can change them on the way to the party.
 
-The root of the federation signs the settings. The settings contain no secret. Their version only grows, so
-that old settings are not accepted again.
+The root of the federation signs the settings. The settings do not contain secrets. The version of the
+settings only grows, so that old settings are not accepted again.
 """
 
 from __future__ import annotations

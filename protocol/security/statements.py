@@ -33,7 +33,7 @@ LINE: Final = 64  # characters in a line of a statement that is written as text
 
 
 class StatementFault(str, Enum):
-    """The reasons why a statement is not accepted; the list is closed, and each reason has its own counter."""
+    """All reasons for which a statement is refused. Each reason has its own counter."""
 
     MALFORMED = "malformed"
     UNKNOWN_ROOT = "unknown_root"  # signed by a root that this party does not trust
@@ -49,7 +49,7 @@ class StatementFault(str, Enum):
 
 
 class StatementError(ValueError):
-    """The error for a record, request, approval or list that is not accepted, with one reason."""
+    """The error for a record, request, approval or list that is not accepted. The error contains the reason."""
 
     def __init__(self, why: StatementFault, detail: str) -> None:
         super().__init__(detail)
@@ -82,7 +82,7 @@ def sign_statement(kind: str, body: bytes, keys: Sequence[Ed25519PrivateKey]) ->
 def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
     """Return the body of a statement that a known root has signed.
 
-    Raise StatementError if no known root has signed it, or if a signature of a known root is wrong.
+    Raise StatementError if no known root has signed the statement, or if a signature of a known root is wrong.
     """
     signed, names, body, signatures = _parts(kind, data)
     known = {signer(root): root for root in roots}
@@ -237,7 +237,7 @@ def armoured(kind: str, data: bytes) -> str:
 def read_armoured(kind: str, path: Path) -> bytes:
     """Return the statement in a file; the signature is not checked.
 
-    Raise StatementError with the path if the file has no statement of this kind.
+    Raise StatementError with the path if the file does not contain a statement of this kind.
     """
     try:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""The [codec] table: which arrays of a run are rounded on their way, and how.
+"""The [codec] table: which arrays of a run are rounded before they are sent, and how.
 
-A stage says how the arrays of one kind travel in one direction. `protocol/coding` carries it out.
+A stage says how the arrays of one kind are coded in one direction. The package `protocol/coding` codes the arrays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CodecStage:
 
     @property
     def rounds(self) -> bool:
-        """Return whether numbers may change."""
+        """Return whether the coding may change numbers."""
         return self.form != EXACT
 
 

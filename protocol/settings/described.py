@@ -67,7 +67,7 @@ def tables(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def added_keys(cls: type, base: type) -> list[DescribedSetting]:
-    """Return the keys of a class that its base does not have, or that differ from those of the base."""
+    """Return the keys that a class adds to its base, and the keys that the class declares differently."""
     common = keys(base)
     return [setting for setting in keys(cls) if setting not in common]
 

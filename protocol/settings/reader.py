@@ -139,7 +139,7 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
 
 @functools.lru_cache(maxsize=256)
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the type hints of a class; the result is cached, because Python compiles every annotation again."""
+    """Return the type hints of a class. The result is cached, so that Python compiles the annotations only once."""
     return typing.get_type_hints(cls, include_extras=True)
 
 

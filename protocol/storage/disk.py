@@ -83,7 +83,7 @@ class Disk:
         source.replace(target)
 
     def place(self, source: Path, target: Path, durable: bool = True) -> None:
-        """Move a complete file, link or folder to the target, in the same folder.
+        """Rename a complete file, link or folder to the target, which must be in the same folder.
 
         A file or link replaces the target. A folder needs a target that does not exist.
         """
@@ -103,8 +103,8 @@ class Disk:
         """Yield the path of a new file for the caller to write; the file replaces the target if nothing fails.
 
         A reader of the target sees the old or the new content, also after a power cut. With `durable=False`,
-        both may be lost in a power cut. So `durable=False` is for content that is checked when it is read, or
-        that can be made again.
+        both contents may be lost in a power cut. So `durable=False` is for content that is checked when it is
+        read, or that can be made again.
         """
         with self.new_file(target, mode) as path:
             yield path
@@ -112,7 +112,9 @@ class Disk:
 
     @contextlib.contextmanager
     def new_file(self, target: Path, mode: int | None = None, content: bytes = b"") -> Iterator[Path]:
-        """Make a file in the target's folder that no other thread or process writes, for use with `place`.
+        """Make a new file in the target's folder, for use with `place`.
+
+        No other thread or process writes this file.
 
         With a mode, the file never has more permissions than this mode, not even for a moment. Without a
         mode, the umask decides. The file is removed if an exception is raised. If the process is killed, the

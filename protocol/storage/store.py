@@ -41,7 +41,7 @@ SMALL: Final = 1 << 20
 
 
 class DamagedError(ValueError):
-    """The error for a file of an earlier process that cannot be used.
+    """The error for a file that an earlier process has written and that cannot be used.
 
     The message names the file and gives advice.
     """
@@ -168,7 +168,7 @@ class ObjectStore:
     def has(self, name: bytes) -> bool:
         """Return whether the object is here and its bytes match its hash.
 
-        An object of an earlier process is hashed the first time.
+        An object that an earlier process has stored is hashed at the first call.
         """
         if not os.path.isfile(f"{self.folder}/{name.hex()}{BODY}"):  # noqa: PTH113 - a Path would take longer
             self._sound.discard(name)

@@ -1,6 +1,6 @@
 """Define the broker's address, and explain in plain words why a broker cannot be used.
 
-This module imports no MQTT library.
+This module does not import an MQTT library.
 """
 
 from __future__ import annotations

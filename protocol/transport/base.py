@@ -96,10 +96,10 @@ class Transport(Protocol):
     def unsubscribe(self, topic: str) -> None: ...
 
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
-        """Publish a frame; without a connection, drop it, because the layer above repeats important frames."""
+        """Publish a frame. If there is no connection, drop the frame: the layer above repeats important frames."""
 
     def reject_connection(self, why: str) -> None:
-        """End this connection, which cannot be used, and try again after a pause that grows."""
+        """End this connection, which cannot be used, and try again after a pause that grows with each try."""
 
     def close(self) -> None: ...
 

@@ -168,7 +168,7 @@ class Mqtt:
     def close(self) -> None:
         """Wait a moment for the acknowledgement of all PUBLISH packets, and leave with a DISCONNECT.
 
-        The broker then publishes no will.
+        After a DISCONNECT, the broker does not publish the will.
         """
         close_all([self])
 
@@ -234,7 +234,7 @@ class Mqtt:
         return float("inf") if ending.final else self._backoff.pause()
 
     def _is_done(self, call: Callable[[], None]) -> bool:
-        """Make a call, and return False if it has ended the connection."""
+        """Make a call, and return False if the call has ended the connection."""
         try:
             call()
         except OSError as error:
@@ -301,9 +301,9 @@ class Mqtt:
         return self._client.socket() is not None and not self._client.has_unsent()
 
     def _send_batch(self) -> bool:
-        """Send several PUBLISH packets together, or execute one order of another kind after them.
+        """Send the next PUBLISH packets together, up to the first order of another kind; also execute that order.
 
-        Return whether there was anything to do.
+        Return False if no order could be executed.
         """
         pieces, size = list[bytes](), 0
         while size < SEND_BYTES and (order := self._outbox.take()) is not None:
@@ -447,7 +447,7 @@ class Mqtt:
 
 
 def close_all(transports: Sequence[Mqtt]) -> None:
-    """Close all transports together, in the time limit of a single one."""
+    """Close all transports together, within the time limit for a single transport."""
     deadline = time.monotonic() + LEAVE_SECONDS
     for transport in transports:
         transport.flush(max(0.0, deadline - time.monotonic()))

@@ -32,7 +32,7 @@ class Socket(Protocol):
 
 
 class Connection(Protocol):
-    """A connection as the network threads use it.
+    """The methods of a connection that the network threads call.
 
     The methods raise no exception, and at most one method is called at a time.
     """

@@ -25,7 +25,7 @@ class MalformedPacketError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A PUBLISH that has arrived, without its properties."""
+    """The parts of a received PUBLISH. The properties of the PUBLISH are left out."""
 
     topic: bytes
     payload: bytes

@@ -25,8 +25,8 @@ FRAME_COST: Final = 1024  # bytes that the queue itself needs for each frame
 class ReceiveQueue(queue.SimpleQueue[Item]):
     """A bounded queue that is used like a SimpleQueue.
 
-    `dropped` is called on the reader's thread with the number of dropped frames. `unwanted` is called with a
-    topic on the network thread. If it returns True, the frame is discarded and takes no space here.
+    `dropped` is called on the reader's thread with the number of dropped frames. `unwanted` is called on
+    the network thread with the topic of a frame. If it returns True, the frame is discarded and takes no space here.
     """
 
     def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:

@@ -20,7 +20,7 @@ NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class StreamClient(Client):
-    """The client of paho without its own reading and writing of the socket."""
+    """A client of paho in which this module, and not paho, reads and writes the socket."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -170,7 +170,7 @@ def finish_handshake(sock: object) -> None:
 
 
 def certificate_end(sock: object) -> float | None:
-    """Return the Unix time when the other end's certificate expires, or None if there is none."""
+    """Return the Unix time when the other end's certificate expires, or None if this time is not known."""
     shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     until = shown.get("notAfter") if shown else None
     return float(ssl.cert_time_to_seconds(until)) if isinstance(until, str) else None

@@ -86,7 +86,7 @@ def pack(manifest: Manifest, index: int, data: bytes) -> bytes:
 
 
 def decrypted(manifest: Manifest, index: int, data: memoryview) -> memoryview:
-    """Return the plain bytes of a block; raise Rejected if it is not sealed with the manifest's key."""
+    """Return the plain bytes of a block; raise Rejected if the block is not sealed with the manifest's key."""
     if not manifest.key:
         return data
     try:

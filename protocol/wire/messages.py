@@ -1,7 +1,7 @@
 """Define the messages of the wire: everything that one side can send to the other.
 
 A message holds a few scalars. A message with tensors also has `arrays`: a read-only mapping from names to
-NumPy arrays, which may stay on disk until they are read. No field is for one method only.
+NumPy arrays, which may stay on disk until they are read. Every field may be used with several methods.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class IndirectManifest:
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    # Manifest of the second object, which contains the manifest of the first object without its key.
+    # Manifest of the second object. The second object is the manifest of the first object, but the key
+    # is left out.
     manifest: Manifest
 
 
@@ -114,7 +115,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The array that an update must hold under one name; the coordinator checks these properties.
+    """The properties of an array that an update must contain. The coordinator checks them.
 
     A name that ends with `.*` is a prefix. Such a name stands for all arrays of the broadcast that have this
     prefix and no ArraySpec of their own.
@@ -179,7 +180,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The message that the coordinator does not work with this device, with the reason."""
+    """The message in which the coordinator refuses to work with a device and gives the reason."""
 
     reason: str
     # Boot of a later process with the same name, if such a process is the reason. The later process is not

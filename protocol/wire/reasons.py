@@ -9,9 +9,9 @@ from typing import Final
 
 
 class Reason(str, Enum):
-    """The reasons why a message is not used.
+    """All reasons for which a message is not used.
 
-    The list is closed. Each reason has its own counter and may cause an alert. MEANINGS explains each reason.
+    Each reason has its own counter and may cause an alert. MEANINGS explains each reason.
     """
 
     MALFORMED = "malformed"
@@ -94,9 +94,9 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 class DisconnectReason(str, Enum):
-    """The reasons why a device sends a Bye. A reason is the part of the Bye's text before the colon.
+    """All reasons for which a device sends a Bye. A reason is the part of the Bye's text before the colon.
 
-    The list is closed, and each reason has its own counter.
+    Each reason has its own counter.
     """
 
     OUT_OF_MEMORY = "out_of_memory"  # the training ran out of memory; the device connects again later

@@ -54,7 +54,7 @@ _SHAPES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ParsedTopic:
-    """The parts of a topic. The header of a message on this topic must agree with them."""
+    """The parts of a topic. The header of a message on this topic must agree with these parts."""
 
     kind: Kind
     device: str = ""
