@@ -190,11 +190,12 @@ class Agent:
                 self.run_end.received(received.run, now)
 
     def _note_contact(self, received: Received, now: float) -> None:
-        """Record from any message that the coordinator is reachable, and which run the coordinator has."""
+        """Record that the coordinator is reachable, and change the run if the message is from another run."""
         message = received.message
         forget_higher_epoch(self.state, self._context.heard_file, self.link.clock, received.epoch)
         self._hellos.received(message, received.epoch)
-        if not isinstance(message, State):  # A State goes to all devices, so it does not answer this device.
+        # The coordinator sends a State to all devices, so a State is not a reply to this device.
+        if not isinstance(message, State):
             self._context.coordinator_answered = True
         self.run.heard(message)
         self._watchdog.heard(self.link.last_new_message_at)
@@ -204,7 +205,7 @@ class Agent:
             self.run_end.contradicted()
 
     def _is_missed(self, status: RoundStatus) -> bool:
-        """Return whether the coordinator waits for this device and this device has not received the task."""
+        """Return whether the coordinator waits for this device, but this device has not received the task."""
         return status.names(self.link.me.name) and not self.tasks.knows((status.round, status.phase))
 
     def take_receipt(self, receipt: Receipt) -> None:

@@ -37,7 +37,10 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class DeviceData:
-    """The data of a device, and two functions: `start_job` starts its jobs, `note` is called when data were added."""
+    """The data of a device, and two functions.
+
+    `start_job` starts the device's jobs, and `note` is called when data were added.
+    """
 
     splits: Splits
     start_job: StartJob

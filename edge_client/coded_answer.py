@@ -1,7 +1,8 @@
-"""Code the arrays of an update, and keep what rounding has lost for the next one.
+"""Code the arrays of an update, and keep the rounding errors (the residual) for the device's next update.
 
-The residual of an update counts only if the coordinator has used the update, which the next task says (`took`). So
-the states after the last updates are kept, and the one before them.
+The residual of an update counts only if the coordinator has used this update. The next task names the update that the
+coordinator has used last (`took`). So the device keeps the residuals after its last updates, and the residuals before
+these updates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class CodedAnswer:
 def code_answer(
     plan: Plan, device: str, state: DeviceState, question: Question, payload: Arrays, broadcast: Arrays
 ) -> CodedAnswer:
-    """Return the coded update, and the residuals to save with it; without a codec the arrays as they are."""
+    """Return the coded update and the residuals to save with it; without a codec, return the arrays unchanged."""
     if plan.codec is None:
         return CodedAnswer(payload, ())
     kept = residuals_before(state.saved.residuals, question.took)
@@ -37,16 +38,16 @@ def code_answer(
     objects = dict(kept[-1].objects)
     objects[question.phase] = state.store.put(coded.residual).object.hex() if coded.residual else ""
     after = Residuals(question.round, question.phase, objects)
-    # The states of this round, and the one before it, which holds if the round begins again without this device.
+    # Keep the states of this round and the last state before this round, which is needed if the round begins again.
     before_round = [place for place, one in enumerate(kept) if one.round < question.round][-1:]
     return CodedAnswer(coded.arrays, (*kept[before_round[0] if before_round else 0 :], after))
 
 
 def residuals_before(saved: Sequence[Residuals], took: tuple[int, str] | None) -> list[Residuals]:
-    """Return the states up to the one that holds for the next update; there is at least one.
+    """Return the saved states up to the state from which the next update continues, or an empty first state.
 
-    It is the state after the update that the coordinator has used last. If that update is older than all of them, it
-    is the oldest state.
+    The next update continues from the state after the update `took`, which the coordinator has used last. If no saved
+    state belongs to that update, the next update continues from the oldest saved state.
     """
     for place, one in enumerate(saved):
         if (one.round, one.phase) == took:

@@ -18,7 +18,8 @@ from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
 
 CPU: Final = torch.device("cpu")
-# Operations of a training batch for each core. Below this number, the cores are as fast as a GPU: see docs/gpu.md.
+# If a training batch has fewer operations for each core than this number, the cores are as fast as a GPU: see
+# docs/gpu.md.
 FLOPS_PER_CORE: Final = 50_000_000
 FLOPS_PER_WEIGHT: Final = 2  # One multiplication and one addition.
 # Work of a training step, as a multiple of the forward pass: the backward pass alone is twice the forward pass.
@@ -40,14 +41,15 @@ def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool
     If `cores` is 0, use the number of cores that this process may use.
 
     A GPU takes some milliseconds even for the batch of a small network, because it starts hundreds of kernels. The
-    function counts operations and measures no time. A measured time would depend on the other programs of the
+    function counts operations and does not measure time. A measured time would depend on the other programs of the
     machine, so a restarted device might choose the GPU in place of the CPU. Then the update for a repeated task would
     differ from the first update in some bits.
     """
     enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
     with torch.device("meta"):  # Tensors on the meta device take no memory.
         parameters = sum(weights.numel() for weights in plan.model(network).parameters())
-    # Each weight is used at least once for each sample. If this is enough work, the operations need not be counted.
+    # Each weight is used at least once for each sample. If these uses alone are enough work, the operations need not
+    # be counted.
     if FLOPS_PER_WEIGHT * parameters * batch >= enough:
         return True
     return flops_of(plan.model(network), plan.input_shape.axes) * batch >= enough

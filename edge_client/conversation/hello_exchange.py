@@ -67,7 +67,10 @@ class HelloExchange:
             self._send_in_turn()
 
     def missed(self, by_name: bool) -> None:
-        """Send a hello because the coordinator waits for devices; `by_name` is true if it names this device."""
+        """Send a hello because the coordinator waits for devices.
+
+        `by_name` is true if the coordinator has named this device.
+        """
         if by_name:
             self.send()
         else:
@@ -82,7 +85,7 @@ class HelloExchange:
         self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        # If the device is disconnected, no time is needed: it always sends a hello when it is connected again.
+        # A disconnected device needs no time for its next hello: it sends a hello when it is connected again.
         if self._context.connected:
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import HERE, Message, Refusal, State, Task, Welcome
 
-HELLO_SECONDS: Final = 15.0  # longest pause after the first hello; each later pause may be twice as long
+HELLO_SECONDS: Final = 15.0  # longest pause after the first hello; this limit doubles after each later hello
 HEARD_SECONDS: Final = 120.0  # seconds without a `here` after which the device sends a hello
 QUIET_SECONDS: Final = 600.0  # longest pause between two hellos of a device
 SPREAD_SECONDS: Final = 6.0  # seconds over which all devices spread their hellos after one event
@@ -127,7 +127,7 @@ class HelloTimer:
             case True:
                 return min(now + HEARD_SECONDS, self._sent_at + self._quiet)
             case False:
-                # This coordinator never names devices, so it notices only at a hello that a task was lost.
+                # This coordinator never names devices. It can notice a lost task only when it receives a hello.
                 return now + HELLO_SECONDS
             case None:
                 return now + self._pause

@@ -1,4 +1,4 @@
-"""Checks whether a refusal or a message that the run is over is new, or an old message that the broker has kept."""
+"""Checks of refusals and of messages that the run is over, because the broker may have kept an old message."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OVER_SECONDS: Final = 30.0
 class RefusalCheck:
     """The check whether a refusal takes effect.
 
-    A refusal that names a hello takes effect only if this is the last hello. A refusal that names no hello may be an
-    old message, which the broker kept for this device. So such a refusal takes effect only if the next hello is
-    refused too.
+    A refusal that names a hello takes effect only if that hello is the last hello of this device. A refusal that
+    names no hello may be an old message, which the broker kept for this device. So such a refusal takes effect only
+    if the next hello is refused too.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class RefusalCheck:
 
 
 class RunEndCheck:
-    """The check whether the message that a run is over takes effect.
+    """The check of each message that a run is over, which decides whether the message takes effect.
 
     The message takes effect at once if this process has the run's plan. If only an earlier process of the device took
     part in the run, the message may be old. Then the message takes effect after OVER_SECONDS without another message.
@@ -55,7 +55,7 @@ class RunEndCheck:
         self._run, self.at = "", float("inf")
 
     def received(self, run: str, own_run: str, has_plan: bool, ended_run: str, now: float) -> bool:
-        """Return whether the message that the run `run` is over takes effect now.
+        """Handle the message that the run `run` is over, and return whether it takes effect now.
 
         `own_run` is the run in which the device took part. `ended_run` is the last run whose end the device has
         recorded. `has_plan` is true if this process has the plan of the run.

@@ -1,4 +1,4 @@
-"""A cache of generated data: one .npz file for each data set, whose checksum is compared at each reading."""
+"""A cache of generated data: one .npz file for each data set. Each time a file is read, its checksum is compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def default_folder() -> Path:
     """Return the folder $PROTOFLEET_DATA if it is set, or else ~/.cache/protofleet."""
     try:
         return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
-    except RuntimeError:  # In a container, the user may be missing in /etc/passwd, and so has no home folder.
+    except RuntimeError:
+        # In a container, the user may be missing in /etc/passwd. Then the home folder is unknown.
         raise DataError(f"this user has no home folder in which data could be stored; {ELSEWHERE}") from None
 
 

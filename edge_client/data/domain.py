@@ -29,7 +29,7 @@ class Collection(Protocol):
     def labels(self) -> Labels: ...
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
-        """Return the values of the chosen samples, [len(chosen), *shape]: uint8 for pixels, float32 for others.
+        """Return the values of the chosen samples, [len(chosen), *shape]: uint8 for pixels, float32 for other values.
 
         Raise DataError if the samples have another shape.
         """

@@ -18,7 +18,7 @@ class DataError(Exception):
 
 @contextmanager
 def reading(path: Path, way_out: str = "copy or download it again") -> Iterator[None]:
-    """Replace every error that a damaged or unreadable file causes by a DataError that names the file."""
+    """Raise a DataError that names the file in place of any error that a damaged or unreadable file causes."""
     try:
         yield
     except FileNotFoundError:

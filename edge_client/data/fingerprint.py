@@ -1,4 +1,4 @@
-"""A fingerprint of arrays, which does not depend on the format of the file that contained them."""
+"""A fingerprint of arrays. It depends only on the arrays, and not on the format of the file that contained them."""
 
 from __future__ import annotations
 

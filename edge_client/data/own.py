@@ -184,7 +184,7 @@ def scaled(x: Tensor) -> Tensor:
 def held_out(
     train: tuple[Tensor, Tensor], settings: DataSettings
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split training samples into those that stay for training and those for validation.
+    """Split training samples into samples that stay for training and samples for validation.
 
     The fraction `data.validation` of each class is for validation. The split is the same on every machine.
     """

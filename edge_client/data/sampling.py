@@ -33,9 +33,9 @@ def without(n: int, chosen: Indices) -> Indices:
 
 
 def _ranked(labels: Labels, rng: StableRandom) -> tuple[Indices, Indices, Indices]:
-    """Return the indices of the samples in a random order, and for each its rank in its class and the class's size.
+    """Return the indices of all samples in a random order, their ranks, and the sizes of their classes.
 
-    The ranks and the sizes have the same order as the indices.
+    A rank is the place of a sample in its class. The ranks and the sizes have the same order as the indices.
     """
     order = rng.permutation(len(labels))
     classes, counts = labels[order], np.bincount(labels)

@@ -20,7 +20,8 @@ from protofleet.protocol.settings.reader import demand_within
 Values = NDArray[Any]  # Values of samples: pixels have the type uint8, other numbers float32.
 
 LARGEST: Final = 1e9
-# The inbox refuses a sample whose largest number is more than this factor times the largest of the device's own data.
+# The inbox refuses a sample whose largest number is more than this factor times the largest number in the device's
+# own data.
 FAR: Final = 100.0
 Offset = Annotated[float, Within(-LARGEST, LARGEST)]
 Divisor = Annotated[float, Within(1e-9, LARGEST)]
@@ -30,7 +31,8 @@ Divisor = Annotated[float, Within(1e-9, LARGEST)]
 class Scale:
     """The scale of samples that are not pixels.
 
-    It has one number for each channel, or one number for all channels. Each number of a vector is a channel.
+    `offset` and `by` each have one number for each channel, or one number for all channels. Each number of a vector
+    is a channel.
     """
 
     offset: tuple[Offset, ...] = (0.0,)
@@ -73,7 +75,7 @@ class SampleKind:
     largest: float = LARGEST  # largest absolute value of the samples after scaling
 
     def problem_with(self, values: Values) -> str:
-        """Return why a stored sample, before scaling, is not of this kind, or ""."""
+        """Return why a stored sample is not of this kind, or ""; `values` are its values before scaling."""
         if (values.dtype == np.uint8) != self.pixels:
             if self.pixels:
                 return "its numbers are not uint8, but this device learns from pixels; save 0 to 255 as uint8"

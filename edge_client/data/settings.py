@@ -95,7 +95,7 @@ class DataSettings:
 
     @property
     def input_shape(self) -> InputShape:
-        """Return the shape of one sample, as it enters a network."""
+        """Return the shape of one sample at the input of a network."""
         stated = None if self.is_plugin else find(self.source).shape
         axes = self.shape or (stated.axes if stated else ())
         return shape_of(axes, self.size, self.channels)

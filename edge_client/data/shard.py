@@ -80,7 +80,7 @@ def load_shard(settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
 
 
 class Shards:
-    """The loader of the data of all clients in a process, which reads data that clients have in common only once."""
+    """The loader of the data of all clients in a process; data that several clients use are read only once."""
 
     def __init__(self, loaded: Shards | None = None) -> None:
         """Create a loader; if another loader `loaded` is given, its data are used and not read again."""
@@ -142,7 +142,7 @@ class Shards:
         return self._domains[key]
 
     def _training_and_test(self, domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
-        """Return this client's test samples, and its samples for training and validation together."""
+        """Return this client's samples for training and validation together, and its test samples."""
         own = _seeds_of_client(domain, settings)
         train, test = self._share(domain, settings, StableRandom(*own, "own test"))
         subsample = SPLITS[settings.split].subsample
@@ -255,7 +255,7 @@ def class_names(settings: DataSettings) -> Names:
 
 
 def missing_folder(settings: DataSettings) -> Path | None:
-    """Return the folder of the data if the source needs a folder and it is missing; otherwise return None."""
+    """Return the folder of the data if the source needs this folder and the folder is missing, or None."""
     folder = _folder(settings)
     if settings.is_plugin:
         return None
@@ -343,7 +343,7 @@ def to_tensor(values: Values, shape: InputShape, scale: Scale) -> Tensor:
     if values.dtype != np.uint8:
         return torch.from_numpy(scale.applied(values))
     if shape.rank == 3 and shape.channels == 3 and all(bool((one == one[:1]).all()) for one in values):
-        values = values[:, :1]  # If all images are grey, one channel is kept in memory.
+        values = values[:, :1]  # If all images are grey, only one channel is kept in memory.
     x = np.empty(values.shape, np.float32)
     # The samples are converted one by one. Converting all samples at once would take eight times the memory for a
     # moment.

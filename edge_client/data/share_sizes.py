@@ -49,7 +49,7 @@ def _size(s: DataSettings, train: int, test: int) -> ShareSize:
 
 
 def problem_of_division(settings: DataSettings, shards: Shards) -> str:
-    """Return why the domain cannot be divided into this number of parts, or "".
+    """Return why the domain cannot be divided into the number of parts in the settings, or "".
 
     Raise DataError if the domain cannot be read.
     """

@@ -1,6 +1,7 @@
 """The three domains of real handwriting.
 
-The images are grey, [N, 32, 32, 1], white on black. Each has 28 x 28 pixels, with a black frame of two pixels.
+The images are grey, [N, 32, 32, 1], white on black. Each image consists of 28 x 28 pixels and a black frame of two
+pixels.
 """
 
 from __future__ import annotations

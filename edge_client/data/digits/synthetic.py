@@ -1,7 +1,8 @@
 """The three synthetic domains, [N, 32, 32, 3].
 
 `synth` looks like SynthDigits, `street` looks like SVHN, and `mnistm` is made by the formula of MNIST-M. The test
-images use other fonts and other areas of the photographs than the training images, and in mnistm other digits.
+images use other fonts and other areas of the photographs than the training images. In mnistm, they also use other
+digits.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def _in_chunks(labels: Labels, draw: Callable[[Labels], Pixels]) -> Pixels:
 def _synth(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     n = len(labels)
     shapes = glyphs[rng.below(len(glyphs), n), labels]
-    # A digit is 54 of its box's 64 pixels high. A scale of 666 to 1111 makes it 18 to 30 of 32 pixels high.
+    # A digit is 54 of its box's 64 pixels high. A scale of 666 to 1111 makes the digit 18 to 30 pixels high in an
+    # image of 32 pixels.
     mask = warp(shapes, AffineLimits(turn=180, shear=250, scale=(666, 1111), shift=5), rng)
     background, foreground = _colours(n, 60, rng)
     image = blend(background + _gradient(n, rng), foreground, mask[..., None].astype(np.int32))
@@ -120,7 +122,7 @@ def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
 
 def _contrasting_colours(background: IntPixels, gap: int, rng: StableRandom) -> IntPixels:
     """Return colours whose brightness differs by `gap` levels or more from the background's mean, [N, 1, 1, 3]."""
-    # Mean over the pixels of the sum of the three channels.
+    # The sum of the three channels, averaged over all pixels of an image.
     mean = background.sum((1, 2, 3)) // (SIDE * SIDE)
     foregrounds = rng.below(256, len(background), TRIES, 3)
     return _first(foregrounds, np.abs(foregrounds.sum(2) - mean[:, None]) >= 3 * gap)

@@ -1,4 +1,4 @@
-"""The decoding, resizing and transformation of images with integers, which give the same bytes on every machine.
+"""Integer code that decodes, resizes and transforms images, with the same bytes on every machine.
 
 May import: edge_client.data, protocol.settings.
 """

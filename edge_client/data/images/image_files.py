@@ -17,7 +17,7 @@ from protofleet.edge_client.data.images.resize import Pixels, channels_first
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
 
-MOST_NAMED: Final = 4  # largest number of file types that a message about files without pictures lists
+MOST_NAMED: Final = 4  # A message about files that are not pictures lists at most this number of file types.
 WAY_OUT: Final = "replace it, or take it out of the data"
 
 
@@ -65,7 +65,7 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
 
 
 def _others_in(folders: Sequence[Path]) -> str:
-    """Describe the files whose names are not those of pictures; return "" if there are no such files."""
+    """Describe the files that are not pictures according to their names; return "" if there are no such files."""
     count = Counter[str]()
     for folder in folders:
         with reading(folder):

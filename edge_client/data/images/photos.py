@@ -1,6 +1,7 @@
 """Background images: crops of the photographs and textures that scikit-image contains.
 
-Only PNG files are used, because decoders give the same pixels for a PNG but not for a JPEG.
+Only PNG files are used, because all decoders give the same pixels for a PNG, but may give different pixels for a
+JPEG.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def draw_places(n: int, rng: StableRandom) -> Integers:
 def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixels:
     """Return the crops at these places, [n, side, side, 3]; about half of them are mirrored.
 
-    Test crops are cut from the right fifth of each photograph, and training crops from the rest. So the test has no
-    part of a photograph that training also has.
+    Test crops are cut from the right fifth of each photograph, and training crops from the rest. So no part of a
+    photograph is used both for training and for the test.
     """
     found = np.empty((len(places), side, side, 3), np.uint8)
     for i, (which, across, down, mirrored) in enumerate(places.tolist()):

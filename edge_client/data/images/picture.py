@@ -26,11 +26,11 @@ FORMATS: Final = {
 }  # fmt: skip
 SUFFIXES: Final = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MOST_PIXELS: Final = 100_000_000
-# Largest memory, in bytes, for decoding and converting a picture, without the memory of the file itself.
+# Largest memory, in bytes, for decoding and converting a picture. The memory of the file itself is not counted.
 MOST_MEMORY: Final = 640_000_000
 DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # additional bytes per pixel that the decoder may take
 DEEP: Final = ("I", "F")  # Pillow's modes of 32 bits, in which the value of white is unknown
-BAND: Final = 1 << 20  # pixels that are converted from 16 bits to 8 bits at a time
+BAND: Final = 1 << 20  # number of pixels that are converted at a time from 16 bits to 8 bits
 EXIF: Final = b"Exif\0\0"
 # Largest number of EXIF blocks in a JPEG. Pillow makes a Python object of each number in an EXIF block.
 MOST_NOTES: Final = 8
@@ -45,7 +45,7 @@ def read_picture(path: Path, size: tuple[int, int] | None = None) -> Pixels:
 
 
 def decoded_picture(content: bytes, size: tuple[int, int] | None = None) -> Pixels:
-    """Decode a picture to [height, width, 3], as `read_picture` does."""
+    """Decode a picture to [height, width, 3] in the same way as `read_picture`."""
     from PIL import Image, UnidentifiedImageError
 
     tile = tile_pixels(content)
@@ -101,7 +101,7 @@ def _rgb(image: Image.Image, size: tuple[int, int] | None) -> Pixels:
         image = image.convert("RGB")
     if size:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    # Grey pictures get three channels after resizing, which saves memory.
+    # Grey pictures get three channels only after resizing, because this saves memory.
     return np.asarray(image.convert("RGB"))
 
 

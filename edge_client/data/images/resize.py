@@ -12,7 +12,7 @@ from protofleet.edge_client.data.errors import DataError
 Pixels = NDArray[np.uint8]
 
 BITS: Final = 12  # the sum of the weights of each new pixel is 2^BITS
-CHUNK: Final = 256  # images that are resized at a time, which limits the memory
+CHUNK: Final = 256  # number of images that are resized at a time; a larger number would take more memory
 
 
 def resize(images: Pixels, height: int, width: int) -> Pixels:

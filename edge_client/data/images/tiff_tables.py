@@ -21,7 +21,9 @@ MOST_NUMBERS: Final = 1 << 18
 
 
 def tile_pixels(content: bytes) -> int:
-    """Return the number of pixels in a tile of a TIFF file; return 1 for a file without tiles or of another format.
+    """Return the number of pixels in a tile of a TIFF file.
+
+    Return 1 for a file without tiles, and for a file of another format.
 
     Raise UnusableError if the tables hold more numbers than a picture needs.
     """

@@ -49,14 +49,14 @@ def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:
 
 
 def blend(background: IntPixels, foreground: IntPixels, mask: NDArray[np.int32]) -> IntPixels:
-    """Blend two images: mask 0 gives the background, mask 255 the foreground."""
+    """Blend two images: mask 0 means only the background, and mask 255 means only the foreground."""
     return (background * (255 - mask) + foreground * mask + 127) // 255
 
 
 def blur(images: IntPixels, strength: Integers) -> IntPixels:
     """Mix each image [N, h, w, C] with its copy that a 3x3 binomial filter has blurred.
 
-    The blurred copy has the weight `strength` / 16, and the image has the rest.
+    The blurred copy has the weight `strength` / 16, and the image has the remaining weight.
     """
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
@@ -83,9 +83,9 @@ def to_pixels(images: IntPixels) -> Pixels:
 def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
     """Return random maps from a point of the result to a point of the source image.
 
-    A map is a matrix (xx, xy, yx, yy) in units of 1/ONE and a shift (x, y) in half pixels; the results are [N, 4]
-    and [N, 2]. The cosine and the sine of the angle are (1 - t^2) / (1 + t^2) and 2 t / (1 + t^2), where t is the
-    tangent of half the angle. So they are computed with integers and are the same on every machine.
+    A map is a matrix (xx, xy, yx, yy) in units of 1/ONE and a shift (x, y) in half pixels; the results are [N, 4] and
+    [N, 2]. The cosine and the sine of the angle are (1 - t^2) / (1 + t^2) and 2 t / (1 + t^2), where t is the tangent
+    of half the angle. So the cosine and the sine are computed with integers and are the same on every machine.
     """
     turn = rng.between(-limits.turn, limits.turn, n)
     shear = rng.between(-limits.shear, limits.shear, n)
@@ -125,6 +125,6 @@ def _framed_position(offset: IntPixels, size: int) -> IntPixels:
 
     The position is measured in 1/256 pixels from the centre of the first pixel of the framed image.
     """
-    # The shift converts 2 ONE for each pixel to 256 for each pixel.
+    # The shift by 7 bits converts units of 1/(2 ONE) pixel to units of 1/256 pixel.
     position = (offset >> 7) + (size + 1) * 128
     return position.clip(0, (size + 1) * 256 - 1)

@@ -1,4 +1,4 @@
-"""The store of the inbox's decoded samples, each under the hash of its file in the inbox.
+"""The store of the inbox's decoded samples. The key of a sample is the hash of its file in the inbox.
 
 Because of the store, no file is decoded twice, and a round can be repeated after files were removed from the inbox.
 """

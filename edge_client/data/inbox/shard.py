@@ -1,4 +1,4 @@
-"""The data of a device with an inbox: the device's share, followed by the inbox's samples in a list."""
+"""The data of a device with an inbox: the samples of the device's share, followed by the inbox's listed samples."""
 
 from __future__ import annotations
 
