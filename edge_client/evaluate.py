@@ -1,4 +1,4 @@
-"""Accuracy and loss, computed in the same way for every method, from the scores that its rules give."""
+"""Accuracy and loss, computed from the scores of a method's rules in the same way for every method."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Splits(Protocol):
     def classes(self) -> int: ...
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the classes in the order of their labels; empty if they are unknown."""
+        """Return the names of the classes in the order of their labels; empty if the names are unknown."""
         ...
 
     @property

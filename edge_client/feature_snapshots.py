@@ -55,7 +55,7 @@ def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...])
 def save_snapshot(
     folder: Path, most: int, number: int, half: ClientHalf, data: Splits, received: Payload, sent: Payload
 ) -> Path:
-    # The samples of a share are in random order, so the first ones are a random choice.
+    # The samples of a share are in random order, so the first samples are a random choice.
     x, y = data.train.x[:most], data.train.y[:most]
     arrays = {
         "features": in_batches(half.model, half.embedding, x).cpu().numpy(),
@@ -72,7 +72,7 @@ def save_snapshot(
 
 
 def _small(way: str, payload: Payload) -> Mapping[str, np.ndarray]:
-    """Return the small arrays of a payload; weights of modules, whose names have dots, are left out."""
+    """Return the small arrays of a payload; leave out weights of modules (arrays with a dot in their names)."""
     chosen = {name: payload[name] for name in payload if "." not in name}
     return {
         f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= MAX_ARRAY_BYTES

@@ -1,6 +1,6 @@
 """The device's own limits on the work and memory for a run's plan, which are checked before memory is allocated.
 
-The form of a plan sets no such limits: a plan may have a network of any width and any number of epochs.
+The form of a plan does not set such limits: a plan may have a network of any width and any number of epochs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """Return the largest number of samples in one training step, of the device's own or of the public samples."""
+        """Return the largest number of samples in one training step: own samples or public samples."""
         own = min(int(plan.settings().batch), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
@@ -123,9 +123,9 @@ class HalfBuilder:
 
 
 def device_epochs(hyper: Any) -> int:
-    """Return the epochs of a device in a round: the sum of `epochs` and `..._epochs`, without the server's.
+    """Return the epochs of a device in a round: the sum of `epochs` and `..._epochs`, except the server's epochs.
 
-    If this sum is wrong for a method, its settings have a property `device_epochs`.
+    If this sum is wrong for a method, the method's settings have a property `device_epochs`.
     """
     if (said := getattr(hyper, "device_epochs", None)) is not None:
         return int(said)

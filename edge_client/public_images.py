@@ -16,9 +16,10 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages | None:
-    """Return the function that gives `Plan.client_half` the public samples; None if they are not from a data source.
+    """Return the function that gives `Plan.client_half` the public samples of a data source, or None.
 
-    If the device's own data are from the same source, the folder and the scale are taken from their settings `own`.
+    If the device's own data are from the same source, the folder and the scale are taken from the settings `own` of
+    these data.
     """
     if plan.public is None or plan.public.source == DRAWN:
         return None

@@ -22,7 +22,7 @@ class RunEnd:
 
     @property
     def wake_at(self) -> float:
-        """Return the time at which a message that the run is over takes effect although it may be old."""
+        """Return the time at which the message that the run is over takes effect, even if this message may be old."""
         return self._check.at
 
     def received(self, run: str, now: float) -> None:

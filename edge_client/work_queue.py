@@ -9,7 +9,7 @@ from typing import Final
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.wire.messages import Task
 
-PLAN: Final = "plan"  # value of `busy_with` while a plan becomes a job
+PLAN: Final = "plan"  # value of `busy_with` while the job of a plan is started
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Question:
     phase: str
     broadcast: bytes  # name of the broadcast in the store; empty if the task has no arrays
     epoch: int  # epoch of the coordinator that sent the task
-    took: tuple[int, str] | None = None  # round and phase of this device\'s update that was used last
+    # Round and phase of this device's update that the coordinator has used last.
+    took: tuple[int, str] | None = None
 
     @property
     def key(self) -> tuple[int, str]:

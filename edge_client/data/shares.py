@@ -28,7 +28,7 @@ Subsampler = Callable[[Labels, int, StableRandom], Indices]
 class Split:
     """A way to divide data among clients.
 
-    `subsample` chooses some samples of a share so that the mix of classes stays as `partition` made it.
+    `subsample` chooses some samples of a share and keeps the mix of classes that `partition` has made.
     """
 
     partition: Partitioner
@@ -47,7 +47,7 @@ def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRa
 
 
 def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
-    """Return shares of training samples that are drawn at random from all classes; each has the whole test set."""
+    """Return shares of training samples, drawn at random from all classes; each client has the whole test set."""
     order, tested = rng.permutation(len(train)), np.arange(len(test))
     return [(order[i::parts], tested) for i in range(parts)]
 

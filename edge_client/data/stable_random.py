@@ -22,7 +22,10 @@ NOISE_ONE: Final = 148
 
 
 class StableRandom:
-    """A stream of random numbers, which depend only on its purpose: StableRandom(seed, "mnist", "validation")."""
+    """A stream of random numbers that depends only on its purpose.
+
+    For example, the purpose of StableRandom(seed, "mnist", "validation") is the validation samples of mnist.
+    """
 
     def __init__(self, *purpose: object) -> None:
         name = "/".join(str(part) for part in purpose).encode()
@@ -31,14 +34,14 @@ class StableRandom:
     def below(self, limit: int, *shape: int) -> Integers:
         """Draw numbers from 0 to limit - 1.
 
-        Their probabilities differ slightly: by a factor of at most 1 + limit / 2^32.
+        The probabilities of the numbers differ slightly: by a factor of at most 1 + limit / 2^32.
         """
         high = self.raw(math.prod(shape)) >> np.uint64(32)
         drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
         return drawn.reshape(shape)
 
     def between(self, low: int, high: int, *shape: int) -> Integers:
-        """Draw numbers low .. high, both included."""
+        """Draw numbers from `low` to `high`; both of these limits are possible."""
         return low + self.below(high - low + 1, *shape)
 
     def permutation(self, n: int) -> Integers:

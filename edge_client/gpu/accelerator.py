@@ -36,7 +36,7 @@ class Accelerator(Protocol):
         ...
 
     def allocated_bytes(self) -> int:
-        """Return how many of the reserved bytes tensors use now."""
+        """Return the number of reserved bytes that tensors use now."""
         ...
 
     def peak_reserved_bytes(self) -> int:

@@ -5,7 +5,8 @@ file locked, so the turn ends when its process ends, even if the process is kill
 
 The file `free` in this folder has the number of bytes that are free while no process works. A new turn may get at
 most this number minus the bytes that are promised to other turns. The driver's number of free bytes alone is not
-enough: a working process takes its memory little by little, so more of it seems free than really is.
+enough: a working process takes its memory little by little, so at first the driver still counts most of this memory
+as free.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ def wait_a_moment() -> None:
 def folder_of(gpu: Accelerator) -> Path:
     """Return the folder of this GPU's turns, which all processes of this user share.
 
-    Processes of other users have no turns in this folder. The driver's number of free bytes takes their memory into
-    account.
+    Processes of other users have no turns in this folder. The driver's number of free bytes takes the memory of these
+    processes into account.
     """
     return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
 

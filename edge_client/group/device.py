@@ -160,7 +160,8 @@ class Assembly:
     def _energy(self, board: BoardSettings) -> EnergyMeter | None:
         """Return the energy meter of the board, or None.
 
-        All devices of this process are on the same board, so the energy is divided at least by their number.
+        All devices of this process are on the same board, so the energy is divided at least by the number of these
+        devices.
         """
         return self.process.energy(board.root, max(board.shared_by, self.process.devices))
 
@@ -169,7 +170,7 @@ class Assembly:
         write_data_file(state.folder, data.domain, counts, data.names)
 
     def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
-        """Return a trainer that works in a child process or in this process, as the settings say."""
+        """Return a trainer that works in a child process or in this process; the settings decide which."""
         if settings.trainer == "child":
             return ChildTrainer(settings, state.half)
         return LocalTrainer(

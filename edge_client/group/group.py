@@ -40,17 +40,18 @@ class MemberQueue(ReceiveQueue):
         self._ready.put(self)
 
 
-# Function that assembles the device of a name.
+# Function that assembles the device with this name.
 Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]
 
 
 class DeviceGroup:
     """The devices of a process, as an `EventLoopApp` whose items are the receive queues with a new item.
 
-    If an error ends a device, the group assembles the device again, as systemd restarts the process of a single
-    device. The pauses before the restarts grow. If the number of restarts is limited, the process is for one run, and
-    a device that cannot follow the run's plan is not restarted. `ended` maps the name of each device that ended with
-    a problem or could not start to the reason; a device that runs again is removed from `ended`.
+    If an error ends a device, the group assembles the device again, in the same way as systemd restarts the process
+    of a single device. The pauses before the restarts grow. If the number of restarts is limited, the process is for
+    one run, and a device that cannot follow the run's plan is not restarted. `ended` has the names of the devices
+    that ended with a problem or could not start, each with the reason; a device that runs again is removed from
+    `ended`.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class DeviceGroup:
         return list(self._running.values())
 
     def put(self, item: Item) -> None:
-        """Put an item into the receive queues of all devices, and restart no device from now on.
+        """Put an item into the receive queues of all devices, and do not restart any device from now on.
 
         A signal handler may call this.
         """
@@ -102,7 +103,7 @@ class DeviceGroup:
             member.put(item)
 
     def drain(self) -> None:
-        """Drain all devices, and restart no device from now on."""
+        """Drain all devices, and do not restart any device from now on."""
         self._stopping = True
         for member, device in list(self._running.items()):
             member.put(Done(device.agent.drain))
@@ -118,7 +119,7 @@ class DeviceGroup:
         for member in self._timers.take_due(now):
             self._let(member, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
-            # The broker allows only one connection of a name, so the old connections must be closed first.
+            # The broker allows only one connection for each name, so the old connections must be closed first.
             self.close()
         for name in due:
             self._waiting.discard(name)

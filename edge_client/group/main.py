@@ -26,9 +26,9 @@ from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.event_loop import serve, stop_on_signals
 from protofleet.runtime.health import watchdog
 
-FILES_BESIDE: Final = 128  # open files of a process that do not belong to a single device
-MOST_RESTARTS: Final = 2  # restarts of a device in a row, if the process is for one run
-FILES_OF_A_DEVICE: Final = 2  # open files of a device: its connection, and a file that it writes
+FILES_BESIDE: Final = 128  # number of a process's open files that do not belong to a single device
+MOST_RESTARTS: Final = 2  # largest number of restarts of a device in a row, if the process is for one run
+FILES_OF_A_DEVICE: Final = 2  # number of open files of a device: its connection, and a file that it writes
 
 log = logging.getLogger("protofleet.device")
 
@@ -41,9 +41,9 @@ def run_devices(
 ) -> dict[str, str]:
     """Run the devices until all have ended or a signal arrives.
 
-    Return a dict from the name of each device that ended early to the reason. If `ended_file` is given, the number
-    of restarts is limited. The names of devices that will not be restarted are written to this file as JSON, with
-    the reasons, while the other devices continue.
+    Return a dict with the names of the devices that ended early, each with the reason. If `ended_file` is given, the
+    number of restarts is limited. The names of devices that will not be restarted are written to this file as JSON,
+    with the reasons, while the other devices continue.
     """
     check_settings([one.settings for one in given])
     raise_open_files(len(given))

@@ -1,4 +1,4 @@
-"""The energy for an update: the energy of the work, and of the rest of the time since the last update."""
+"""The energy for an update: the energy of the work, and the energy of the rest of the time since the last update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AnswerEnergy:
         self._begun = self._read()
 
     def end_work(self, waited: float) -> dict[str, float]:
-        """Return the joules of the work, and of the rest of the time since the last update.
+        """Return the joules of the work, and the joules of the rest of the time since the last update.
 
         `waited` is the fraction of the time since `begin_work` in which the device waited for its turn.
         """

@@ -25,7 +25,7 @@ class LoadedSettings:
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """Load the settings as `verified_settings` does; from now on, earlier versions of signed settings are refused."""
+    """Load the settings with `verified_settings`; from now on, earlier versions of signed settings are refused."""
     loaded = verified_settings(path, enrolled, changes)
     if loaded.version:
         refuse_downgrade(Path(loaded.settings.folder), loaded.version, path)
@@ -35,7 +35,7 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSe
 def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
     """Load the settings; if they are signed, check the signature with the roots in the folder `enrolled`.
 
-    Raise SettingsError or StatementError, with a way out, if this fails.
+    Raise SettingsError or StatementError, with a way out, if the settings cannot be used.
     """
     signed = signed_settings(path, enrolled)
     if signed is None:

@@ -56,7 +56,7 @@ def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterat
 
 
 def _available(folder: Path, version: CgroupVersion) -> int:
-    # If there is no limit, the text is "max": a ValueError.
+    # If there is no limit, the text is "max", and `int` raises ValueError.
     limit = int((folder / version.limit).read_text())
     used = int((folder / version.used).read_text())
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -27,7 +27,8 @@ INA: Final = "ina"  # start of the kernel's names for INA chips, which measure p
 # intel-rapl:0 is a package, and intel-rapl:0:1 is a part of this package. intel-rapl-mmio:0 is the same package
 # again, and a laptop's psys contains packages, so these two are not counted.
 PACKAGE: Final = re.compile(r"intel-rapl:\d+")
-# If a counter seems to grow faster than this, the counter was set back, for example because the board was suspended.
+# If a counter seems to grow faster than with this power, the counter was set back, for example because the board was
+# suspended.
 MOST_WATTS: Final = 10_000.0
 UNREADABLE: Final = (OSError, ValueError)
 
@@ -44,7 +45,7 @@ class PowerSensor(Protocol):
         ...
 
     def forget(self) -> None:
-        """Treat the next call of `drawn` as the first one."""
+        """Treat the next call of `drawn` as the first call."""
         ...
 
 

@@ -17,7 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-# Largest number of zones that are reported, and also of coolers and of rails. Each of them has a series of its own.
+# Largest number of reported zones, of reported coolers and of reported rails. Each zone, cooler and rail has its own
+# series.
 MAX_SERIES: Final = 64
 # The names of fans. The kernel's other cooling devices cool the board by making it slower.
 FANS: Final = re.compile("fan", re.IGNORECASE)
@@ -36,7 +37,7 @@ class Sensors:
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """Return the descriptions of all metrics, also of sensors that this board lacks."""
+        """Return the descriptions of all metrics, including the metrics of sensors that this board lacks."""
         return [
             _gauge("temperature_celsius", "Temperature of each thermal zone that can be read", "zone"),
             _gauge(

@@ -12,7 +12,8 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides, OverridesFile
 from protofleet.edge_client.host.sensors import Sensors
 
-RESUME_BELOW_CELSIUS: Final = 5.0  # the device takes work again when it is this many degrees below the limit
+# The device takes work again when the board is this many degrees below the limit.
+RESUME_BELOW_CELSIUS: Final = 5.0
 
 log = logging.getLogger("protofleet.device")
 

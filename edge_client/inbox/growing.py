@@ -30,7 +30,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays
 
-# A round uses the list of a hello only if the hello was sent this many seconds before.
+# A round uses the list of a hello only if the hello was sent at least this many seconds before the round began.
 LEAD_SECONDS: Final = 1.0
 
 log = logging.getLogger("protofleet.device")
@@ -86,7 +86,7 @@ class GrowingData:
 
     @property
     def for_hellos(self) -> Announced:
-        """Return a view of the data for hellos, which always has the list that was announced last."""
+        """Return the view of the data for hellos. This view always has the list that was announced last."""
         return Announced(self)
 
     @property
@@ -146,21 +146,21 @@ class GrowingData:
         return found
 
     def announce(self, listing: Listing) -> None:
-        """Make this list the announced one; the caller sends a hello afterwards."""
+        """Make this list the announced list; the caller sends a hello afterwards."""
         new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
         words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
         log.info("inbox: %s from the next round on; %d samples in all", words or "other files", len(listing))
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """Start the job of a run with the list in the device's state, or with the announced list if there is none."""
+        """Start the job of a run with the list in the device's state; without this list, use the announced list."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))
         return GrowingJob(self, lambda: self._trainer.start(plan))
 
     def begin_round(self, number: int) -> bool:
-        """Fix the list of samples for a round, and return whether it differs from the list of the last round.
+        """Fix the list of samples for a round, and return whether this list differs from the list of the last round.
 
         All phases of one round use the same list.
         """
@@ -205,7 +205,10 @@ class Announced:
 
 
 class GrowingJob:
-    """A job on data that grow: when the data have changed, the job starts again from its state, as after a reboot."""
+    """A job on data that grow.
+
+    When the data have changed, the job starts again from its state, in the same way as after a reboot.
+    """
 
     def __init__(self, data: GrowingData, start: Callable[[], Job]) -> None:
         self._data, self._start, self._job = data, start, start()
@@ -228,7 +231,7 @@ class GrowingJob:
 def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -> GrowingData | None:
     """Return the growing data of a device, or None for a device without an inbox.
 
-    Raise SettingsError if the inbox is no folder, or if the names of the classes are unknown.
+    Raise SettingsError if the inbox is not a folder, or if the names of the classes are unknown.
     """
     if not settings.inbox:
         return None

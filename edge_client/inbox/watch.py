@@ -1,6 +1,6 @@
 """The regular looks of a device into its inbox, and the hellos that report new samples between two rounds.
 
-The coordinator weighs a device by the number of samples in the device's last hello before the round began.
+The weight of a device in a round depends on the number of samples in the device's last hello before the round.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import IO, Final
 
 HOOK_SECONDS: Final = 30.0
 MODEL: Final = "PROTOFLEET_MODEL"  # environment variable of the command, with the folder of the version
-SHOWN: Final = 200  # characters at the end of the command's standard error that the log shows
+SHOWN: Final = 200  # the log shows this number of characters from the end of the command's standard error
 
 log = logging.getLogger("protofleet.device")
 

@@ -42,7 +42,7 @@ class Predictor:
     scores: Scores
 
     def predict(self, path: Path) -> Prediction:
-        """Predict the class of a picture, or raise DataError if the file is no picture."""
+        """Predict the class of a picture, or raise DataError if the file is not a picture."""
         scores = self.scores(self._picture(path))[0].astype(np.float64)
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()
@@ -51,7 +51,7 @@ class Predictor:
         return Prediction(self.card.classes[best], float(shares[best]), dict(named))
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
-        """Read a picture as a device does, with the model's size and number of channels; the values are 0 to 255."""
+        """Read a picture like a device, with the model's size and number of channels; the values are 0 to 255."""
         pixels = named_pictures([path], InputShape(self.card.input.shape))
         found: NDArray[np.float32] = pixels.astype(np.float32)
         return found

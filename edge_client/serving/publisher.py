@@ -172,6 +172,6 @@ def count(tensors: Mapping[str, Tensor]) -> int:
 
 
 def version_of(card: Card, folder: Path) -> Version:
-    """Return the version as it would be read from the card's file, to compare it with other versions."""
+    """Return the version that a reader of the card's file would get, to compare it with other versions."""
     kind = PERSONAL if card.device else GLOBAL
     return Version(0, folder, card.plan_sha256, card.round, card.validation, card.tensors, kind, card.made)

@@ -49,5 +49,8 @@ class ModelSettings:
         return state / self.folder
 
     def kind(self, reports: str) -> str:
-        """Return the model to serve, "global" or "personal"; `reports` is the one that the method's paper reports."""
+        """Return the model to serve, "global" or "personal".
+
+        `reports` is the model whose accuracy the method's paper reports.
+        """
         return reports if self.serve == AUTO else self.serve

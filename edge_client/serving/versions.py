@@ -2,8 +2,8 @@
 
 A version is a folder, for example `v000017/`. It is always complete, because it is written under another name, then
 synced and renamed. A version never changes. `current`, `champion`, `previous` and `pinned` are links to versions. A
-link moves in one step, so its weights and its card change together. A reader should resolve a link once and read all
-files from the version's folder.
+link moves in one step, so a reader of the link sees new weights and the new card at the same moment. A reader should
+resolve a link once and read all files from the version's folder.
 
 The processes of the device and `protofleet model` lock the folder while they change it.
 """
@@ -24,9 +24,10 @@ from protofleet.protocol.storage.disk import NEW, Disk
 from protofleet.protocol.storage.folder_lock import held
 
 CURRENT: Final = "current"  # the version that is served
-# The version with the highest accuracy on validation samples among the versions of the newest version's plan.
+# Of all versions with the same plan as the newest version, the version with the highest accuracy on validation
+# samples.
 CHAMPION: Final = "champion"
-PREVIOUS: Final = "previous"  # the version that `current` named before
+PREVIOUS: Final = "previous"  # the version that `current` named before its present version
 PINNED: Final = "pinned"  # the pinned version; while this link exists, `current` names the same version
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
 VERSION: Final = re.compile(r"v(\d{6,9})")
@@ -128,7 +129,7 @@ class ModelVersions:
         return True
 
     def accept(self, plan: str, round: int) -> None:
-        """Accept the waiting version of this plan and round, because the coordinator has accepted its update."""
+        """Accept the waiting version of this plan and round; call this if the coordinator has accepted the update."""
         if not self.folder.is_dir():
             return
         with self._locked():
@@ -193,7 +194,7 @@ class ModelVersions:
         raise SettingsError(f"there is no version {name_of(number)} in {self.folder}; there are: {there}")
 
     def _settle(self) -> None:
-        """Make `current` name the pinned version or, if no version is pinned, the newest one.
+        """Make `current` name the pinned version or, if no version is pinned, the newest version.
 
         The champion is chosen only if no version is pinned. Old versions are removed.
         """

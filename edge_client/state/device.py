@@ -55,7 +55,8 @@ class DeviceState:
         self.store = ObjectStore(folder / "objects", disk=self.disk)
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
-        self._previous_residuals = recovered.previous_residuals  # objects with the residuals of that state
+        # Objects with the residuals before the last update.
+        self._previous_residuals = recovered.previous_residuals
         self._previous_half = recovered.previous_half  # object with the half's state before the last update
         # Object with the list of samples before the last update.
         self.previous_inputs = recovered.previous_inputs
@@ -64,7 +65,7 @@ class DeviceState:
         self._own_boot = self.saved.boot  # If device.json has another boot, another process has taken over.
         self.holders = read_holders(folder)
         self.renewed = False  # whether the device's keys have got a new record since the last start
-        # Boot of the last start; boots are times of the clock, so the clock has shown it.
+        # Boot of the last start. A boot is a time of the clock, so the clock has already shown this time.
         self.previous_boot = 0
 
     def boot(self, clock: int, holder: str = "") -> int:
@@ -78,8 +79,8 @@ class DeviceState:
             # `recover` has found copies with the usual format, so a newer format number in the file is damage.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            # If `own` is empty, an earlier version of protofleet, which stores no holders, has written the boots.
-            # Then boots far ahead of the clock are not dropped.
+            # If `own` is empty, an earlier version of protofleet, which does not store holders, has written the
+            # boots. Then boots far ahead of the clock are not dropped.
             if known.own:
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
@@ -217,7 +218,7 @@ class DeviceState:
             )
 
     def _save(self, saved: StateFile, keep: bool = False) -> None:
-        """Write the contents to the disk, and use them only if that succeeds."""
+        """Write the contents to the disk; if the disk accepts them, use the new contents from now on."""
         self._write(saved, keep)
         self.saved = saved
 

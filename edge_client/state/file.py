@@ -18,7 +18,7 @@ HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
 # Largest number of updates of the last round, one for each phase. The coordinator does not need older updates.
 KEPT_ANSWERS: Final = 4
 FORMAT: Final = 1
-# The errors that may occur when a JSON file is read whose contents were damaged after writing.
+# The errors that may occur when a damaged JSON file is read.
 CONTENT_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -31,7 +31,7 @@ class Answer:
     object: str
     examples: int
     metrics: Mapping[str, float]
-    took_round: int = 0  # the update that the coordinator had used last, in a run with a codec
+    took_round: int = 0  # round of the update that the coordinator had used last, in a run with a codec
     took_phase: str = ""
 
 
@@ -51,7 +51,7 @@ class StateFile:
     answers: list[Answer] = field(default_factory=list)
     inputs: str = ""  # object with the list of samples of the current round, if the data grow
     inputs_round: int = 0
-    # What rounding has lost: before the updates of the last round, and after each of them.
+    # The residuals (rounding errors) before the updates of the last round, and after each of these updates.
     residuals: list[Residuals] = field(default_factory=list)
     # The update that followed the updates in `answers`, if this update is lost. The device computes it again before
     # any other update.
@@ -62,7 +62,7 @@ def encode_state_file(saved: StateFile) -> bytes:
     """Encode the contents of device.json.
 
     Earlier versions must be able to read the file. They ignore the separate key of the lost update. They do not know
-    the keys for inputs and for residuals, so these keys are left out if there are none.
+    the keys for inputs and for residuals, so each of these keys is left out if its value is empty.
     """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
@@ -85,7 +85,7 @@ def _row(answer: Answer) -> dict[str, object]:
 
 
 def checksum(table: object) -> str:
-    """Return the SHA-256 of a table; without it, JSON would not show a flipped bit in a number."""
+    """Return the SHA-256 of a table, because a flipped bit in a number would otherwise not be noticed."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """Notes about the coordinator's messages, so that a later process recognizes old messages.
 
-A broker may retain a refusal or the message that a run is over. Then it sends this old message to each later process
-of the device. The notes are not in device.json, because older versions of protofleet read device.json and do not know
-the notes. If the notes are lost, an old message may take effect once more.
+A broker may retain a refusal or the message that a run is over. Then the broker sends this old message to each later
+process of the device. The notes are not in device.json, because older versions of protofleet read device.json and do
+not know the notes. If the notes are lost, an old message may take effect once more.
 """
 
 from __future__ import annotations

@@ -30,9 +30,8 @@ class RecoveredState:
     previous_half: str = ""  # object with the half's state before the last update
     fell_back: bool = False  # True if a file was damaged, so that a copy or an older state was used.
     previous_inputs: str = ""  # object with the list of samples before the last update
-    previous_residuals: set[str] = field(
-        default_factory=set
-    )  # objects with the residuals before the last update
+    # Objects with the residuals before the last update.
+    previous_residuals: set[str] = field(default_factory=set)
 
 
 class StateFiles:
@@ -56,7 +55,8 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return RecoveredState(StateFile())
     fault = _describe_fault(files.newest, newest)
-    # A copy whose boot is lower is out of date: an earlier version of protofleet has run and has not replaced it.
+    # A copy whose boot is lower is out of date: an earlier version of protofleet has run and has not replaced this
+    # copy.
     lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
     readable = (found for found in (newest, *copies) if isinstance(found, StateFile))
     saved = next((found for found in readable if found.boot >= lowest_boot), None)
@@ -153,13 +153,13 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 def _needed_answers(saved: StateFile) -> list[str]:
     """Return the object of the last update; without it, the device must return to the state before the update.
 
-    Return no object if a later update is recorded as lost: then the coordinator no longer needs this update.
+    Return an empty list if a later update is recorded as lost: then the coordinator no longer needs this update.
     """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:
-    """Return the first name of an object that is not in the store, or ""."""
+    """Return the name of the first object that is not in the store, or ""."""
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 

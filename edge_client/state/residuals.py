@@ -1,4 +1,4 @@
-"""What rounding has lost up to an update, by phase: one object of arrays for each phase."""
+"""The residuals (rounding errors) after an update: one object of arrays for each phase."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """The residuals after the update of a round and phase; round 0 is the state before the first update."""
+    """The residuals after the update of a round and phase; round 0 stands for the time before the first update."""
 
     round: int = 0
     phase: str = ""
-    objects: dict[str, str] = field(
-        default_factory=dict
-    )  # phase -> object in the store; "" if nothing is lost
+    # phase -> object in the store; "" if there are no rounding errors
+    objects: dict[str, str] = field(default_factory=dict)
 
 
 def objects_in(residuals: Iterable[Residuals]) -> set[str]:

@@ -1,9 +1,9 @@
-"""Training in a separate process: if this process runs out of memory, the agent reports it and continues.
+"""Training in a separate process: if this process runs out of memory, the agent reports this and continues.
 
 The process is spawned and not forked, because CUDA does not work after a fork. It runs as long as the agent. It has
 the data, the network and the optimizers, while the agent communicates with the coordinator. If the process dies, a
-new process continues from the job's last state on the disk, as after a reboot of the device. So the update has the
-same bits as without the restart.
+new process continues from the job's last state on the disk, in the same way as after a reboot of the device. So the
+update has the same bits as without the restart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A job of a device that shares a GPU with other devices in its process, and with other processes.
 
 The job computes in turns. If its process has several devices, the job leaves nothing on the GPU between its turns.
-Each turn then makes the half again from its last state, as after a reboot. So the results have the same bits as those
-of a job that stays on the GPU.
+Each turn then makes the half again from its last state, in the same way as after a reboot. So the results have the
+same bits as those of a job that stays on the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GpuWork:
     """The admission of the pieces of work of one device on one plan."""
 
     admission: Admission
-    plan: str  # name of the plan and of the network; devices with the same name use the same memory measurements
+    plan: str  # name of the plan and of the network; devices with an equal `plan` share their memory measurements
     data_bytes: int
 
     def run(self, piece: str, do: Callable[[], T]) -> T:

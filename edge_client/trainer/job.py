@@ -1,8 +1,8 @@
 """The job of a device: its work for a run's plan, one phase after the other, on the worker's thread.
 
 A device evaluates all models that it has, because this needs no additional messages. If the method has a global
-model, the device evaluates this model when it arrives in the phase "train". The device evaluates its own model at
-the end of this phase.
+model, the device evaluates this model when the model arrives in the phase "train". The device evaluates its own model
+at the end of this phase.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class LocalJob:
             most = self._snapshots.samples
             if phase == EVALUATE:
                 delete_earlier_evaluations(self._folder, number, self._snapshots.rounds)
-            # The payload of an evaluation has numbers of predictions, which are not points in the feature space.
+            # The payload of an evaluation has counts of predictions. Counts are not points in the feature space.
             learned = {} if phase == EVALUATE else payload
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)
@@ -208,8 +208,8 @@ def evaluate_at_end(
 ) -> tuple[Payload, Metrics]:
     """Evaluate the half after the last round, and return the update's arrays and the metrics.
 
-    The arrays have the confusion matrix if there are test samples and at most MOST_CLASSES classes, so that a reader
-    can read the table. Otherwise there are no arrays.
+    The arrays have the confusion matrix if there are test samples and at most MOST_CLASSES classes. A larger matrix
+    would be hard to read. Otherwise there are no arrays.
     """
     if data.classes > MOST_CLASSES or not len(data.test.y):
         return {}, evaluate(half, data, reports, metrics=own)

@@ -89,7 +89,7 @@ class LocalTrainer:
 
     @property
     def _stays_on_gpu(self) -> bool:
-        """Return whether the device's data stay on the GPU whatever plan the device gets."""
+        """Return whether the device's data stay on the GPU for every plan."""
         return self._alone and self._settings.compute != "auto"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:

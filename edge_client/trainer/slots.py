@@ -1,4 +1,4 @@
-"""Turns of the devices of one machine: at most as many devices work at the same time as there are slots.
+"""Turns of the devices of one machine: the number of slots is the largest number of devices that work at once.
 
 More working devices than cores would not finish sooner, and each would need memory for a batch. A slot is a file
 that the working process keeps locked. So the slot is free when its process has ended, even if the process was killed.

@@ -161,7 +161,7 @@ class Inbox:
     def _is_whole_file(self, path: Path) -> bool:
         try:
             found = path.lstat()
-        except OSError:  # The file was just removed, or the device may not read the folder.
+        except OSError:  # The file was just removed, or the device is not allowed to read the folder.
             return False
         return stat.S_ISREG(found.st_mode) and self._is_settled(found)
 
@@ -211,7 +211,7 @@ def _is_left_alone(path: Path) -> bool:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # The device may not read the folder. `Inbox._entries` reports this.
+    except OSError:  # The device is not allowed to read the folder. `Inbox._entries` reports this.
         return True
 
 

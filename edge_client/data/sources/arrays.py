@@ -36,7 +36,7 @@ from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
 WAY_OUT: Final = "samples are looked for in <root>/<domain>.npz, and data.root names the root"
-TEST_PART: Final = 5  # one of this number of samples is for the test, in every class
+TEST_PART: Final = 5  # in every class, one of five samples is for the test
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -45,8 +45,8 @@ Arrays = Mapping[str, NDArray[Any]]
 class GreyOrSeries:
     """Values of type uint8, [N, H, W] or [N, C, T], which are grey pictures or series.
 
-    In a run on images they are grey pictures. In any other run they are numbers from 0 to 255, for example of
-    a sensor with 8 bits.
+    In a run on images, the values are grey pictures. In any other run, they are numbers from 0 to 255, for example
+    from a sensor with 8 bits.
     """
 
     values: Pixels

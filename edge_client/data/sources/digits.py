@@ -3,9 +3,9 @@
 mnist      real   MNIST, 5,000 digits                       white on black
 optdigits  real   UCI optdigits, 1,797, 8x8 enlarged        soft and coarse
 mfeat      real   UCI multiple features, 1,994, 16x15       bold, filling the frame
-synth      drawn  printed digits, coloured, turned, noisy   as SynthDigits
-mnistm     mixed  |photo - MNIST|                           as MNIST-M
-street     drawn  printed digits on walls, with neighbours  as SVHN
+synth      drawn  printed digits, coloured, turned, noisy   like SynthDigits
+mnistm     mixed  |photo - MNIST|                           like MNIST-M
+street     drawn  printed digits on walls, with neighbours  like SVHN
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def _listed(path: Path) -> Listed:
 def _classes(folder: Path, domain: str, listed: Listed) -> tuple[str, ...]:
     """Return the class names in the order of their labels.
 
-    The name of a class is the name of the folder of its pictures. If no picture has a label, the class of this label
-    gets the name "class" with the label, for example "class 3".
+    The name of a class is the name of the folder of its pictures. If there are no pictures with the label 3, for
+    example, the name of this class is "class 3".
     """
     names = {label: PurePosixPath(name).parent.name for name, label in listed}
     return tuple(names.get(label, f"class {label}") for label in range(max(names) + 1))

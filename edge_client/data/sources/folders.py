@@ -48,7 +48,7 @@ def _pacs(folder: Path, domain: str) -> Domain:
 
 
 def _folders(folder: Path, domain: str) -> Domain:
-    """Read a domain with its existing split; if there is none, a fifth of the pictures is for the test.
+    """Read a domain with its existing split; if there is no split, a fifth of the pictures is for the test.
 
     The domain is a folder in the root. If the settings name no domain, the root itself is the domain.
     """

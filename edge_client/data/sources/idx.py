@@ -18,7 +18,7 @@ NAMES: Final = {"train": "train", "test": "t10k"}
 
 
 def read_pair(folders: Sequence[Path], split: str) -> ImagesInMemory:
-    """Return the images and labels of `train` or `test`, from the first folder that has them."""
+    """Return the images and labels of `train` or `test`, from the first folder that has their files."""
     images_path = _found(folders, f"{NAMES[split]}-images-idx3-ubyte")
     labels_path = _found(folders, f"{NAMES[split]}-labels-idx1-ubyte")
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)

@@ -27,7 +27,7 @@ class DataSource:
     # Function that reads a domain, given the data's folder and the domain's name.
     read: Callable[[Path, str], Domain]
     domains: tuple[str, ...]  # names of the domains; empty if the files in the folder determine the domains
-    # Classes to keep if the settings name none; empty means all classes.
+    # Classes to keep if the settings name no classes; empty means all classes.
     default_classes: tuple[str, ...] = ()
     # Function that returns the names of all classes in the order of their labels, without reading a picture.
     class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names
@@ -36,7 +36,8 @@ class DataSource:
     # The shape of all samples; None means that the settings determine the shape.
     shape: InputShape | None = None
     channels: tuple[int, ...] = (1, 3)  # possible numbers of channels; empty means the number in the files
-    # The scale of values that are not pixels. None means the scale in the settings, or no scaling if there is none.
+    # The scale of values that are not pixels. None means the scale in the settings, or no scaling if the settings
+    # have no scale.
     scale: Scale | None = None
 
     def problem_with(self, name: str, shape: InputShape) -> str:

@@ -26,7 +26,7 @@ WAY_OUT: Final = (
     "rows are looked for in <root>/<domain>.csv, numbers and the class last, and data.root names the root"
 )
 OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # separators that are not accepted
-TEST_PART: Final = 5  # one of this number of rows is for the test, in every class
+TEST_PART: Final = 5  # in every class, one of five rows is for the test
 
 CLASSES: Final = {
     "breast_cancer": ("malignant", "benign"),
