@@ -1,4 +1,4 @@
-"""The handling of updates, from the offer of an update by its device to the receipt for it."""
+"""The handling of updates, which begins with an offer of a device and ends with a receipt of the coordinator."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class AnswerReceiver:
         try:
             payload = self._reader.payload(update.arrays, update.base, self._gate.max_size)
             return ask.problem_with(payload, examples, self._norm)
-        except Rejected as fault:  # a bundle, or a record of it, has a wrong form
+        except Rejected as fault:  # The form of a bundle, or of a record in a bundle, is wrong.
             return Problem(fault.reason, str(fault))
 
     def _refuse(self, update: Update, problem: Problem) -> None:

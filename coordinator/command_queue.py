@@ -21,7 +21,7 @@ from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
 
-RETRY_SECONDS: Final = 5.0  # Seconds between two tries while the disk is full or locked.
+RETRY_SECONDS: Final = 5.0  # Seconds between two tries while the disk is full or the index is locked.
 
 
 class Performer(Protocol):
@@ -37,7 +37,7 @@ class Performer(Protocol):
     def say(self, command: Command) -> None:
         """Send the messages of the command, and give work to the worker.
 
-        The queue calls this only after everything that was written before is committed.
+        The queue calls this method only after all earlier writes are committed.
         """
 
     def commit(self) -> None:
@@ -50,10 +50,10 @@ class CommandQueue:
         self._waiting: deque[Command] = deque()  # Commands that are not written yet.
         # Commands that are written, and whose messages are sent after the next commit.
         self._written: deque[Command] = deque()
-        # True after a write or a commit has failed because the disk is full or locked.
+        # True after a write or a commit has failed because the disk is full or the index is locked.
         self._cannot_write = self._cannot_commit = False
         self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
-        self._is_locked = False  # True once the log says that another program holds the lock.
+        self._is_locked = False  # True after a warning that another program holds the lock was logged.
         self.is_held = False  # True while commands are written and committed, but no messages may be sent.
         self.wake_at = float("inf")
 
@@ -82,7 +82,7 @@ class CommandQueue:
     def no_room(self, why: str) -> None:
         """Report a full disk, because there is no room for an offered update.
 
-        Do nothing while the commands wait for a lock. A lock is no sign of a full disk.
+        Do nothing while the commands wait for a lock. A lock does not mean that the disk is full.
         """
         if not self._is_locked:
             self.full_disk.found_full(why)

@@ -159,7 +159,7 @@ class CoordinatorSettings:
 
 
 def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the method and the settings of the method itself."""
+    """Return the name of the method, and its settings without the keys `name` and `file`."""
     name = table.get("name", Path(file_of_method(table)).stem or None)
     if not isinstance(name, str):
         raise SettingsError('method.name is missing; set for example name = "fedlsa" under [method]')

@@ -28,7 +28,8 @@ class ProcessContext:
     link: CoordinatorLink
     worker: Worker
     bans: Bans
-    wall: Callable[[], float] = time.time  # Returns the Unix time, which policy.hours needs.
+    # Function that returns the Unix time. The setting policy.hours needs this time.
+    wall: Callable[[], float] = time.time
     now: float = 0.0  # Time of the event that is being handled, on the clock of the event loop.
     connected: bool = False  # True while there is a session with the broker
     stopped: str = ""  # Reason why the process ends before its run is over, or "".

@@ -11,7 +11,7 @@ from typing import Final
 
 # Seconds from a task to the first `here` that names the devices whose updates are missing.
 ASK_SECONDS: Final = 15.0
-# Seconds between two `here`. A device that waits much longer for the next one concludes that its messages are
+# Seconds between two `here`. A device that waits much longer for the next `here` concludes that its messages are
 # withheld.
 HERE_SECONDS: Final = 60.0
 NEVER: Final = float("inf")
@@ -42,7 +42,7 @@ class HereTimer:
         self._at = self._ask_at = NEVER
 
     def is_too_early_to_name(self, now: float) -> bool:
-        """Return whether a task was sent so recently that a missing update is no sign of a lost message."""
+        """Return whether a task was sent so recently that a missing update does not mean a lost message."""
         return self._gap == ASK_SECONDS and now < self._ask_at < NEVER
 
     def announced(self, now: float) -> None:

@@ -57,7 +57,7 @@ class _Owners:
 def require_own_settings(
     layers: Sequence[Layer], path: Path, assignments: Sequence[str], option: str = "--set"
 ) -> None:
-    """Check files and the assignments of an option as `demand_own_settings` does."""
+    """Apply the check of `demand_own_settings` to files and to the assignments of an option."""
     whole: Table = {}
     for layer in layers:
         whole = merge(whole, layer.table)

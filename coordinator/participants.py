@@ -32,7 +32,8 @@ from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_SOFTWARE: Final = 300  # Number of characters that are kept of a device's description of its software.
+# Largest number of characters that are stored from the software description of a device.
+MOST_SOFTWARE: Final = 300
 # Seconds between two checks whether the devices that the run waits for are still enrolled.
 ENROLMENT_SECONDS: Final = 5.0
 
@@ -120,7 +121,7 @@ class Participants:
             self._handle_hello(hello)
 
     def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
-        """Return whether the hello changes nothing.
+        """Return whether the hello can be ignored because it contains nothing new.
 
         This is the case if the device already takes part, and the coordinator needs nothing from the hello.
         Most hellos of an idle fleet are of this kind.

@@ -26,7 +26,7 @@ class OpenQuestion:
     ) -> None:
         self._machine, self._link, self._spool, self._norm = machine, link, spool, norm
         self._broadcasts = spool.broadcasts
-        self._codec = {forms.CODEC: ROUNDS} if codec else {}  # forms that the run needs -> why
+        self._codec = {forms.CODEC: ROUNDS} if codec else {}  # Message form -> reason why the run needs it.
         self.ask: Ask | None = None
         # Message form that a device must know to take part -> reason why the run needs this form.
         self.uses: dict[str, str] = dict(self._codec)
@@ -52,7 +52,7 @@ class OpenQuestion:
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
         self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders)
-        # An update of an earlier phase is decoded with its own broadcast.
+        # Keep the broadcasts of earlier phases, because the updates of these phases are decoded with them.
         bases = self._spool.bases() if self._codec else set()
         self._broadcasts.keep(objects_of(self._offer) | bases)
 

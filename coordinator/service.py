@@ -89,7 +89,7 @@ class CoordinatorService:
     def _is_left(self, topic: str, retained: bool) -> bool:
         """Return whether a message is only the retained state of a device that is no longer enrolled.
 
-        The broker stores such a message and sends it to each new subscriber. It is no sign that the device
+        The broker stores such a message and sends it to each new subscriber. It does not mean that the device
         tries to connect.
         """
         if not retained:  # Most messages are not retained, so this check comes first.

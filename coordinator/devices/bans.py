@@ -1,9 +1,9 @@
 """Bans and pauses of device names: messages under a banned or paused name are dropped.
 
-A ban follows flooding, and a pause follows an error of this program. Both end by themselves, because a
-message on a device's topic may come from a hostile broker and not from the device. Each ban or pause of a
-name is twice as long as the previous one, up to a day. After a day without a ban or pause of that name, the
-next one has the first length again.
+A ban follows flooding, and a pause follows an error of this program. Both end by themselves, because a message
+on a device's topic may come from a hostile broker and not from the device. Each ban or pause of a name is twice
+as long as the previous one, up to a day. After a day without a ban or pause of that name, the next ban or pause
+has the first length again.
 
 A ban is a file, <folder>/coordinator/banned/<name>. The file holds the time when the ban began, and the
 number of bans so far. So a ban survives a restart, and a person ends a ban by removing the file. A pause is
@@ -43,7 +43,8 @@ log = logging.getLogger("protofleet.coordinator")
 class Suspension:
     """A ban or pause of a name.
 
-    `times` is the number of bans or pauses so far, and `first` is the length of the first one in seconds.
+    `times` is the number of bans or pauses of the name so far. `first` is the length in seconds of its first
+    ban or pause.
     """
 
     since: float
@@ -58,7 +59,7 @@ class Suspension:
         """Return whether the ban or pause is active at this time.
 
         A time before the beginning of the ban shows that the clock was set back. The ban is not active then,
-        because it could last for years by that clock.
+        because with that clock the ban could last for years.
         """
         return self.since <= at < self.until
 
@@ -86,7 +87,7 @@ class Bans:
         self._dropped = self._uncounted = 0
         self._refresh_at, self._logged_at = 0.0, float("-inf")
         self._bans = _records(folder)
-        # This set is never changed, only replaced by a new set, because another thread reads it.
+        # Another thread reads these sets. So a set is never changed, but replaced by a new set.
         self.banned = self.ignored = banned_in(folder, clock())
 
     @property

@@ -4,9 +4,9 @@ The labels of a device are numbers, and the class names give the meaning of the 
 its class names, or the order of its class names, differ from those of the run.
 
 The settings decide the names. If the settings hold no names, the devices vote: at least two devices, and more
-than half of all devices that sent names, must agree. The votes are counted when a round begins, and once
-LISTEN_SECONDS have passed since the first contradiction. So neither the first device nor a device that lies
-can decide alone.
+than half of all devices that sent names, must agree. The votes are counted when a round begins, and also at the
+moment when LISTEN_SECONDS have passed since the first contradiction. So neither the first device nor a device
+that lies can decide alone.
 
 While all devices agree, no device waits, even if there is only one device. If they disagree, the devices
 whose names have enough votes take part, and the other devices wait. In a tie all devices wait, without a time
@@ -50,7 +50,7 @@ class ClassNameVote:
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
         self.fixed, self.saved, self._known = known, known is not None, known
         self._digests: dict[str, bytes] = {}  # Device -> digest of its names, as long as no names are fixed.
-        self._hellos: dict[str, Hello] = {}  # Device -> the hello in which it sent this digest.
+        self._hellos: dict[str, Hello] = {}  # Device -> the hello that contained the digest of its names.
         # Digest -> number of devices that voted for it, in the order in which the digests were first sent.
         self._votes: dict[bytes, int] = {}
         self._names_of: dict[bytes, Names] = {}
@@ -113,10 +113,10 @@ class ClassNameVote:
         return device in self._waiting
 
     def left(self, device: str) -> None:
-        """Remove a device that has left from the waiting devices.
+        """Remove a device from the waiting devices, because the device has left.
 
-        The vote of the device still counts, because the device may have left after a refusal and may be
-        right.
+        The vote of the device still counts, because the device may have left after a refusal, and its class
+        names may be the right ones.
         """
         self._waiting.pop(device, None)
 

@@ -26,7 +26,7 @@ class Departures:
         return self._counted[reason]
 
     def hello_received(self, hello: Received, newest: int) -> None:
-        """Record the sequence number of a hello; `newest` is the highest number of all messages of the device.
+        """Record the sequence number of a hello; `newest` is the highest sequence number of the device's messages.
 
         A device with new keys starts its sequence numbers again. So a stored number above `newest` belongs to
         the old keys and is ignored.

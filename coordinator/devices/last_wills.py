@@ -37,7 +37,7 @@ Mark = tuple[int, int]  # Boot number of a device, and the newest sequence numbe
 
 @dataclass
 class LastWills:
-    seconds: float  # Seconds without a message after which a suspect device has left.
+    seconds: float  # A suspect device counts as left if it sends no message for this many seconds.
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # (device, outcome) -> number of wills
     # Suspect device -> time since which it is suspect, and the mark of its newest message at that time.
     _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """The limits on the numbers that a device may claim.
 
-Each number that a device sends has a limit, either here or in the arrays that its method requests. No one can
-check how many samples a device has. So the claims must also agree with each other. Neither the examples of an
-update nor the sum of its counts may be above the number of examples in the hello of the device.
+Each number that a device sends has a limit, either here or in the specifications of the arrays that the method
+requests. No one can check how many samples a device has. So the claims must also agree with each other. Neither
+the examples of an update nor the sum of its counts may be above the number of examples in the hello of the
+device.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def hello_problem(
 ) -> Problem | None:
     """Return why a device cannot take part, or None if it can.
 
-    `uses` maps each form of messages that this run needs to the reason why the run needs it.
+    `uses` contains each form of messages that is necessary in this run, with the reason.
     """
     low, high = hello.protocol
     words = None
@@ -118,8 +119,8 @@ def update_problem(update: Update, member: Member) -> Problem | None:
 def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
     """Return what is wrong with the metrics of an update, or None if nothing is wrong.
 
-    A device whose model has diverged sends NaN or a huge loss. Such a value is no false claim, so it is
-    allowed here. It is left out of every mean (see `measured`).
+    A device whose model has diverged sends NaN or a huge loss. Such a value is not a false claim, so the value
+    is allowed here. It is left out of every mean (see `measured`).
     """
     for name, value in metrics.items():
         most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED

@@ -20,7 +20,7 @@ LASTS_SECONDS: Final = 60.0
 class SmallPackets:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        # Time since which every broker was refused, because its packets are too small.
+        # Time since which the coordinator has refused every broker because of its small packet limit.
         self._since = float("inf")
 
     def manifests_may_be_objects(

@@ -1,4 +1,4 @@
-"""The devices to which the open task could not be sent, so that the log does not call them silent."""
+"""The devices to which the open task could not be sent. The log must not call these devices silent."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Transfers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """The decision to fetch an update, whose space on the disk is reserved."""
+    """The decision to fetch an update. The space for the update on the disk is already reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Gate:
     ) -> None:  # fmt: skip
         """Set up the gate; `unwritten` holds the commands that wait for the disk.
 
-        While commands wait, no new update is fetched. `stages` are those by which devices code their updates.
+        While commands wait, no new update is fetched. `stages` holds the codec stages that devices use for
+        their updates.
         """
         self._stages = stages
         self.limits, self._machine, self._spool = limits, machine, spool
@@ -161,7 +162,8 @@ class Gate:
         """
         within_limit = self._within_limit(device)
         if min(within_limit, self._room - self._reserved.unfinished_beside(device)) >= size:
-            return 0  # This shortcut avoids a look at the disk for the received bytes of each update.
+            # This shortcut is faster, because it need not find out how many bytes of each update have arrived.
+            return 0
         return size - min(within_limit, self._free(device))
 
     def _within_limit(self, device: str) -> int:

@@ -1,4 +1,4 @@
-"""The size in bytes of the largest update that the open task allows, coded or not."""
+"""The size in bytes of the largest update that the open task allows, with or without a codec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The observers of a run, which make no decision: journal, rounds.jsonl, summary, metrics.
+"""The observers of a run: journal, rounds.jsonl, summary, metrics. They do not make decisions.
 
 May import: coordinator.*, methods.contract, methods.parts, methods.served, protocol.*, runtime.*.
 """

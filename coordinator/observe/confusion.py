@@ -19,8 +19,8 @@ from protofleet.methods.contract.confusion import CONFUSION
 
 Matrix: TypeAlias = list[list[int]]  # matrix[class][predicted class] is a number of samples.
 
-# Limit on the numbers in all matrices of a record. If there are more, the record has only one matrix, the sum over
-# all domains.
+# Limit on the numbers in all matrices of a record. If there are more numbers, the record has only one matrix, the
+# sum over all domains.
 MOST_NUMBERS: Final = 200_000
 ALL: Final = "all domains"
 # Largest difference between an accuracy and the same accuracy that was sent as float32.

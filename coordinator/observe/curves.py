@@ -116,8 +116,8 @@ def measured(lines: Lines, view: str) -> dict[str, Any]:
     """Return the results of one view: its first, last and best values.
 
     `pooled` is the number of correct predictions of all devices, divided by the number of all test samples.
-    `start` is left empty if only a sampled cohort measured the first value. The mean of a cohort is over
-    other domains than the mean of all devices, so the two must not be compared.
+    `start` is left empty if only a sampled cohort measured the first value. A cohort may lack some domains, so
+    its mean must not be compared with the mean of all devices.
     """
     points = measurements(lines, view)
     start = points[0].of("accuracy") if points and points[0].by_all else {}

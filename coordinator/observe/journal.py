@@ -86,20 +86,22 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
-        # Device -> number of its test samples, as the device first claimed it in the run.
+        # Device -> number of its test samples, from the first claim of the device in the run.
         self._samples: dict[str, float] = {}
         # The metrics of the evaluation before the round. `_meter_asked` is the traffic until the task of this
         # evaluation was sent.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
-        self._next_round_at = 0.0  # Unix time of the next round that was last reported to the sinks.
+        # The last start of a next round that was reported to the sinks, as a Unix time.
+        self._next_round_at = 0.0
         self._present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
         self._lacking = set[str]()  # Names of metrics whose missing values were already reported.
         self._energy = RoundEnergy()
         # Device whose update was put aside -> the round that was open at that time, and the reason.
         self._gone_back: dict[str, tuple[int, str]] = {}
-        self._presence: dict[str, str] = {}  # Device -> "joined" or "left", as last reported.
-        self._earlier = RoundTraffic()  # Traffic of the open round that earlier processes have counted.
+        # Device -> the last report about its presence: "joined" or "left".
+        self._presence: dict[str, str] = {}
+        self._earlier = RoundTraffic()  # Traffic that earlier processes have counted in the open round.
 
     def open_round_traffic(self) -> tuple[int, RoundTraffic] | None:
         """Return the open round, and the traffic of this round that this process has counted."""
@@ -292,7 +294,7 @@ class Journal:
             self._isolation.call(sink.round_ended, record)
 
     def _note_lacking(self, own: Iterable[str]) -> None:
-        """Report to the sinks each metric that is not a finite number, once in a run."""
+        """Report to the sinks each metric that a device did not send as a finite number; report it once in a run."""
         for name in own:
             if name not in self._lacking and (devices := lacking(self._metrics, name)):
                 self._lacking.add(name)

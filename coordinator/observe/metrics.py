@@ -206,7 +206,8 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
-        self._run_names = BoundedLabels(MOST_DEVICES)  # Devices with their own series of the run's bytes.
+        # Devices that have their own series in the bytes of the whole run.
+        self._run_names = BoundedLabels(MOST_DEVICES)
         self._counted = 0  # The last round that is included in the totals.
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
@@ -277,7 +278,7 @@ class Metrics:
         match what:
             case "asked":
                 self.progress.round.set(details["round"])
-                # A round that is repeated because updates are missing is no progress.
+                # A round that is repeated because updates are missing does not count as progress.
                 if not self._run.attempt:
                     self.progress.since.set(time.time())
             case "left":
@@ -355,7 +356,7 @@ class Metrics:
             self._forget_unless_enrolled(device)
 
     def _forget_unless_enrolled(self, device: str) -> None:
-        """Remove the series of a device that is no longer enrolled, because the device must raise no alarm."""
+        """Remove the series of a device that is no longer enrolled, because these series could cause an alarm."""
         if device in self._device_names.known and not self._run.is_enrolled(device):
             self._device_names.forget(device)
             for gauge in (self.devices.seen, self.devices.missing):

@@ -1,4 +1,4 @@
-"""The observers of a run: journal, rounds.jsonl, metrics and events. They make no decision."""
+"""The observers of a run: journal, rounds.jsonl, metrics and events. They do not make decisions."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class RoundRecord:
     evaluation: EvaluationRecord | None = None
     # Reason -> number of frames and updates that were rejected.
     rejected: dict[str, int] = field(default_factory=dict)
-    # The bytes of `wire` divided by device, as `divided` returns them.
+    # The bytes of `wire` by device, in the rows that the function `divided` returns.
     by_device: dict[str, ByKind] = field(default_factory=dict)
 
     def is_of_all(self, view: str) -> bool:
@@ -145,7 +145,8 @@ class Summary:
     method: str = ""
     paper: str = ""
     network: str = ""
-    rules: dict[str, str] = field(default_factory=dict)  # Way to predict -> its description.
+    # Name of a prediction rule -> description of the rule.
+    rules: dict[str, str] = field(default_factory=dict)
     reports: Literal["global", "personal"] = "global"
     rounds: Count = 1
     rounds_done: int = 0
@@ -168,7 +169,7 @@ class Summary:
 
 
 def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Check a record without a seal; return it with all fields, or None if it is no record of a round."""
+    """Check a record without a seal; return it with all fields, or None if it is not a record of a round."""
     try:
         record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
     except SettingsError:

@@ -86,7 +86,7 @@ class RoundsFile:
             self._disk.sync(path.parent)
 
     def _mend(self, until: int) -> None:
-        """Repair the file: remove lines that a crash has cut off, and take missing lines from the copy.
+        """Repair the file: remove incomplete and damaged lines, and take missing lines from the copy.
 
         If a line is missing in the copy too, log that the line is lost. The repair is done before anything is
         appended to the file.

@@ -153,7 +153,8 @@ class Attendance:
 class LastRound:
     """The bytes of the last round, and the bytes that FedAvg would have needed.
 
-    All series change at the same moment, and series of kinds that only earlier rounds had disappear.
+    All series change at the same moment. The series of a kind disappears if the last round sent no bytes of
+    this kind.
     """
 
     def __init__(self, r: CollectorRegistry) -> None:

@@ -106,7 +106,7 @@ class RunView:
 
     @property
     def over(self) -> bool:
-        """Return whether the run is over. From then on, the devices are informed."""
+        """Return whether the run is over. From that moment, the coordinator informs the devices about the end."""
         return self._context.shutdown.begun
 
     @property

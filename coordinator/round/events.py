@@ -71,7 +71,7 @@ class Advanced:
 class Blamed:
     """The event that the search for the cause of a failed round has ended.
 
-    `devices` are the devices whose updates made the round fail. It is empty if the search found none.
+    `devices` holds the devices whose updates made the round fail. It is empty if the search found no such device.
     """
 
     past: Recovered  # The data about the round on the disk.
@@ -138,7 +138,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A command to store on the disk which devices' updates are used in a phase."""
+    """A command to store on the disk the names of the devices whose updates a phase uses."""
 
     round: int
     phase: str
@@ -284,7 +284,7 @@ class Recovered:
     roster: tuple[str, ...] = ()
     # Device -> the last round in which its updates were accepted, and the bases of these updates by phase.
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
-    # Round -> devices whose updates were put aside in it.
+    # Round -> devices whose updates were put aside in this round.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     # Round -> devices whose updates were left out one at a time. The aim was to find the update without which
     # the next round reaches its quorum.

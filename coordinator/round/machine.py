@@ -288,7 +288,7 @@ class RoundMachine:
         return self.roster - (self._reliable(now) - self.silent.devices)
 
     def _reliable(self, now: float) -> set[str]:
-        """Return the present devices that are steady and that had no update refused in this round."""
+        """Return the present devices that are steady and whose updates were not refused in this round."""
         return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
     def _join(self, event: Joined, now: float) -> Iterable[Command]:
@@ -333,7 +333,7 @@ class RoundMachine:
     def _unenroll(self, event: Unenrolled, now: float) -> Iterable[Command]:
         """Remove a device from the roster.
 
-        The cohort stays as it was saved, so that a replay has the same cohort as this process.
+        The saved cohort does not change, so that a replay has the same cohort as this process.
         """
         self.roster.discard(event.device)
         self._missing.discard(event.device)

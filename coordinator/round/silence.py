@@ -23,7 +23,7 @@ MOST_QUESTIONS: Final = 8
 
 @dataclass
 class SilentDevices:
-    # Silent device -> its newest tasks; it has sent no update for any of them.
+    # Silent device -> its newest tasks. The device has not sent an update for any of these tasks.
     _asked: dict[str, deque[Question]] = field(default_factory=dict)
     # Silent device -> number of the last turn in which it was asked in addition to the cohort.
     _turns: dict[str, int] = field(default_factory=dict)

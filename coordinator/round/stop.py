@@ -55,7 +55,7 @@ class StopRule:
     def _forget_what_no_decision_needs(self, number: int) -> None:
         """Forget the measurements that no later decision needs, because a run may have a million rounds.
 
-        Measurements before the best one cannot change a decision any more.
+        Measurements before the best measurement cannot change a decision any more.
         """
         old = {n: value for n, value in self.measured.items() if n <= number - MOST_ROUNDS_BACK}
         if old:

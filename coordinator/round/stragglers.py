@@ -30,8 +30,8 @@ class StragglerDeadline:
     _began: dict[tuple[Question, str], float] = field(default_factory=dict)
     _took: dict[tuple[Question, str], float] = field(default_factory=dict)
     _longest: float = 0.0  # Seconds that the slowest update of the previous round took.
-    # Times for the open task. There is a check after each update, so this list is built at the first check
-    # and then kept.
+    # The list below holds the times for the open task. It is built at the first check and then kept, because
+    # there is a check after each update.
     _ordered: list[float] | None = None  # Seconds that each received update took, in ascending order.
     # Devices whose updates are missing, in the order in which the devices were asked. The list may also hold
     # devices whose updates have arrived since.

@@ -12,15 +12,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-FAILURES: Final = 2  # Failures of one round by broken updates that lead to the first trial.
+FAILURES: Final = 2  # The first trial begins when broken updates have made one round fail this many times.
 
 
 @dataclass
 class Trials:
-    # Round whose server step was repeated -> devices whose updates were left out, one at a time. The spool
-    # stores this.
+    # Round whose server step was repeated -> devices whose updates were left out, one at a time. The spool stores
+    # this table.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    failures: int = 0  # Failures of the open round by broken updates, since the server half last went back.
+    # How often broken updates have made the open round fail since the server half last went back.
+    failures: int = 0
 
     def begin_round(self) -> None:
         self.failures = 0

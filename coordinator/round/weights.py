@@ -19,6 +19,6 @@ def weight_cap(weights: Collection[float], factor: float) -> float:
 
 
 def capped(weights: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Return the weights by device; weights above `weight_cap` are lowered to it."""
+    """Return the weights by device; weights above `weight_cap` are lowered to that value."""
     cap = weight_cap(weights.values(), factor)
     return {device: min(weight, cap) for device, weight in weights.items()}

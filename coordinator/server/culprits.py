@@ -4,7 +4,7 @@ If the arithmetic of the method itself fails, the norms of the updates do not sh
 So the round is tried on a new server half. It uses only the state at the start of the round and the updates
 on the disk, so a restarted coordinator finds the same updates.
 
-The updates are added in groups, and the most suspected ones are added last. If the round fails with a group,
+The updates are added in groups, and the most suspected updates are added last. If the round fails with a group,
 the group is divided into halves. Let n be the number of updates. Finding one update takes about 2 log2(n)
 tries, or one try if it is the most suspected update, and never more than 2n. The devices that are kept are
 always the majority.
@@ -58,7 +58,8 @@ class FailedRound:
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}
             for phase, devices in past.closed.items()
-            # Leave out the evaluation before a round, because the server half uses none of its updates.
+            # Leave out the evaluation before a round, because the server half does not use the updates of an
+            # evaluation.
             if phase != EVALUATE
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
@@ -190,8 +191,8 @@ class CulpritSearch:
 def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
     """Choose one update that was not left out before.
 
-    An update is chosen first if its device had updates put aside in other rounds. Among the other updates,
-    the one that is farthest from the rest is chosen first.
+    An update is chosen first if its device had updates put aside in other rounds. Among the other updates, the
+    update that is farthest from the rest is chosen first.
     """
     closed = failed.closed[failed.phase]
     left = [device for device in closed if device not in blame.tried]

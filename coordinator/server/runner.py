@@ -84,8 +84,8 @@ class ServerRunner:
 
         The caller passes all data from the spool's index as arguments, because this thread must not use the
         index. If the disk is full, only the broadcast is missing: a retry writes the broadcast and does not
-        repeat the step. If the server half raises an error that is no error of this program, the updates of
-        devices have caused the error. Such an error is handled like a state that is not finite.
+        repeat the step. An error of the server half that is not a fault of this program is blamed on the
+        updates of devices. Such an error is handled like a state that is not finite.
         """
         try:
             return self._step(advance, members, answers, block)

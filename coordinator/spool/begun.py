@@ -18,8 +18,8 @@ FIRST_ROUND: Final = 1
 def has_ended_a_round(run: Path) -> bool:
     """Return whether the run has ended at least one round.
 
-    A line in rounds.jsonl shows this, even if the line is damaged. If there is no line, a snapshot of a later
-    round than the first round shows this.
+    A line in rounds.jsonl shows this, even if the line is damaged. If there is no line, a snapshot of round 2
+    or of a later round shows this.
     """
     if any((run / name).exists() and (run / name).stat().st_size for name in LINES):
         return True

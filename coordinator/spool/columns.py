@@ -14,7 +14,7 @@ from protofleet.protocol.storage.store import DamagedError
 
 @dataclass(frozen=True, slots=True)
 class SavedDevice:
-    """A device as a checkpoint stores it."""
+    """The data about a device in a checkpoint."""
 
     member: Member
     domain: str
@@ -37,7 +37,7 @@ def members_in(text: object) -> dict[str, Member]:
 def saved_devices(text: object) -> dict[str, SavedDevice]:
     """Read the devices of a checkpoint, or raise DamagedError.
 
-    In format 0 a row has neither the domain of the device nor whether the device was present.
+    In format 0 a row lacks two values: the domain of the device, and whether the device was present.
     """
     found = {}
     for row in _list(_json(text)):

@@ -1,7 +1,7 @@
 """The spool's index: one SQLite file whose rows have checksums, and a copy of this file.
 
 If the file is damaged, the copy replaces it. A new copy is made each time that a round begins. So a damaged
-index costs at most the updates of one round, and these are requested again.
+index costs at most the updates of one round, and the coordinator requests these updates again.
 
 The file has a format number (PRAGMA user_version). A file with an older format is upgraded, and the old file
 is kept. A file with a newer format is refused.
@@ -40,8 +40,8 @@ SCHEMA: Final = {
     "heard": "sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER",
     "closed": "round INTEGER, phase TEXT, devices TEXT",
 }
-# Tables that are created if they are missing. They need no new format number, because older versions ignore
-# them.
+# Tables that are created if they are missing. They do not need a new format number, because older versions ignore
+# these tables.
 ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
@@ -56,7 +56,7 @@ ADDED_TABLES: Final = {
     # For policy.stop; `words` is the reason if the run ended with that round.
     "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # Names of the classes.
-    # The last round that a pause followed, and its end.
+    # The last round that a pause followed, and the time at which that round ended.
     "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",
     # Places of updates in the log of small updates.
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",
@@ -177,7 +177,7 @@ class Index:
             if row:
                 _demand_the_same(self.folder, (row[0], row[1]), (name, settings))
             known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
-            # An earlier version has no table of epochs, and stored only this one.
+            # An earlier version had no table of epochs. It stored only this epoch.
             known |= {row[2]} if row else set()
             epoch = max(clock, least, next_epoch(known, clock))
             self.put("run", 1, name, settings, epoch)
@@ -227,10 +227,10 @@ class Index:
             self._set_synchronous(self.db, "FULL")
 
     def defer(self, write: Callable[[], None]) -> None:
-        """Write as a part of the next transaction.
+        """Call `write` now, and commit its changes with the next transaction.
 
-        If that transaction is rolled back, the transaction after it repeats the write. No message may depend
-        on the write before it is committed.
+        If that transaction is rolled back, the transaction after it calls `write` again. No message may depend
+        on these changes before they are committed.
         """
         self._begin()
         try:
@@ -297,7 +297,7 @@ class Index:
         self.keep_copy()
 
     def _merge_log(self) -> None:
-        """Merge the log into the file. A full disk or a locked file is no error here.
+        """Merge the log into the file. A full disk or a locked file does not raise an error here.
 
         If the merge fails, the log stays, and SQLite reads it together with the file.
         """
@@ -367,7 +367,7 @@ class Index:
         except sqlite3.DatabaseError as error:
             db.close()
             if is_full(error) or is_locked(error):
-                raise  # A full disk or a lock is no sign of damage.
+                raise  # A full disk or a lock does not mean that the file is damaged.
             raise DamagedError(str(error)) from None
         except BaseException:
             db.close()

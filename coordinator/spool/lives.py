@@ -28,8 +28,8 @@ class Life:
         """Record that a coordinator has started."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # Unix time of the last start after a coordinator that did not end in order. If the previous
-        # coordinator did not end in order, this is the start of the present coordinator.
+        # Unix time of the newest start whose previous coordinator did not end in order. That start may be the
+        # start of this process, or an earlier start.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 

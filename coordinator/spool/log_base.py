@@ -25,11 +25,12 @@ QUERY: Final = "SELECT file, base FROM log_base"
 
 @dataclass
 class LogBase:
-    """Two counters: that of the index file, and that of the index file for which the log was written."""
+    """Two numbers: `file` is the number of the index file, and `base` is the number for which the log was written."""
 
     file: int
     base: int
-    is_in_log: bool = True  # True if the log already stores the number. Its first transaction must do this.
+    # True if the log already stores the number. The first transaction of a log must store it.
+    is_in_log: bool = True
 
     @classmethod
     def of(cls, db: sqlite3.Connection) -> LogBase:
@@ -47,7 +48,7 @@ class LogBase:
             self.file = secrets.randbits(62)
 
     def merged(self) -> None:
-        """Record that the log is merged and empty. The next log belongs to the file with its present number."""
+        """Record that the log is merged and empty. The next log belongs to the present number of the file."""
         self.base, self.is_in_log = self.file, False
 
 

@@ -3,9 +3,9 @@
 A run must not go on from an older copy without a warning, because the training after the copy is lost and the
 results differ.
 
-The coordinator's folder is an older copy if rounds.jsonl has a later round, or if devices have sent updates
-for a later round. Then the operator must decide. A device's folder is an older copy if its hello names an
-earlier update than the last one that the coordinator accepted. Such a device takes part without this update.
+The coordinator's folder is an older copy if rounds.jsonl has a later round, or if devices have sent updates for
+a later round. Then the operator must decide. A device's folder is an older copy if its hello names an earlier
+update than the last update that the coordinator accepted. Such a device takes part without this update.
 
 Each sign is counted under the name of its device. The coordinator's folder counts as an older copy only if
 more than half of all enrolled devices give such a sign, even if only a few devices are present.
@@ -213,7 +213,7 @@ class OlderCopyDetector:
             return ""
         newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)
         if hello.round == newest[0] and said not in earlier:
-            return ""  # The hello names the newest accepted update, or a later one that was not accepted.
+            return ""  # The hello names the newest accepted update, or a later update that was not accepted.
         phase = f" {newest[1]}" if hello.round == newest[0] else ""
         held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
         return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"

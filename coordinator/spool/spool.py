@@ -95,8 +95,8 @@ class Spool:
         self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
         # Kind of data -> number of times that damaged data were found and replaced.
         self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
-        # Function that returns the open round and its traffic. The code that counts the traffic sets it.
-        # `_saved_traffic` is the round and the traffic that were saved last.
+        # Function that returns the open round and its traffic. The code that counts the traffic sets this
+        # attribute. `_saved_traffic` is the round and the traffic that were saved last.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._saved_traffic: tuple[int, str] = (0, "")
         # Round, phase and device of accepted updates that are damaged. These updates are not used any more.
@@ -127,7 +127,7 @@ class Spool:
         The previous checkpoint is kept with its updates. `fleet` is the number of devices of the run. Only the
         first checkpoint stores this number, so that every round and every replay uses the same number.
         """
-        # The snapshot needs space, and so does the broadcast that is made from it.
+        # The snapshot needs space, and the broadcast that is made from the snapshot needs space too.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
         name = self.snapshots.put_once(state).object.hex()
         rows = [
@@ -148,7 +148,7 @@ class Spool:
         self._prune()
 
     def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
-        """Save a broadcast. If it equals the snapshot, as with FedAvg, both names refer to one file."""
+        """Save a broadcast. If it equals the snapshot, both names refer to one file. This happens with FedAvg."""
         return self.broadcasts.put_once(arrays, block, self.snapshots)
 
     @property
@@ -198,7 +198,7 @@ class Spool:
 
     @contextlib.contextmanager
     def _transaction(self, kind: Callable[[], AbstractContextManager[None]] | None = None) -> Iterator[None]:
-        """Open a transaction of the index. `kind` is the kind of transaction; by default it is an ordinary one."""
+        """Open a transaction of the index. `kind` is the kind of transaction; by default an ordinary transaction."""
         before = self._saved_traffic
         try:
             with (kind or self.index.transaction)():
@@ -337,7 +337,7 @@ class Spool:
             self._save_traffic()
 
     def _note_broadcast(self, round: int, answer: Accepted, boot: int) -> None:
-        """Store the number of the update's broadcast, and note this update as the last one of its device."""
+        """Store the number of the update's broadcast, and record the update as the last update of its device."""
         if not answer.base:
             return
         if self.asked_broadcast(answer.base) is None:
@@ -389,7 +389,7 @@ class Spool:
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
     def save_traffic(self) -> None:
-        """Save the traffic of the open round. A full disk or a locked index is no error here."""
+        """Save the traffic of the open round. A full disk or a locked index does not raise an error here."""
         try:
             with self._transaction(self.index.undurable_transaction):
                 self._save_traffic()
@@ -516,7 +516,7 @@ class Spool:
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
-        """Return the devices whose updates were put aside by round; also return why the run has diverged, or ""."""
+        """Return by round the devices whose updates were put aside; also return why the run has diverged, or ""."""
         found: dict[int, tuple[str, ...]] = {}
         diverged = ""
         rows = self._db.execute("SELECT round, device, words FROM aside ORDER BY round")
@@ -602,7 +602,7 @@ class Spool:
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """Return by device its last round before `before` with accepted updates, and their bases by phase."""
+        """Return by device its last round before `before` with accepted updates, and the bases of these updates."""
         found: dict[str, tuple[int, dict[str, bytes]]] = {}
         query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
         for device, number, phase, base in self._db.execute(query, (before,)):
@@ -684,7 +684,7 @@ class Spool:
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the last attempt at each round, from the newest to the first one with another snapshot."""
+    """Return the last attempt at each round, the newest first; end after the first attempt with another snapshot."""
     kept: list[Checkpoint] = []
     for row in rows:
         if kept and row[1] == kept[-1][1]:

@@ -44,7 +44,7 @@ class RoundTraffic:
 
 
 def read_traffic(text: str) -> RoundTraffic:
-    """Read the traffic from a row whose checksum was already found right."""
+    """Read the traffic from a row. The caller has already checked the checksum of the row."""
     try:
         seconds, payload, wire, rejected = json.loads(text)
         # Another version may store reasons that this version does not know.

@@ -1,4 +1,4 @@
-"""Read the arrays of an update, decoded with the broadcast that the device has computed it from."""
+"""The reader of updates: it decodes the arrays of an update with the broadcast that the device had received."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.messages import Arrays
 
 NO_STAGES: Final[Mapping[str, CodecStage]] = {}
-CHECKED: Final = 1 << 30  # an accepted update was smaller than the largest answer
+# Limit for accepted updates. Their real limit was checked before they were accepted.
+CHECKED: Final = 1 << 30
 
 
 class UpdateReader:
-    """The reader of updates in a run; without a codec it returns the arrays as they are."""
+    """The reader of updates in a run; if the run has no codec, it does not change the arrays."""
 
     def __init__(self, spool: Spool, codec: CodecSettings | None) -> None:
         self._spool, self._stages = spool, codec.up if codec else NO_STAGES
@@ -29,7 +30,7 @@ class UpdateReader:
     def payload(self, arrays: Arrays, base: bytes, most: int) -> LazyPayload:
         """Return the tensors of an update; raise Rejected if a bundle cannot be read.
 
-        `most` is the largest size in bytes of a bundle before zlib has packed it.
+        `most` is the limit in bytes for the unpacked bundle, without the compression by zlib.
         """
         if not self._stages or not isinstance(arrays, Body):
             return LazyPayload(arrays)
