@@ -3,7 +3,7 @@
 l = CE(f(x), y) + lam CE(f(x), softmax(t_y))                                    (alg. 1, their regulariser)
 t_c <- mean over the devices that hold c of their mean logits of class c
 
-The means of a device are taken over all batches of its local epochs, each batch before its step. With
+The means of a device are taken over all batches of its local epochs, before the step on each batch. With
 proto_source = "eval", they are taken in a separate pass after training. If the server has no t_c for the class of
 a sample, the sample does not count in the mean of the second term. Nothing else is shared, so the devices may have
 any networks. A device sends a count of samples with each mean. t_c does not need the counts, but with them the server

@@ -12,7 +12,7 @@ no weight changes. A device without validation samples keeps its weight.
 when = "next" measures the averaged model when it arrives in the next round, so only two numbers more are sent. First
 the weights of the devices that took part in both rounds change, then this round is averaged. when = "phase"
 measures the averaged model at once, in an additional phase in which the model is sent down again. If all devices take
-part in every round, both give the same models.
+part in every round, both settings give the same models.
 
 Differences between text and code: the first step in the authors' code is one round earlier. MarsFL's copy has the
 opposite sign.
@@ -131,7 +131,7 @@ class Client(fedavg.Client):
         return {**sent, **found}
 
     def pair(self, number: int) -> Payload:
-        """Return two results: of the model that this device trained in round `number`, and of its present model."""
+        """Return the results of the model that this device trained in round `number`, and of its present model."""
         before, after = self.before.get(number), self.measured()
         if before is None or after is None:
             return {}

@@ -14,7 +14,7 @@ on their devices, as in LG-FedAvg. Differences between the public codes:
   server_lr    3e-4, which the authors use for MNIST. HtFLlib has 0.1, for a generator that no device gets: its
                outputs have lengths of hundreds and grow. On the six digit data sets, 0.1 costs ten points of
                accuracy, and heads can become NaN.
-  bias         their layer in front of BatchNorm has a bias, which BatchNorm removes again. Ours has none.
+  bias         their layer in front of BatchNorm has a bias, which BatchNorm removes again. Our layer has no bias.
   terms        the authors' weights for each class and teacher, their term for diversity and their divergence on the
                device are not in HtFLlib, and not here.
 """

@@ -5,13 +5,13 @@ L_g   = CE(g(x), y) + [KL(f(x) || g(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g
 e_t   = energy_first + (energy_last - energy_first) t / T      t = 1 .. T rounds
 
 f is the device's own network, which is never sent. g is the student (`mutual` of the plan). z and z_g are the
-embeddings of f and g. W_h maps z_g to z; it also belongs to the device. Targets and the denominator are constants. So
+embeddings of f and g. W_h maps z_g to z, and stays on the device. Targets and the denominator are constants. So
 the MSE in L_own changes only z, and the MSE in L_g changes only z_g and W_h. The mean of the devices' messages counts
 each device once. f is measured.
 
-A matrix, or a kernel written as a matrix of outputs x rest, is sent as the factors U, s and V. They have the smallest
-rank that keeps the share e_t of the sum of the squared singular values. The matrix is sent whole if it has no more
-numbers than the factors. Vectors and buffers are sent whole. Differences between the public codes:
+A matrix, or a kernel written as a matrix of outputs x rest, is sent as the factors U, s and V. The factors have the
+smallest rank that keeps the share e_t of the sum of the squared singular values. The matrix is sent whole if it has
+no more numbers than the factors. Vectors and buffers are sent whole. Differences between the public codes:
   travel   "update", as in the authors' code: the change of g in training is sent up in factors. g is sent down whole,
            because a device that did not take part in a round has no g to which it could add a change.
            "parameters", as in HtFLlib: g itself is sent in factors, both up and down.
@@ -20,7 +20,7 @@ numbers than the factors. Vectors and buffers are sent whole. Differences betwee
   kl, targets  as in FML; with "moving" targets the MSE counts twice.
   clip     10, as in HtFLlib: the fewer errors both networks make, the larger the quotient and the steps. The authors'
            code has no limit, with Adam at 3e-6. We tried SGD at 0.02 with momentum on three easy classes, with six
-           seeds. Without clip, all six had lost one or two classes by round 6; with clip, two had.
+           seeds. By round 6, all six runs without clip had lost one or two classes, and two of six with clip.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def matrices(model: Net) -> dict[str, tuple[int, int]]:
 
 
 def changing(model: Net) -> Collection[str]:
-    """Return the names of the arrays of which the change is sent.
+    """Return the names of the arrays whose change is sent, instead of the array itself.
 
     Buffers are sent whole, because they are not learned, and because a sum of changes could make a variance negative.
     """

@@ -5,16 +5,16 @@ mu_c^i = unit(mean of unit(z) over the device's samples of c), after training, i
 W_c <- unit(rho W_c + (1 - rho) unit(sum_i N_i^c mu_c^i / sum_i N_i^c));  other weights <- the plain mean over devices
 
 unit(v) scales v to length 1. z is the embedding, and device i has N_i^c samples of class c. At the start, the rows of
-W are orthogonal to each other if there are no more classes than numbers in z. If no device of a round holds a class,
-the row of the class does not change. Each round multiplies the learning rate by `lr_decay`. Choices
+W are orthogonal to each other if the number of classes is at most the length of z. If no device of a round holds a
+class, the row of the class does not change. Each round multiplies the learning rate by `lr_decay`. Choices
 where the text states nothing, or differs from the code:
   scale    1 at first, and trained; the authors' ResNets begin with 20. With fixed_scale, the scale is not trained
            and not sent (their option has 30).
   clip     10, as in their code.
   rows     in their code a device sends N_i^c mu_c^i and counts of all C classes. Here a device sends mu_c^i and
            N_i^c of the classes that it holds.
-final_fit: after the last broadcast every device fits the model once more to its own data, at the learning rate of a
-next round, and the result is measured, as in FedHP's table. It is off by default.
+final_fit: after the last broadcast every device fits the model once more to its own data, at the learning rate of one
+more round, and the result is measured, as in FedHP's table. It is off by default.
 Nothing is private: in each round a device starts from the arrays that the server sends.
 """
 

@@ -13,8 +13,8 @@ exchanges:
   mix    the server sends the new G^k. The device sends mixed features and labels. The server trains.
 In "train", the server sends the G^k of the round before only if a device of the cohort did not take part in that
 round. In round 1 there are no G^k, and L_InfoNCE is 0. Some settings have "paper" and another reading:
-  order    in fig. 2 prototypes are made before local training. The authors' code makes them after it, and so do we.
-  mu       the paper has 0.7 for L_KL and 0.3 (delta) for L_InfoNCE (Digits). The code has them the other way round.
+  order    in fig. 2 prototypes are made before local training. The authors' code and ours make them afterwards.
+  mu       the paper has 0.7 for L_KL and 0.3 (delta) for L_InfoNCE (Digits). The code has 0.3 and 0.7.
   kl       eq. 6 is KL(A || uniform). The code has KL(uniform || A): "reverse".
   infonce  eq. 7 leaves the own class out of the sum: "paper". "code" does not normalise prototypes in the sum.
            Our default is the usual form, "standard". Where eq. 7 prints sim(x, ..), we read sim(G(x), ..).
@@ -197,7 +197,7 @@ class Server(ServerHalf):
         self.latest = [reply.device for reply in replies]
 
     def payload_for_cohort(self) -> Payload:
-        """Return C_g and A, and the prototypes if a device of the cohort lacks those of the last round."""
+        """Return C_g and A, and the prototypes if a device of the cohort lacks the prototypes of the last round."""
         lacking = any(member.device not in self.latest for member in self.cohort)
         return {**self.models.weights(), **(self.payload() if lacking else {})}
 

@@ -20,7 +20,8 @@ Choices where the paper states nothing, or cannot be followed:
   E           counts epochs, as in line 16 of alg. 1.
   lambda2     if left out, it is 10 lambda1, as in IV-B4. At lambda1 = 100, this multiplies a loss between -1 and 0 by
               1000. Then CE has almost no influence on the gradient, and float16 gradients would overflow.
-Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, its G and W stay.
+Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, G and W of the
+class do not change.
 Table V: use_weights=false is "w=1", phi=1, use_contra=false, use_corr=false.
 """
 

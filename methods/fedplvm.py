@@ -11,11 +11,12 @@ Choices where the text states nothing, or differs from the code:
               cosines. For other features, such a cosine is set to 1e-6 ("clamp"), or the power keeps its sign
               ("signed").
   start       the prototypes are used from the first round in which any exist. The code waits until every device has
-              sent some.
+              sent prototypes.
   means       are taken over the samples of the batch whose class has prototypes.
   models      are weighted by N_i / N. The code uses 1 / K if labels are spread evenly.
   samples     the prototypes are made from all samples, in evaluation mode. The code drops the last incomplete batch.
-Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, its prototypes stay.
+Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, the prototypes of
+the class do not change.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ Server  : P^c <- mean of P_i^c over the devices that hold c                     
           A^c <- alpha A^c + (1 - alpha) P^c                                    (eq. 10)
 
 d_i is the margin between the device's own prototypes of the last round in which it took part, when its model last
-changed. In the first such round, and if the device has only one class, d* = d_global. If no device sends a class, its
-anchor and its row of P stay.
+changed. In the first such round, and if the device has only one class, d* = d_global. If no device sends a class, the
+anchor and the row of P for the class do not change.
 
 Choices where the paper cannot be followed, or the authors' code differs (with the settings that follow the code):
-  A, round 1    no loss trains the "trainable embedding layer", and in the code it never changes. The anchors start
-                as its output for random class anchors. "random" is Table 4 without ER.
+  A, round 1    no loss trains the "trainable embedding layer", so in the code this layer never changes. The anchors
+                start as its output for random class anchors. "random" is Table 4 without ER.
   eq. 5         has no gradient if P_i^c is a mean over all data. The default follows the code: the mean squared gap
                 of each sample, lambda1 = 10. "batch_prototypes" is eq. 5 on means of the batch, lambda1 = 0.1.
                 The gap is a mean over D, and 10 is for D = 512. Shorter embeddings with momentum need less.
@@ -27,9 +27,9 @@ Choices where the paper cannot be followed, or the authors' code differs (with t
   prediction    the paper does not state how a device predicts. The code takes the nearest P^c by squared distance,
                 and only P^c of the last round (keep_prototypes = false). "classifier" is the device's own head, which
                 also predicts until there is a P.
-  download      devices receive P only to predict, and it doubles the download. With send_prototypes = false, P is not
+  download      devices receive P only to predict, and P doubles the download. With send_prototypes = false, P is not
                 sent, and the classifier predicts.
-The code neither shuffles nor keeps the last small batch; we do both. Rows of Table 4: anchors = "random" or not,
+We shuffle the samples and keep the last small batch. The code does not. Rows of Table 4: anchors = "random" or not,
 lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would also learn statistics of the anchors.
 """
 

@@ -7,7 +7,7 @@ Client: CE + lam MSE(z, t_y), as in FedProto
 
 Differences between text and code:
   M           margin = "nearest" is in both codes of the authors: the largest distance of a Q_c to its nearest Q.
-              "farthest" is the text: the largest distance of all. With one class present, m is margin_limit.
+              "farthest" is the text: the largest distance of two Q. With one class present, m is margin_limit.
   classes     classes that no device has ever held are not sent. The authors' code sends all classes, so devices can
               predict a class that no device holds.
 The rows e_c and the layers of F are the state of the server. The optimizer is new in each round.
@@ -139,7 +139,7 @@ class Client(fedproto.Client):
         return held_rows(*self.own_prototypes())
 
     def after_last_round(self) -> None:
-        """Do nothing, because this method has no `final_fit` as FedProto has."""
+        """Do nothing, because this method does not have FedProto's setting `final_fit`."""
 
 
 def contrast(p: Tensor, y: Tensor, t: Tensor, margin: float) -> Tensor:

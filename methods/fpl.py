@@ -14,8 +14,9 @@ Choices where the text states nothing, or differs from the code:
   proto_source  "training" is the authors' code: features before each step of the last epoch. "eval" computes them
                 after this epoch.
   means         are taken over the samples whose class has prototypes. The authors' code divides by the size of the
-                whole batch. If all classes have prototypes, both are the same.
-Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, its prototypes stay.
+                whole batch. If all classes have prototypes, both means are the same.
+Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, the prototypes of
+the class do not change.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost; the paper counts no labels."""
+    """Return the cost; the paper does not count labels."""
     G = sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": eight_bytes(sizes.held)}
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": eight_bytes(G)})

@@ -4,7 +4,7 @@ head <- sum_i (N_i / N) head_i                                                  
 
 The representation below the head stays on its device, so devices may have different networks with the same embedding
 size. The authors share the upper two or three layers, and begin with a model that FedAvg has trained. Here only the
-head is shared, because it is the only part that different networks have in common. This needs no trained model.
+head is shared, because it is the only part that different networks have in common. So no trained model is needed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        (alg. 1, with their FO approximation)
 
-Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. One sample alone is both.
-Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set for all its methods, change nothing.
+Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. A single sample is D and D'.
+Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set for all its methods, have no effect.
 In PFLlib beta is equal to lr, a device trains twice in a round, and with fewer than 2B samples it makes no step.
 FedPall's copy uses whole batches in turn as D and D', so a device with one batch never trains.
 

@@ -13,7 +13,7 @@ A round has two exchanges, "means" and "train". Differences from the authors' co
   head   the average of the retrained heads predicts in the last evaluation. The model with which devices continue
          keeps its own head. write_head puts the retrained head into the model (FedPall's copy).
   D_c    is computed from the last means of every device that ever took part. The authors' code asks all devices in
-         those rounds, and begins one round earlier.
+         the last rounds, and begins one round earlier.
   f      each feature is used at most once if there are `virtual` or more. Otherwise features are drawn with
          repetition, where the authors' code stops.
 """
@@ -287,7 +287,7 @@ def rectified_in(payload: Payload, model: Net) -> nn.Module | None:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost.
 
-    The paper counts no labels and no counts. In the last evaluation, a device also receives the retrained head.
+    The paper does not count labels and counts. In the last evaluation, a device also receives the retrained head.
     """
     rows, held, table = sizes.rows * sizes.D, eight_bytes(sizes.held), eight_bytes(sizes.rows)
     up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

@@ -1,4 +1,4 @@
-"""Tools for tests of your own method: `simulate` runs a federation with it in this process."""
+"""Tools for tests of your own method: `simulate` runs a federation with this method in this process."""
 
 from protofleet.lab.api.simulated import Simulated, SimulatedRound, simulate
 

@@ -19,7 +19,7 @@ PARENT: Final = "PROTOFLEET_PARENT"
 PR_SET_PDEATHSIG: Final = 1
 TAIL: Final = 1 << 14  # Number of bytes that are read from the end of a log.
 
-# This code starts a module like the option `-P` of Python 3.11 and later: the working directory is not searched for
+# This code has the effect of the option `-P` of Python 3.11 and later: the working directory is not searched for
 # modules. The first `import sys` is safe, because `sys` is built in.
 START: Final = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; del sys.argv[0]; "
@@ -90,7 +90,7 @@ class Interpreters:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command `python -m module arguments`; it imports no module from the working directory."""
+    """Return the command `python -m module arguments`; it does not import modules from the working directory."""
     if sys.version_info >= (3, 11):
         return [sys.executable, "-P", "-m", module, *arguments]
     return [sys.executable, "-c", START, module, *arguments]
@@ -99,7 +99,7 @@ def command(module: str, *arguments: str) -> list[str]:
 def script(path: Path, *arguments: str) -> list[str]:
     """Return the command for a Python file that needs only the standard library.
 
-    It imports no module from the working directory, the file's folder or $PYTHONPATH.
+    The command does not import modules from the working directory, the file's folder or $PYTHONPATH.
     """
     return [sys.executable, "-I", str(path), *arguments]
 

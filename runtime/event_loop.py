@@ -32,7 +32,7 @@ TURN_SECONDS = 0.02
 class EventLoopApp(Protocol[I_contra]):
     """The app that the event loop runs; the loop passes each item and the time to it.
 
-    The app itself reads no clock and no queue. It may get several items in one turn. If output must be stored on
+    The app itself does not read a clock or a queue. It may get several items in one turn. If output must be stored on
     the disk before it is sent, the app sends it at the end of the turn, in `end_turn`.
     """
 

@@ -47,7 +47,7 @@ class Heartbeats:
         self._last.pop(part, None)
 
     def longest_gap(self) -> tuple[float, str]:
-        """Return the longest time in seconds for which a part has shown no sign of life, and its name."""
+        """Return the longest time in seconds for which a part has shown no sign of life, and the part's name."""
         now = self._clock()
         return max(((now - last, part) for part, last in list(self._last.items())), default=(0.0, ""))
 

@@ -101,7 +101,7 @@ class ForkOfThis:
         return self._code
 
 
-# The forking process, as the process that started it sees it.
+# The object that stands for the forking process in the process that started it.
 Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild
 
 
@@ -124,7 +124,7 @@ class Launcher:
 
     Normally the forking process is a new interpreter, which imports `modules` while this process continues.
     With `here`, this process imports the modules and then forks the forking process. If this process needs
-    the modules too, both share the memory of the modules.
+    the modules too, both processes share the memory of the modules.
     """
 
     def __init__(self, modules: Sequence[str], here: bool = False) -> None:
@@ -261,8 +261,8 @@ class Launcher:
 class ForkedLauncher(Launcher):
     """A launcher whose forking process is a child of another launcher.
 
-    The forking process first runs a module, and its children share the memory of the module's data. If it
-    cannot fork because a library has started a thread, the other launcher starts the child instead.
+    The forking process first runs a module, and its children share the memory of the module's data. If the
+    forking process cannot fork because a library has started a thread, the other launcher starts the child instead.
     """
 
     def __init__(self, parent: Launcher, program: children.Program) -> None:

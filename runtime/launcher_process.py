@@ -216,7 +216,7 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """Make this process like a newly started process: with other children it shares only memory."""
+    """Make this process like a newly started process: it shares only memory with other children."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

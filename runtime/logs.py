@@ -31,7 +31,7 @@ _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
 
 @contextlib.contextmanager
 def lines_about(device: str) -> Iterator[None]:
-    """Begin each log line inside the `with` with the device's name; for a process with many devices."""
+    """Begin each log line inside the `with` with the device's name, in a process with many devices."""
     token = _DEVICE.set(f"{device}: ")
     try:
         yield

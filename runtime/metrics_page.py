@@ -22,7 +22,7 @@ from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound, serving
 
-LOOPBACK: Final = "127.0.0.1"  # Host for metrics if the settings name no host.
+LOOPBACK: Final = "127.0.0.1"  # Host for metrics if the settings do not name a host.
 METRICS: Final = "/metrics"
 SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # A header that only scrapers such as Prometheus send.
 LAST_SCRAPE_SECONDS: Final = 75.0  # Longer than a minute, the default scrape interval of Prometheus.
@@ -179,7 +179,7 @@ class ConnectionErrors:
 
 
 def snapshot_of(counter: Mapping[Any, int]) -> dict[Any, int]:
-    """Return a copy of a counter, although another thread may add a key during the copy."""
+    """Return a copy of a counter, even if another thread adds a key during the copy."""
     while True:
         try:
             return dict(counter)
@@ -211,7 +211,7 @@ def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str,
 class Endpoint:
     """The address at which a party shows its metrics and its health.
 
-    It comes from the party's settings `metrics_host` and `metrics_port`.
+    The address comes from the party's settings `metrics_host` and `metrics_port`.
     """
 
     host: str

@@ -1,7 +1,7 @@
-"""Serve metrics and health over HTTP, so that a slow or silent client delays no other client.
+"""Serve metrics and health over HTTP, so that a slow or silent client does not delay other clients.
 
 One thread handles all connections. Each path has one more thread, which makes the responses one after the
-other. At most CONNECTIONS connections are open: if there is one more, the oldest connection is closed. A
+other. At most CONNECTIONS connections are open: if one more is opened, the oldest connection is closed. A
 connection can make one request, and is closed after SECONDS seconds.
 """
 

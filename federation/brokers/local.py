@@ -1,7 +1,7 @@
 """Run a broker for local clients only: Mosquitto if it is installed, else the embedded broker of the package iotcore.
 
 The broker listens on the loopback and accepts all clients. If `mutual_tls` is given, the broker accepts only clients
-with a certificate. The broker stores no messages on the disk, and it ends with the process that started it.
+with a certificate. The broker does not store messages on the disk, and ends with the process that started it.
 """
 
 from __future__ import annotations

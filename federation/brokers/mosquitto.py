@@ -37,7 +37,8 @@ max_keepalive 120
 MOST_QUEUE: Final = 512 << 20  # Largest queue of a session in bytes.
 # Smallest queue of a session in bytes. The blocks that a device requests at a time must fit into this queue.
 LEAST_QUEUE: Final = 4 << 20
-LEAST_MESSAGES: Final = 256  # Largest number of blocks that are on their way to a coordinator.
+# Smallest limit on the messages of a queue, equal to the largest number of blocks on their way to a coordinator.
+LEAST_MESSAGES: Final = 256
 PACKET: Final = 2 << 20  # Bytes of the largest packet, equal to the setting max_packet_size.
 # Number of further packets of each device: its retained state, its will, and a packet that is being received.
 OTHER_PACKETS: Final = 3
@@ -47,7 +48,7 @@ DEFAULT_DEVICES: Final = 64  # The number of devices if the real number is not k
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of a session's queue. With them, the queues of all devices fit into three quarters of the memory.
+    """The limits of a session's queue, with which all devices' queues fit into three quarters of the memory.
 
     Mosquitto has the same limits for all sessions. It limits messages of QoS 1 by their bytes and messages of QoS 0
     by their number, so both limits are set. The last quarter of the memory is for the coordinator.
@@ -83,8 +84,8 @@ def queues_are_full(devices: int) -> bool:
 
 UNBOUNDED: Final = LIMITS.format(messages=0, queue=MOST_QUEUE)
 
-# These settings are for local clients only: any client on the loopback may connect, and the broker stores no
-# messages on the disk.
+# These settings are for local clients only: any client on the loopback may connect, and the broker does not
+# store messages on the disk.
 PLAIN_SETTINGS: Final = (
     "listener {port} {host}\nallow_anonymous true\n"
     + UNBOUNDED
@@ -138,7 +139,7 @@ class ListenerSettings:
 
     port: int = 8883
     host: str = "0.0.0.0"
-    plain_port: int = 0  # A port on the loopback without TLS and access rules; 0 means none.
+    plain_port: int = 0  # A port on the loopback without TLS and access rules; 0 means no such port.
     user: str = ""  # The user to which Mosquitto changes if root starts it.
     connections: int = 2000
     memory: int = 2 << 30
@@ -150,8 +151,8 @@ class ListenerSettings:
 def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = None) -> str:
     """Return mosquitto.conf for the enrolled files in a folder.
 
-    Mosquitto writes its own files into the folder `state` if it is given, else into the same folder. Paths are
-    absolute, because Mosquitto may be started in any folder.
+    Mosquitto writes its own files into `state` if this folder is given, else into `folder`. Paths are absolute,
+    because Mosquitto may be started in any folder.
     """
     root, own = folder.absolute(), (state or folder).absolute()
     limits = queue_limits(listener.memory, listener.devices)

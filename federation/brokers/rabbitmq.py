@@ -2,7 +2,7 @@
 
 The rules are generated from the table in protocol/wire/topics.py. As with Mosquitto, clients need a
 certificate, and its common name is the user. RabbitMQ's rules are patterns of routing keys. In a
-routing key, `.` replaces MQTT's `/`. A revoked name has no user in RabbitMQ, so it cannot connect again.
+routing key, `.` replaces MQTT's `/`. RabbitMQ has no user for a revoked name, so the name cannot connect again.
 `rabbitmqctl close_all_user_connections` closes the open connections of a revoked name.
 """
 

@@ -54,7 +54,7 @@ def issue_for_request(
     serial: int,
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
-    """Issue a certificate for a request; of the request, only the public key is used."""
+    """Issue a certificate for a request; only the public key of the request is used."""
     return issue_certificate(ca, _public_key(request), name, hosts, serial, validity)
 
 
@@ -109,10 +109,10 @@ def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
 def revocation_list(ca: TlsCa, serials: Iterable[int], issued_at: dt.datetime) -> bytes:
     """Return a revocation list in PEM.
 
-    If Mosquitto has two lists, OpenSSL uses the list with the later date. It refuses all clients while this date is
-    in the future. Therefore the date is earlier by the time that a broker's clock may be behind. Mosquitto also
-    refuses all clients after the list has expired, so the list expires only with its CA. This means that an old copy
-    of a list does not expire: the operator must make sure that a broker has the newest list.
+    If Mosquitto has two lists, OpenSSL uses the list with the later date. While this date is in the future on the
+    broker's clock, OpenSSL refuses all clients. So the date is SKEW before `issued_at`, because the clock may be
+    behind. Mosquitto also refuses all clients after the list has expired, so the list expires only with its CA. An
+    old copy of a list does not expire either: the operator must make sure that a broker has the newest list.
     """
     at = max(issued_at - SKEW, ca.cert.not_valid_before_utc)
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.cert.subject)

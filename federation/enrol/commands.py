@@ -306,7 +306,7 @@ def _confirmed(o: Options, seen: str, owner: str) -> bool:
 def _check_fingerprint(o: Options, data: bytes) -> None:
     """Raise StatementError if the fingerprint of the known root differs from --fingerprint.
 
-    This check needs no terminal.
+    This check does not need a terminal.
     """
     if not o.fingerprint or not (o.folder / CURRENT).exists():
         return

@@ -107,7 +107,7 @@ def load_keys(folder: Path) -> PrivateKeys:
 def install(
     folder: Path, data: bytes, confirm: Confirm, now: float, durable: bool = True, federation: str = ""
 ) -> Installation:
-    """Verify an approval, and replace the installed keys and files by its keys and files in one step.
+    """Verify an approval, and then replace all installed keys and files in one step.
 
     If the approval is bad, StatementError is raised and no file is changed.
     """
@@ -222,7 +222,7 @@ def _switch_current(folder: Path, name: str, durable: bool) -> None:
 
 
 def _remove_used(folder: Path, used: Path) -> None:
-    """Remove the pending keys, because the new set has them, and all sets except the two newest sets."""
+    """Remove the pending keys, which are also in the new set, and remove all sets except the two newest."""
     if used.name == PENDING:
         shutil.rmtree(used)
     for old in _all_sets(folder)[:-KEPT_SETS]:

@@ -45,7 +45,7 @@ def review_request(
 ) -> ReviewedRequest:
     """Return the request if it is for this name and part; raise StatementError if it is not.
 
-    The operator chooses the name and the part, not the sender. An empty name allows any name.
+    The operator, and not the sender, chooses the name and the part. An empty name allows any name.
     """
     request = read_request(data)
     taken = authority.register.latest(request.name)

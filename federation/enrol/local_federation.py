@@ -58,7 +58,7 @@ def enrol_federation(
 ) -> LocalFederation:
     """Enrol all names that are not enrolled yet.
 
-    The coordinator is enrolled before the devices, because the approvals of devices contain its record.
+    The coordinator is enrolled before the devices, because the approvals of devices contain the coordinator's record.
     """
     local = LocalFederation(folder)
     names = [valid_device(name) for name in devices]

@@ -1,4 +1,4 @@
-"""Store the register of an operator: an entry for each issued certificate, and no secret."""
+"""Store the register of an operator, which has an entry for each issued certificate and does not have secrets."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Register:
         """Return the register with revocation lists of a new version.
 
         A version is never used twice, even if an old backup was restored. The lists of a version do not
-        change, even when an entry expires: a host that has a list accepts no other list of the same version.
+        change, even when an entry expires: a host that has a list refuses another list of the same version.
         """
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:

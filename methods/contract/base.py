@@ -106,7 +106,7 @@ class ServerHalf(ABC):
     number: int = 0  # Number of the current round, counted from 1.
     cohort: Sequence[Member] = ()
     # N: number of devices that were enrolled when the run began. Devices without a task in this round are included.
-    # The number never changes.
+    # N never changes.
     fleet: int = 1
     kinds: Kinds = UNDECLARED  # Kinds of the arrays that this half may send, as METHOD declares them.
     # Description of the run's public set, for methods with `public`. The server half does not get the samples.
@@ -150,7 +150,7 @@ class ServerHalf(ABC):
 class ClientHalf(ABC):
     """The part of a method that runs on a device and owns the model and the data of that device.
 
-    The client half sends and receives no messages itself, and knows no other device.
+    The client half sends and receives no messages itself, and does not know the other devices.
     """
 
     rounds: int = 0  # Number of rounds of the run, as in the server half.
@@ -258,7 +258,7 @@ class Method:
     mutual: bool = False
     # True if the method uses a public set: samples that all devices have and on which outputs are compared.
     public: bool = False
-    # True if at least one device must have validation samples. Without them, the result would be another method's.
+    # True if at least one device must have validation samples, because the method cannot do its own work otherwise.
     validates: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are

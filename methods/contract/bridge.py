@@ -82,7 +82,7 @@ def _copy(array: Array) -> Tensor:
 
 
 def _view(array: Array) -> Tensor:
-    """Return a view if the memory can be written, as after reading a message; otherwise return a copy."""
+    """Return a view if the memory can be written, which is the case for a message that was read; otherwise a copy."""
     native = array.dtype.isnative and array.flags.writeable
     return torch.from_numpy(array) if native else _copy(array)
 

@@ -104,7 +104,7 @@ class Plan:
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()
-    # Rounding of what devices send; None: nothing is rounded, and the plan is that of earlier versions.
+    # Rounding of what devices send; None: nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
 
     def __post_init__(self) -> None:
@@ -217,8 +217,8 @@ class Plan:
     ) -> ClientHalf:  # fmt: skip
         """Return the client half of a device.
 
-        `public` is a function that returns the samples of the public set. A set of drawn images needs no
-        function.
+        `public` is a function that returns the samples of the public set. For a set of drawn images,
+        `public` is not needed.
         """
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device

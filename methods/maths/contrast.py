@@ -1,6 +1,6 @@
 """Losses of embeddings [B, D] with several prototypes of each class [G, D]; eqs. 6 to 8 of FedPLCC have weights.
 
-`labels` [G] has the class of each prototype, `shares` [G] its weight W. A loss has one value for each sample
+`labels` [G] has the class of each prototype, and `shares` [G] has its weight W. A loss has one value for each sample
 whose class has a prototype. The other samples are not in the mean.
 """
 
@@ -67,7 +67,7 @@ def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) 
 
 
 def own_prototypes(y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks of the prototypes of each sample's class [B, G], and of the samples that have any [B]."""
+    """Return two masks: the prototypes of each sample's class [B, G]; the samples whose class has a prototype [B]."""
     own = y.unsqueeze(1) == labels
     return own, own.any(dim=1)
 

@@ -1,4 +1,4 @@
-"""Losses in which the scores of one network are the target of another."""
+"""Losses in which the scores of one network are the target of another network."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
 SEGMENT: Final = 128  # Columns that are searched together for possible nearest rows.
-# A share of the segments of a block, or of the cosines of a row. If more of them may have the nearest row, the whole
-# block or row is computed exactly.
+# A share of the segments of a block, or of the cosines of a row. If a larger share may have the nearest row, the
+# whole block or row is computed exactly.
 DENSE: Final = 1 / 16
 # Digits of a cosine. Cosines with the same digits are a tie, and the lowest index wins, for any size of the blocks.
 DIGITS: Final = 12
@@ -198,7 +198,7 @@ class _Search:
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
         doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
         crowded = doubtful.mean(axis=1) > DENSE
-        # Such a row is computed as a whole, without a copy of each pair. This is 15 times as fast.
+        # A row with many doubtful cosines is computed as a whole, without a copy of each pair: 15 times as fast.
         for row in crowded.nonzero()[0].tolist():
             exact = self._row(row + i, slice(j, j + values.shape[1]))
             values[row] = np.where(doubtful[row], exact, values[row])
@@ -231,9 +231,9 @@ def finch_star_in_parts(
 ) -> tuple[Tensor, Tensor]:
     """Return FINCH* of any number of rows; for at most `most` rows, this is the result of `finch_star`.
 
-    More rows are clustered in parts of `most` rows, and then the results are clustered together, as the server
-    does with the devices' clusters (eq. 10). So the time is linear in the number of rows. A part of two rows or
-    more becomes at most half as large, so the loop ends.
+    More rows are clustered in parts of `most` rows, and then the results are clustered together, in the same way
+    as the devices' clusters on the server (eq. 10). So the time is linear in the number of rows. A part of two rows
+    or more becomes at most half as large, so the loop ends.
     """
     while len(x) > most:
         parts = zip(torch.split(x, most), torch.split(weights, most), strict=True)

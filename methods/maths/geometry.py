@@ -49,6 +49,6 @@ def diagonal(rows: Tensor) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32 or wider.
 
-    float16 rounds the small constants to 0 that keep lengths and distances above 0.
+    In float16, the small constants that keep lengths and distances above 0 would be rounded to 0.
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rank_of(values: Tensor, energy: float) -> int:
-    """Return the smallest r >= 1 whose first r singular values have this share of the sum of squares."""
+    """Return the smallest r >= 1 whose first r singular values have the share `energy` of the sum of squares."""
     kept = values.double().square().cumsum(0)
     return min(int((kept < energy * kept[-1]).sum()) + 1, len(values))
 
@@ -26,7 +26,7 @@ def numbers(rows: int, columns: int, rank: int) -> int:
 def packed(matrix: Tensor, energy: float) -> Tensor:
     """Return the message [n] for a matrix.
 
-    A matrix that is not finite has no singular values. It is sent whole, and the receiver refuses it.
+    A matrix that is not finite is sent whole, because it has no singular values. The receiver refuses this matrix.
     """
     if not bool(matrix.isfinite().all()):
         return matrix.reshape(-1)

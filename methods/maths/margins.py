@@ -1,6 +1,6 @@
 """The formulas of FedSA (eqs. 3, 5 to 8 and 10): margins, distances to anchors, and a calibrated head.
 
-`anchors` are [C, D] and constant. `labels` [J] has the anchor of each row of [J, D]. Rows may be half
+`anchors` are [C, D] and constant. `labels` [J] has the class of each row of `rows` [J, D]. Rows may be half
 floats, so distances are computed at least in float32, where 1e-12 is not zero.
 """
 
@@ -24,7 +24,7 @@ def over_pairs(points: Tensor) -> Tensor:
 
 
 def to_nearest(points: Tensor) -> Tensor:
-    """Return the mean over the points of the distance to the nearest other point (the authors' code)."""
+    """Return the mean distance of a point to its nearest other point, as in the authors' code."""
     return margins(points).mean()
 
 
@@ -57,7 +57,7 @@ def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
 def margin_contrast(
     rows: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor, *, reduction: str = "mean"
 ) -> Tensor:
-    """Return L_MCL, eq. 7: cross-entropy over negative distances, with `margin` added to the own anchor's."""
+    """Return L_MCL, eq. 7: cross-entropy over negative distances, with `margin` added to that of the own anchor."""
     own = F.one_hot(labels, len(anchors))
     return F.cross_entropy(
         -(distances(at_least_float32(rows), anchors) + margin * own), labels, reduction=reduction

@@ -33,7 +33,7 @@ class Net(nn.Module):
     embedding_size: int
     classes: int
     backbone_is_frozen: bool = False
-    # For a network of a plug-in: its file, and the shape of samples for which it was made. Error messages name them.
+    # For a network of a plug-in: its file, and the shape of its samples. Error messages name both.
     made_in: str = ""
     made_for: Axes = ()
 

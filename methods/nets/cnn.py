@@ -36,7 +36,8 @@ def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
         *_dense(16 * rows * columns, features),
     )
     # MOON has a ReLU behind the projector, but this network does not: FedLSA puts the output on the unit sphere and
-    # pulls it to anchors with positive and negative numbers. After a ReLU it could not reach most of the sphere.
+    # pulls it to anchors with positive and negative numbers. After a ReLU the output could not reach most of the
+    # sphere.
     return Net(encoder, features, classes, projector=nn.Linear(features, 84), embedding_size=84)
 
 
@@ -57,7 +58,7 @@ def fedsa(image: Image, classes: int, feature_size: int | None) -> Net:
 def fednh(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build FedNH's CNN: for 3x32x32, 64 and 64 channels, 1600 -> 384 -> 192 | 10.
 
-    The head has no bias. It has 797,952 parameters.
+    The head does not have a bias. The network has 797,952 parameters.
     """
     features = 192 if feature_size is None else feature_size
     return _fednh(image, classes, 384, features)
@@ -105,7 +106,7 @@ def _backbone(image: Image, classes: int, feature_size: int | None, first: int, 
 def batch_norm(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build a small network with a BatchNorm after every convolution, for FedBN and similar methods.
 
-    The network is from no paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels,
+    The network does not come from a paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels,
     averaged over the image: 391,466 parameters for 3 channels and 10 classes, for every image size.
     """
     features = 256 if feature_size is None else feature_size

@@ -14,7 +14,7 @@ def cnn1d(shape: Axes, classes: int, feature_size: int | None) -> Net:
     """Build the network: [C, T] -> 32 channels -> 64 features, the mean over the time -> 32 -> classes.
 
     feature_size is the number of channels of the second convolution. The network has 14,084 parameters for 6 channels
-    and 4 classes, for every length.
+    and 4 classes, for every length of the series.
     """
     channels, features = shape[0], feature_size or FEATURES
     encoder = nn.Sequential(

@@ -58,5 +58,5 @@ def declare_operators() -> None:
         try:
             torch.library.define(f"torchvision::{name}", SCHEMA)
         except RuntimeError:
-            if not hasattr(torch.ops.torchvision, name):  # Otherwise another thread has declared it.
+            if not hasattr(torch.ops.torchvision, name):  # If it exists, another thread has declared it.
                 raise

@@ -167,7 +167,7 @@ def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _row(name: str, row: Any, size: int) -> _Row:
     """Return a row of the table.
 
-    Raise WeightsFileError if it does not fit a file that has `size` bytes after its table.
+    Raise WeightsFileError if the row does not fit a file that has `size` bytes after its table.
     """
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise WeightsFileError(

@@ -33,7 +33,7 @@ def weighted_mean(
 def shares_of(
     replies: Sequence[Reply], weights: Mapping[str, float] | None = None
 ) -> list[tuple[Reply, float]]:
-    """Return the share of each reply in the mean, ordered by device, so the order of arrival changes no result."""
+    """Return the share of each reply in the mean, ordered by device; the order of arrival has no effect."""
     ordered = sorted(replies, key=lambda reply: reply.device)
     found = [float(reply.examples) if weights is None else weights[reply.device] for reply in ordered]
     total = sum(found)

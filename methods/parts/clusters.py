@@ -53,8 +53,8 @@ class ClusteringServer(ServerHalf):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        A device may send at most as many rows as it has samples. This limit is needed because devices send no
-        counts.
+        A device may send at most as many rows as it has samples. This limit is needed because devices do not
+        send counts.
         """
         return cluster_wants(self.model, self.cohort, row_per_example=True)
 

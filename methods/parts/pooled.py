@@ -100,7 +100,7 @@ class Discriminator:
         return [F.cross_entropy(self.A(z), owner)]
 
     def add_devices(self, present: Iterable[str]) -> None:
-        """Give each new device the next output, with new weights; the number of a device never changes."""
+        """Give each new device the next output, with new weights; a device always keeps its output."""
         self.devices += [device for device in sorted(present) if device not in self.devices]
         if len(self.devices) > outputs_of(self.A):
             grown = self._new_network(len(self.devices))
@@ -111,7 +111,7 @@ class Discriminator:
     def fit(
         self, replies: Sequence[Reply], hyper: LocalHyper, generator: torch.Generator
     ) -> dict[str, float]:
-        """Train on the rows, and return numbers for the record; the rows are in order of the devices."""
+        """Train on the rows in the order of the devices, and return measured numbers for the record of the round."""
         ordered = sorted(replies, key=lambda reply: reply.device)
         pool = PooledFeatures(ordered, [self.devices.index(reply.device) for reply in ordered], self.size)
         networks = nn.ModuleDict(self.trained())

@@ -1,7 +1,7 @@
 """The weights of a module, with buffers, under their names in messages: `<prefix>.<state_dict key>`.
 
 The weights of a frozen backbone are left out, because every party has them. `keys` are the keys of the state
-dict that are selected. Without `keys`, all are selected.
+dict that are selected. Without `keys`, all keys are selected.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def weight_wants(
 def keys_of_norms(module: nn.Module) -> frozenset[str]:
     """Return the keys of all arrays of batch norms.
 
-    The batch norms are found by type, because in many networks their names do not show it.
+    Batch norms are found by their type, because in many networks the names of layers do not show the type.
     """
     norms = {name for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
     return frozenset(key for key in module.state_dict() if key.rpartition(".")[0] in norms)

@@ -27,7 +27,7 @@ class AuthorError(RuntimeError):
 def words_of(error: BaseException) -> str:
     """Return a message such as `fednova.py:45: ValueError: half, in run: raise ValueError("half")`.
 
-    Return "" if the error passed through no line of an author.
+    Return "" if the traceback does not contain a line of an author.
     """
     if (frame := authors_frame(error.__traceback__)) is None:
         return ""

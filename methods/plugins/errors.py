@@ -36,10 +36,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def guarded(call: Callable[[], T], where: str, files: Collection[str] = ()) -> T:
-    """Return the result of a plug-in's own code, and turn each error of it into a PlugInError.
+    """Return the result of a plug-in's own code, and turn each of its errors into a PlugInError.
 
     SystemExit becomes a PlugInError too, so a plug-in cannot end the process. `files` are the plug-in's own files.
-    `where` names the plug-in if the error is in none of these files.
+    `where` names the plug-in if the error is not in one of these files.
     """
     try:
         return call()

@@ -97,7 +97,7 @@ def read_card(text: bytes) -> Card:
 def matching(card: Card, name: str, content: bytes) -> bytes:
     """Return the content of a file that the card names.
 
-    Raise CardError if the content differs from the hash in the card.
+    Raise CardError if the hash of the content differs from the hash in the card.
     """
     said, found = card.files.get(name), hashlib.sha256(content).hexdigest()
     if said is None:

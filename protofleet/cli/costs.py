@@ -25,7 +25,8 @@ class CostRow:
     feature_size: int | None = None
     examples: int = 0
     clients: int = 1
-    # Number of prototypes of a device, and also of all devices, for a method with several prototypes per class.
+    # Number of a device's own prototypes and of the global prototypes (the same number), for a method with several
+    # prototypes per class.
     prototypes: int = 0
 
     def description(self) -> str:

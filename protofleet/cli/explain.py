@@ -56,9 +56,9 @@ def known_method(name: str) -> tuple[Method, str]:
 
 
 def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
-    """Return the method of a plug-in and its text, with the bytes that a device sends and receives in a round.
+    """Return the method of a plug-in, and the text of its file with the bytes of arrays in a round.
 
-    For built-in methods, docs/methods.md has these bytes.
+    A device sends and receives these bytes. For built-in methods, they are in docs/methods.md.
     """
     method, reference = load(name, sha256), Reference()
     plan = Plan(

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     say = print_error
-    try:  # The imports are in this block, because an interrupt during other imports would print a traceback.
+    try:  # The imports are in this block, because an interrupt outside this block would print a traceback.
         from protofleet.protocol.settings.reader import SettingsError
         from protofleet.runtime.children import end_with_parent
         from protofleet.runtime.logs import set_up_logging
@@ -105,7 +105,7 @@ def print_error(problem: str, code: int) -> int:
 
 
 def log_error(problem: str, code: int) -> int:
-    """Log the error as an object, because all other messages are objects too."""
+    """Log the error as a JSON object, because all other log lines are JSON objects too."""
     from protofleet.runtime.logs import fields
 
     level = logging.ERROR if code < BY_SIGNAL else logging.INFO

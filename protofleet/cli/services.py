@@ -55,8 +55,8 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
-    # The file may be for another command. Without --enrolled, the message says so. With --enrolled, the message says
-    # that the file has no signature.
+    # The file may be for another command. Without --enrolled, the error message names that command. With --enrolled,
+    # the error message says that the file has no signature.
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings

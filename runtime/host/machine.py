@@ -59,7 +59,7 @@ def memory() -> str:
 
 
 def model() -> str:
-    """Return the name of the board, or the name of the processor if the board has none."""
+    """Return the name of the board, or the name of the processor if the board does not have a name."""
     found = re.search(r"^model name\s*:\s*(.+)$", read(CPU), re.MULTILINE)
     return plain(read(BOARD)) or (plain(found[1]) if found else "")
 

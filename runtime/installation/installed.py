@@ -1,7 +1,7 @@
 """Rebuild the wheel of an installed protofleet from its own files.
 
 The file RECORD of the distribution lists these files and their hashes. A missing or changed file is an error,
-because it could cause problems on a device that nobody can explain.
+because nobody could explain the problems that such a file may cause on a device.
 """
 
 from __future__ import annotations

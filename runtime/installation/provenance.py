@@ -16,7 +16,7 @@ from protofleet.runtime.installation.checkout import ROOT, is_checkout
 # Folders whose code decides what a run learns and sends. The code of other folders makes reports, deploys or
 # monitors.
 DECIDING: Final = ("protocol", "runtime", "methods", "edge_client", "coordinator", "lab/local")
-# Settings of an experiment that change no number of its result. The seed is in this set because it is
+# Settings of an experiment that have no effect on its result. The seed is in this set because it is
 # recorded separately.
 OTHER_SETTINGS: Final = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures", "confusion"}

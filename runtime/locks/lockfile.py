@@ -98,8 +98,8 @@ def read_wheel(path: Path) -> Wheel | None:
 def with_wheels(packages: Iterable[LockedPackage], wheels: Iterable[Wheel]) -> Iterator[LockedPackage]:
     """Yield the packages of a lock file, changed so that the user's own wheels can be installed.
 
-    If a wheel has the locked version, its hash is added. If all wheels have other versions, the last wheel
-    replaces the locked package.
+    If a wheel has the locked version, the hash of the wheel is added. If all wheels have other versions, the last
+    wheel replaces the locked package.
     """
     by_name: dict[str, list[Wheel]] = {}
     for wheel in wheels:
