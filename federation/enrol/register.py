@@ -1,4 +1,4 @@
-"""Store the register of an operator, which has an entry for each issued certificate and does not have secrets."""
+"""Store the register of an operator: it has an entry for each issued certificate, and does not contain secrets."""
 
 from __future__ import annotations
 

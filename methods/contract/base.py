@@ -258,7 +258,8 @@ class Method:
     mutual: bool = False
     # True if the method uses a public set: samples that all devices have and on which outputs are compared.
     public: bool = False
-    # True if at least one device must have validation samples, because the method cannot do its own work otherwise.
+    # True if at least one device must have validation samples. Without validation samples, the result would be the
+    # result of another method.
     validates: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are

@@ -22,7 +22,7 @@ class WrongArraysError(RuntimeError):
 
 
 def demand_arrays(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
-    """Raise WrongArraysError if one of these arrays is missing or does not have the required form or range."""
+    """Raise WrongArraysError if one of these arrays is missing or lacks the required dtype, shape or range."""
     if problem := problem_with_forms(specs, {name: payload[name] for name in specs if name in payload}):
         raise WrongArraysError(problem.message)
 

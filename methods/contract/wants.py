@@ -201,7 +201,7 @@ def problem_with(
 
 
 def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor]) -> Problem | None:
-    """Return a problem if an array is missing or does not have the required form or range; otherwise None.
+    """Return a problem if an array is missing or lacks the required dtype, shape or range; otherwise None.
 
     The arrays are not checked for NaN.
     """

@@ -1,7 +1,7 @@
 """torchvision's networks, untrained: FedSA's mixed networks HtFE8 and FedPall's extractor G, ResNet-50.
 
-The last layer of each network is removed. The features are the input of this layer. With feature_size, FedSA's
-AdaptiveAvgPool1d follows. G, ResNet-50 without its last layer, has 23,508,032 parameters.
+The last layer of each network is removed, and the input of this layer becomes the features. With feature_size,
+FedSA's AdaptiveAvgPool1d follows. G, ResNet-50 without its last layer, has 23,508,032 parameters.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def module_of(source: PluginFile) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(source.path)
-    # The module must be there before its file runs, because dataclasses look up their module.
+    # The module must be in sys.modules before its file runs, because dataclasses look up their module.
     sys.modules[name] = module
     _remember_lines(source)
     try:

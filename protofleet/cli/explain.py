@@ -56,7 +56,7 @@ def known_method(name: str) -> tuple[Method, str]:
 
 
 def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
-    """Return the method of a plug-in, and the text of its file with the bytes of arrays in a round.
+    """Return the method of a plug-in, and the text of its file followed by the bytes of arrays in a round.
 
     A device sends and receives these bytes. For built-in methods, they are in docs/methods.md.
     """

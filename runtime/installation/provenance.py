@@ -16,8 +16,8 @@ from protofleet.runtime.installation.checkout import ROOT, is_checkout
 # Folders whose code decides what a run learns and sends. The code of other folders makes reports, deploys or
 # monitors.
 DECIDING: Final = ("protocol", "runtime", "methods", "edge_client", "coordinator", "lab/local")
-# Settings of an experiment that have no effect on its result. The seed is in this set because it is
-# recorded separately.
+# Settings that are not part of an experiment's digest, because they do not change its result. The seed changes the
+# result, but is recorded separately.
 OTHER_SETTINGS: Final = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures", "confusion"}
     | {
