@@ -75,7 +75,7 @@ class Comparison:
 
     groups: Sequence[Group]
     tables: Sequence[Table]
-    # The accuracy for which the last table shows how many rounds and bytes each experiment needed to reach it.
+    # The accuracy to reach. The last table shows how many rounds and bytes each experiment needed for this accuracy.
     target: AccuracyTarget | None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Define the exceptions that a caller of the API may catch, and raise them in place of internal ones.
+"""Define the exceptions that a caller of the API may catch, and raise them in place of internal exceptions.
 
 These exceptions cover every error that a user can correct. Their messages are the messages of the command
 line.

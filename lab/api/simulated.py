@@ -1,9 +1,8 @@
 """Implement `protofleet.testing.simulate`: run a method's halves in this process, for tests and notebooks.
 
-There is no broker, no clock and no settings file. The messages of the halves are still encoded as bytes, each
-update is checked against its task, and devices measure the same values as in a run. The results are the same
-as with `protofleet run` and these data. `protofleet check` tests a method with a faulty network and with
-crashes.
+There is no broker, no clock and no settings file. The messages of the halves are still encoded as bytes, each update
+is checked against its task, and devices measure the same values as in a run. The results are the same as with
+`protofleet run` on the same data. `protofleet check` tests a method with a faulty network and with crashes.
 """
 
 from __future__ import annotations

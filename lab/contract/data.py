@@ -1,4 +1,4 @@
-"""Check a user's data: equal for equal requests, of the right shape, and good enough to learn from."""
+"""Check that a user's data are equal for equal requests, have the right shape, and are good enough to learn from."""
 
 from __future__ import annotations
 

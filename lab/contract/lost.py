@@ -19,7 +19,7 @@ def lost(one: object, again: object) -> str:
     use this function only if the two halves give different results.
     """
     found = [name for name, value in vars(one).items() if not same(value, vars(again).get(name))]
-    # The model is named only if nothing else differs, because any loss also changes the model.
+    # The model is named only if nothing else differs, because any lost attribute also changes the model.
     telling = [name for name in found if name != "model"] or found
     return ", ".join(f"self.{name}" for name in telling[:MOST])
 

@@ -218,8 +218,8 @@ def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) 
 def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
     """Call `harm` in each round after the first one.
 
-    In the first round, most values that a method learns are still initial values. A loss would not change the
-    result there.
+    In the first round, most values that a method learns are still initial values. If such a value were lost in that
+    round, the result would not change.
     """
 
     def reached(number: int) -> bool:

@@ -1,4 +1,7 @@
-"""Check a user's metric: it returns a number for any samples, is equal for equal samples, and changes nothing."""
+"""Check that a user's metric returns a number for any samples.
+
+It must return equal numbers for equal samples, and must not change the tensors that it gets.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from protofleet.methods.contract.own_metrics import Metric
 
 
 def drawn(samples: int, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
-    """Draw random scores as a network gives them, and random labels of the first `classes` classes."""
+    """Draw random scores in the form of a network's output, and labels of the first `classes` classes."""
     dice = torch.Generator().manual_seed(samples)
     return torch.randn(samples, CLASSES, generator=dice), torch.arange(samples) % classes
 

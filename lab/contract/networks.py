@@ -11,7 +11,8 @@ from protofleet.methods.nets import catalog
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Recipe, recipe_of
 
-MOST: int = 256  # The largest sample that a check tries: pixels of a side, or steps of a series.
+# The largest size of a sample that a check tries: the pixels of a side, or the steps of a series.
+MOST: int = 256
 
 
 def sample_for(recipe: Recipe) -> tuple[int, ...]:

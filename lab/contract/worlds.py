@@ -31,8 +31,8 @@ class RunPolicy(Policy):
     rounds: int = 2
 
 
-# The bits depend on the updates of all devices. Therefore this policy waits for every device,
-# even on a busy machine.
+# The bits of the result depend on the updates of all devices. Therefore this policy waits for every device, even on a
+# busy machine.
 POLICY: Final = RunPolicy(
     rounds=3,
     quorum=3,
@@ -63,7 +63,10 @@ def require(holds: bool, words: str) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A method and a network. A check tests one of these two. Every device allows the plug-ins that they need."""
+    """A method and a network. A check tests one of these two.
+
+    Every device allows the plug-ins of the method and of the network.
+    """
 
     method: str
     plugin: str = ""  # The SHA-256 of the method's plug-in; "" for a built-in method.

@@ -71,7 +71,7 @@ def _check_tensors(path: Path, card: Card) -> None:
 def difference(given: Scores, wanted: Scores) -> float:
     """Return the largest difference between two scores, divided by the largest score.
 
-    A class without a prototype has an infinite score, and it must have one in both arrays.
+    A class without a prototype has an infinite score. This score must be infinite in both arrays.
     """
     finite = np.isfinite(wanted)
     if given.shape != wanted.shape or not np.array_equal(finite, np.isfinite(given)):

@@ -79,7 +79,7 @@ def export_model(order: Order, say: Say) -> Exported:
     place = order.place()
     if order.run.is_dir():  # If the run does not exist, find_model raises a better error below.
         require_place(place)
-    # The model is found before the formats are printed, so that an error about the model is the only line.
+    # The model is found before the formats are printed, so that only the error is printed if there is no such model.
     model = find_model(order.run, order.wanted)
     formats = _formats(order, say)
     if order.check:

@@ -21,7 +21,7 @@ COUNTERS = "num_batches_tracked"
 
 
 def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
-    """Return the file with the numbers of this model, and the card with the positions of the tensors in the file."""
+    """Return the file with this model's tensors, and the card with the positions of these tensors in the file."""
     probe = drawn(roomy(model))
     content = onnx_bytes(probe, card, optimize=False)
     offsets = places_in(content, probe.state_dict())

@@ -74,8 +74,8 @@ class Batch:
         if not self.fresh and is_finished(experiment, self.runs):
             result = outcome(experiment, self.runs)
             with tracking(self.track, self.runs / experiment.name):
-                # The run has finished, so nothing is followed. The tracker only sends rounds that it has not sent
-                # yet.
+                # The run has finished, so there will be no new rounds. The tracker only sends rounds that it has not
+                # sent yet.
                 pass
             print(f"this run has already ended: {result}")
             if result != "finished":

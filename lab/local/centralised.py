@@ -4,9 +4,9 @@ The result is an upper bound for a federation. The training is **not federated**
 data are in one place. The network begins with the same weights as in the run, and learns from the training
 samples of all devices together.
 
-Each round has the number of epochs that a device has in FedAvg, and a new optimiser, but nothing is averaged.
-The one model is measured on the test samples of every domain. The folder has the format of a run's folder, so
-reports and comparisons can show it beside other runs.
+Each round has as many epochs as a round of a device in FedAvg, and begins with a new optimiser. No models are
+averaged. The one model is measured on the test samples of every domain. The folder has the format of a run's folder,
+so reports and comparisons can show it beside other runs.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHype
 
     The network is measured before each round and after the last one, in the same way as a global model.
     """
-    # With one thread, as on the devices of a run, the results have the same bits on any number of cores.
+    # With one thread, the results have the same bits on any number of cores. The devices of a run also use one
+    # thread.
     torch.set_num_threads(1)
     compute_deterministically(strict=False)
     x = torch.cat([shard.train.x for shard in shards.values()])

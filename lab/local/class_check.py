@@ -23,12 +23,12 @@ MOST_SHOWN: Final = 8  # Number of domains that a message lists at most.
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A device or a coordinator whose class names are compared with those of the others."""
+    """A device or a coordinator whose class names are compared with the names of the other participants."""
 
     name: str
     names: Names = ()  # The names of the classes; empty if this machine does not know them.
     data: DataSettings | None = None
-    classes: int = 0  # The number of classes in the settings; 0 if the settings do not have it.
+    classes: int = 0  # The number of classes in the settings; 0 if the settings do not have this number.
     plugins: PlugIns = NO_PLUGINS  # The plug-ins that the participant may run to load its data.
     remote_location: str = ""  # The machine that has the data; "" if the data are on this machine.
 

@@ -20,7 +20,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def require_data(experiments: Iterable[Experiment]) -> None:
-    """Raise DataError that lists all missing folders, or SettingsError if a device would have too few images."""
+    """Raise DataError with a list of all missing folders, or SettingsError if a device would have too few images."""
     missing: dict[Path, str] = {}
     wanted = list(experiments)
     for experiment in wanted:

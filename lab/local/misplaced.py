@@ -27,7 +27,7 @@ OF_A_DEVICE: Final = frozenset({"folder", "federation", "enrolled", "key", "coor
 
 
 def kind_of(table: Mapping[str, Any]) -> str:
-    """Return the command that takes a file with these keys; "" if the keys do not decide it."""
+    """Return the command that takes a file with these keys; "" if these keys do not determine the command."""
     keys = table.keys()
     if "hosts" in keys:
         return "deploy plan --fleet"

@@ -48,7 +48,7 @@ class OwnPlugIns:
         return text
 
     def keep(self, folder: Path) -> None:
-        """Write the bytes that were hashed to the copies in the run's folder."""
+        """Write the copies of the plug-ins in the run's folder. Each copy has exactly the bytes that were hashed."""
         disk = Disk(durable=False)
         for name, path in self._kept_in(folder).items():
             disk.make(path.parent)
@@ -82,6 +82,6 @@ def own_plugins(
 
 
 def _loaded(path: Path, seen: str) -> PluginFile:
-    """Load a plug-in, but first load it in a child process to check that this does not end the process."""
+    """Load a plug-in. A child process loads it first, to check that loading it does not end the process."""
     demand_end(file.read(path, seen))
     return file.from_file(path, allowed=None, seen=seen)[0]

@@ -1,7 +1,7 @@
 """Let only one process use a run's folder. A second process is refused before it changes anything.
 
-The lock is on a file next to the folder, because the folder may be renamed. The kernel releases the lock when
-its process ends in any way. Child processes do not inherit the lock.
+The lock is on a file next to the folder, because the folder may be renamed. The kernel releases the lock when the
+process that holds the lock ends, even after a crash. Child processes do not inherit the lock.
 """
 
 from __future__ import annotations

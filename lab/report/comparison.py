@@ -93,7 +93,7 @@ class ComparedRun:
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
     def points_by_all(self, view: str) -> list[MeasuredPoint]:
-        """Return the measurements of all present devices. Only these can be compared fairly."""
+        """Return the measurements of all present devices. Only these measurements can be compared fairly."""
         return [point for point in self.points(view) if point.by_all]
 
     def is_complete(self, view: str) -> bool:

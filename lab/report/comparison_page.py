@@ -141,7 +141,7 @@ def margins_section(groups: Sequence[Group]) -> str:
 
 
 def group_margins(group: Group) -> list[tuple[str, Margins, Margins]]:
-    """Return the mean margins of a group's anchors and of its prototypes, if it has them.
+    """Return the mean margins of a group's anchors and prototypes, if its runs have saved any.
 
     Each item has a name, the shared margins and the local margins. Each mean is over the group's runs.
     """

@@ -229,10 +229,9 @@ def best_cells(
 ) -> frozenset[tuple[int, int]]:  # fmt: skip
     """Return the row and the column of each best mean, from the column `first` on.
 
-    Two means are equal if their texts are the same. `among` has a group for each row, for example the
-    measured view, and only rows of the same group are compared. If all means of a column are equal, it has no
-    best cell. If the lowest value is the best, 0 does not count, because a run that sends nothing is no
-    federation.
+    Two means are equal if their texts are the same. `among` has a group for each row, for example the measured view,
+    and only rows of the same group are compared. If all means of a column are equal, the column has no best cell. If
+    the lowest value is the best, 0 does not count, because a run that sends nothing is not a federation.
     """
     kinds = among or [""] * len(measured)
     found: set[tuple[int, int]] = set()

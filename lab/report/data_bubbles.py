@@ -3,8 +3,8 @@
 A row is a device, a column is a class, and the area of a bubble is the number of samples. If there are too
 many devices or classes for the picture, several of them share a row or a column.
 
-The picture is as wide as a phone, and at most 460 pixels on wider pages. Therefore its letters have the size
-of the surrounding text on both.
+The picture is as wide as a phone, and at most 460 pixels on wider pages. Therefore its letters have the size of the
+surrounding text on phones and on wider pages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class BubbleRow:
 
 @dataclass(frozen=True)
 class BubbleGrid:
-    """The rows and columns of the picture. If there are too many, several devices or classes share one."""
+    """The rows and columns of the picture.
+
+    If there are too many devices or classes, several of them share a row or a column.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[BubbleRow, ...]

@@ -24,8 +24,8 @@ FEWEST: Final = 3  # A curve is drawn only if there are at least this number of 
 LOG_RATIO: Final = (
     8.0  # The axis is logarithmic if the largest value divided by the smallest value is at least this.
 )
-# The colour of the best cell. The worst cell is nearly white. The letters are black or white, as READABLE
-# decides.
+# The colour of the best cell. The worst cell is nearly white. READABLE decides whether the letters are black or
+# white.
 BLUE: Final = (
     0,
     114,

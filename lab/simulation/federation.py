@@ -181,7 +181,7 @@ class VirtualLoop:
 
     clock: VirtualClock
     app: Callable[[], EventLoopApp[Item]]
-    # Returns the app's current worker. If the worker has ended, the app has ended.
+    # A function that returns the app's current worker. If the worker has ended, the app has ended.
     worker: Callable[[], VirtualWorker]
     turn_seconds: float
     _in_turn: bool = False

@@ -24,7 +24,7 @@ from protofleet.protocol.wire.printable import printable
 
 LOOKS_SECONDS: Final = 0.5
 PATIENCE_SECONDS: Final = 30.0  # Seconds for which the command waits for the trackers after the run is over.
-LONGEST_WORDS: Final = 160  # Maximum letters of an error message of another package that are shown.
+LONGEST_WORDS: Final = 160  # Maximum number of letters that are shown of an error message of another package.
 REPORT_SECONDS: Final = 10.0
 AT_ONCE: Final = 100  # Maximum number of rounds that are sent before the progress is saved.
 
@@ -46,8 +46,8 @@ class Follower(threading.Thread):
     ) -> None:
         """Prepare the thread. `ours` is true if this process conducts the run.
 
-        If a run of this process is over and has no result, it was stopped. For the run of another process,
-        this is not known.
+        If a run of this process is over and has no result, the run was stopped. For the run of another process, it is
+        not known whether the run was stopped.
         """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False
@@ -163,7 +163,7 @@ def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_s
 
 
 def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_the_end: bool) -> Follower:
-    """Send the rounds that exist now, or with `to_the_end` all rounds until the run is over.
+    """Send the rounds that exist now. If `to_the_end` is true, also send later rounds until the run is over.
 
     A thread does the work, so that Ctrl+C has an effect at once.
     """

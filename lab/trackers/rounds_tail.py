@@ -13,7 +13,7 @@ MOST_BYTES: Final = 1 << 22  # Maximum bytes of one read. The file of a long run
 class RoundsTail:
     """The reader of a rounds.jsonl, which remembers its position in the file.
 
-    When a coordinator restarts, it may replace the file by a new file with the same rounds and more.
+    When a coordinator restarts, it may replace the file by a new file that has the same rounds and further rounds.
     """
 
     def __init__(self, path: Path, next_round: int) -> None:

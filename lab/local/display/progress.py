@@ -241,7 +241,7 @@ class ProgressDisplay:
     def _devices(self, width: int, lines: int) -> list[Text]:
         """Return the lines of the devices.
 
-        If there is no room for all devices, those that have not sent their update are shown first.
+        If there is no room for all devices, the devices that have not sent their update are shown first.
         """
         p = self._state
         if not p.cohort:
@@ -263,7 +263,7 @@ class ProgressDisplay:
     def _domains(self, width: int, lines: int) -> list[RenderableType]:
         """Return lines with the accuracy in each domain.
 
-        If there is no room for all domains, the last line says how many are not shown.
+        If there is no room for all domains, the last line has the number of domains that are not shown.
         """
         values = sorted(self._state.accuracy.items())
         shown = values if len(values) <= lines else values[: max(0, lines - 1)]

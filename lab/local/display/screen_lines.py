@@ -18,7 +18,7 @@ def one_line(text: str, width: int, style: str = "") -> Text:
 
 
 def packed(cells: Sequence[Text], width: int, lines: int) -> list[Text]:
-    """Put the cells next to each other on lines. If not all of them fit, the last line counts the others."""
+    """Put the cells next to each other on lines. If some cells do not fit, the last line has their number."""
     filled: list[list[Text]] = [[]]
     for cell in cells:
         cell = cell.copy()

@@ -69,10 +69,10 @@ class Axes:
         )
 
     def x_ticks(self, limit: int) -> list[float]:
-        """Return the values at which the x axis has marks. Each is a multiple of 1, 2 or 5 times a power of ten.
+        """Return the values at which the x axis has marks.
 
-        On a logarithmic axis, the marks are powers of ten. If there are few of them, 2 and 5 times a power of
-        ten are also marks.
+        Each value is a multiple of 1, 2 or 5 times a power of ten. On a logarithmic axis, the marks are powers of
+        ten. If there are few powers of ten, 2 and 5 times a power of ten are also marks.
         """
         if self.log_x:
             first, last = math.floor(math.log10(self.x_low)), math.ceil(math.log10(self.x_high))

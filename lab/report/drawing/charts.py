@@ -174,7 +174,7 @@ def bar_chart(
     label: str,
     faint: Sequence[str] = (),
 ) -> str:
-    """Draw a bar chart. If two names have the same colour, the bars of the name in `faint` are lighter."""
+    """Draw a bar chart. The parts with a name in `faint` are lighter than parts with the same colour."""
     top = max((sum(size for _, size in bar.parts) for bar in series), default=1.0)
     first = min((bar.at for bar in series), default=1)
     last = max((bar.x for bar in series), default=1.0)

@@ -51,7 +51,7 @@ def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
 def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
     """Return the baseline of fig. 1 of FedLSA's paper, by class.
 
-    Each device has margins between its own class means. The baseline of a class is the largest of them over
+    Each device has margins between its own class means. The baseline of a class is the largest of these margins over
     the devices.
     """
     found: Margins = {}

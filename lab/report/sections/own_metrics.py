@@ -15,7 +15,8 @@ from protofleet.lab.report.html_page import section, table
 from protofleet.lab.report.numbers import NONE, three_places
 from protofleet.lab.report.sections.accuracy import ROUNDS_NOTE, VIEWS
 
-# The name of a metric, the view, and the domain. Figures with other names belong to a method and have no mean.
+# The name of a figure: the metric, the view and the domain. Figures with other names belong to a method and have no
+# mean.
 FIGURE: Final = re.compile(r"([a-z][a-z0-9_]*)\.((?:global|personal)(?:-[^.]+)?)\.(.+)")
 
 # Pairs (rounds of training, value), by domain. The mean over the domains is also in this table.

@@ -1,4 +1,4 @@
-"""Choose the colours and shapes of classes, devices, anchors and prototypes. All pictures use the same ones."""
+"""Choose the colours and shapes of classes, devices, anchors and prototypes. All pictures use the same choice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Read the features, prototypes and anchors that devices save for pictures.
 
-devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples, which
-the device's model computed after round 3, and the `domain` of the device.
+devices/<device>/pictures/round-0003.npz holds the `features` [n, D] that the device's model computed from training
+samples after round 3, the `labels` [n] of these samples, and the `domain` of the device.
 
 The file also holds the arrays that the device has received and sent in that round: `received.anchors` [C, L],
 `received.prototypes` [G, D] with `received.labels` and `received.shares` [G], `sent.prototypes` [J, D] with
