@@ -56,9 +56,10 @@ class BrokerKeys:
             return {file: (folder / CURRENT / file).read_bytes() for file in BROKER_FILES}
 
     def _renew(self, name: str, folder: Path) -> None:
-        """Renew the broker's certificate for the same keys if its address has changed or its end is near.
+        """Renew the broker's certificate if the broker's address has changed or the certificate ends soon.
 
-        The earlier addresses of the broker stay in its certificate, because a device may still use one of them.
+        The keys do not change. The earlier addresses of the broker stay in its certificate, because a device may
+        still use one of these addresses.
         """
         known, address = self._certificates.names_in(name), self._certificates.broker_address
         if address not in known:

@@ -412,7 +412,7 @@ def revoke(d: Deployment, o: Options) -> int:
 
 
 def _tell_who_is_revoked(d: Deployment) -> int:
-    """Send the lists of revoked names to the broker and the coordinator, then end the devices' connections."""
+    """Send the lists of revoked names to the broker and the coordinator, then disconnect the chosen devices."""
     if not d.fleet.of_role(BROKER):
         return OK
     outcomes = d.rollout.tell_lists()

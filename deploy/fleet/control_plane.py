@@ -1,4 +1,4 @@
-"""The operator's side of a deployment: the desired state of each host, and the root that signs the files for it."""
+"""The operator's side of a deployment: the desired states of the hosts, and the root that signs the hosts' files."""
 
 from __future__ import annotations
 

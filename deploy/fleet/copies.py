@@ -67,7 +67,7 @@ def check(folder: Path, run: str) -> None:
 
 
 def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Executor], None]:
-    """Return the function that `Rollout.deploy` calls before it starts the service; it restores the copy."""
+    """Return the function that restores the copy. `Rollout.deploy` calls it before the service starts."""
 
     def put(executor: Executor) -> None:
         place, ssh = executor.place, executor.ssh

@@ -56,7 +56,7 @@ class Target:
 
 
 class DesiredState:
-    """The desired state of the hosts of a fleet, computed from its file, its releases and its root."""
+    """The desired state of a fleet's hosts, computed from the fleet's file, releases and root."""
 
     def __init__(
         self, fleet: Fleet, releases: Releases, authority: Authority, certificates: Certificates

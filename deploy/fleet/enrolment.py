@@ -80,7 +80,7 @@ class HostEnrolment:
             raise RunError(f"{name} was not approved: {printable(str(error))}") from None
 
     def readmit(self, name: str) -> str:
-        """Issue new rules for the brokers if the name was revoked before; return a message about it, or "".
+        """Issue new rules for the brokers if the name was revoked before; return a message about the rules, or "".
 
         With the old rules, the brokers deny all topics to this name, even if the name has new keys.
         """

@@ -88,7 +88,7 @@ class ServiceState:
 
     @property
     def healthy(self) -> bool:
-        """Return whether the process takes part in a run or waits for one.
+        """Return whether the process takes part in a run or waits for a run.
 
         A process whose status has the field `over` set will end soon, so the process is not healthy.
         """

@@ -213,7 +213,8 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
     if restart or not is_known_good(installed.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
         if not is_known_good(installed.good, desired):
-            # Only a device has a soak: the broker and the coordinator serve no rounds while there are no devices.
+            # Only a device has a soak. Without devices, there are no rounds in which the broker or the coordinator
+            # could be watched.
             if desired.role == DEVICE:
                 yield Soak(care.soak_rounds, care.soak_seconds)
             yield RecordGood(desired.release, desired.settings)

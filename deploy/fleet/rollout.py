@@ -46,7 +46,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.command.errors import RunError
 
-# The reason in the block of a release that an operator has rolled back although it did not fail.
+# The reason for the block of a release that did not fail, but was rolled back by an operator.
 BY_HAND: Final = "by hand"
 # Time limit for the end of the work in progress, before a failed release is stopped.
 ROLLBACK_DRAIN_SECONDS: Final = 30.0
@@ -192,7 +192,7 @@ class Rollout:
                 self.log.append(name, "accuracy", "stopped", reason=message)
 
     def check(self, ssh: Ssh) -> HostOutcome | None:
-        """Return the outcome of a host without a step to execute; None if the host has steps.
+        """Return the outcome for a host if there is no step to execute; None if there are steps.
 
         A host has no step if it needs no change, or if it cannot be planned or deployed.
         """
@@ -246,7 +246,7 @@ class Rollout:
     def _tell_brokers(self) -> None:
         """Send the broker new rules for a name that is enrolled again.
 
-        The broker's old rules deny all topics to this name, because it was revoked.
+        The broker's old rules deny all topics to this name, because the name was revoked.
         """
         for name, ssh in self._infrastructure.items():
             if self.control.desired.role(name).name == BROKER:

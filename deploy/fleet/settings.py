@@ -64,7 +64,7 @@ R = TypeVar("R")
 
 @contextmanager
 def naming_file(fleet: Fleet) -> Iterator[None]:
-    """Put the path of the fleet's file in front of a SettingsError's message if the message lacks it."""
+    """Put the path of the fleet's file in front of a SettingsError's message if the message lacks this path."""
     try:
         yield
     except SettingsError as error:
@@ -199,7 +199,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Mosquitto:
-    """The limits of a deployed broker. Its port is the one in device.broker."""
+    """The limits of a deployed broker. The port of the broker is the port in device.broker."""
 
     connections: Annotated[int, Within(1, LARGEST_COUNT)] = 2000
     """Largest number of connections."""
@@ -409,7 +409,7 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
 def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
     """Return the coordinator's settings: the settings in the file and the paths of a deployed coordinator.
 
-    If the file names no broker for the coordinator, it uses the broker of the devices.
+    If the file does not name a broker for the coordinator, the coordinator uses the broker of the devices.
     """
     role = ROLES[COORDINATOR]
     table = merge(merge(COORDINATOR_DEFAULTS, {"broker": fleet.device.get("broker", {})}), fleet.coordinator)

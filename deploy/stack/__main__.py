@@ -99,7 +99,7 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check that `up` can be used with these options; raise an error if not."""
+    """Raise an error if `up` cannot be used with these options."""
     stack = stack_from(options)
     check_names(stack)
     require_docker("compose")
@@ -151,7 +151,7 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def follow(options: argparse.Namespace) -> int:
-    """Print one line for each round until the run is over, then its table and report."""
+    """Print one line for each round until the run is over, and then the run's results."""
     return compose.follow(stack_from(options))
 
 

@@ -99,7 +99,7 @@ class Stack:
     def metrics_port(self, device: str) -> int:
         """Return a device's metrics port.
 
-        If each device has a container, all have the same port. In a shared container the ports differ.
+        If each device has its own container, all devices have the same port. In a shared container the ports differ.
         """
         return METRICS_PORT if self.container_per_device else METRICS_PORT + 1 + self.devices.index(device)
 
@@ -139,7 +139,7 @@ def service_names(devices: Iterable[str]) -> dict[str, str]:
     """Return the compose service of each device.
 
     A service's name is also a host name, so it has no capitals, dots or underscores, and at most 63 characters. If
-    two devices would get the same name, or a name is no host name, digits of the device's hash are added.
+    two devices would get the same name, or if a name is not a host name, digits of the device's hash are added.
     """
     plain = {name: "device-" + name.lower().replace("_", "-").replace(".", "-") for name in devices}
     counts = Counter(plain.values())
@@ -160,6 +160,7 @@ def _with_hash(device: str, plain: str, taken: AbstractSet[str]) -> str:
 def container_user() -> tuple[int, int]:
     """Return the user and the group of the containers and of the mounted files.
 
-    They are the user and the group of this process. If root runs this process, they are unprivileged.
+    The result is the user and the group of this process. If root runs this process, the result is a user and a group
+    without privileges.
     """
     return (CONTAINER_UID, CONTAINER_UID) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

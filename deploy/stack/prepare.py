@@ -113,7 +113,8 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
     """
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
-    # The record is removed, because the coordinator waits for every name with a record, as for a device.
+    # The record is removed, because the coordinator waits for every name that has a record. It would wait for the
+    # health check as if it were a device.
     (federation.root / "records" / f"{HEALTHCHECK_CLIENT}.record").unlink(missing_ok=True)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
     mounted.mkdir(exist_ok=True, mode=0o700)

@@ -118,7 +118,7 @@ class Facts:
     now: int
     os: str = ""
     model: str = ""
-    l4t: str = ""  # The version of L4T, such as 36.4.3; "" if the host is no Jetson.
+    l4t: str = ""  # The version of L4T, such as 36.4.3; "" if the host is not a Jetson.
     nvidia: bool = False  # True if there are device files of an NVIDIA GPU.
     tools: frozenset[str] = frozenset()
     # True if ssh-keygen can verify the signature of a file, as in OpenSSH 8.2 and later.

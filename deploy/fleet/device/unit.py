@@ -47,7 +47,8 @@ SystemCallFilter=~@privileged @resources
 SystemCallErrorNumber=EPERM
 UMask=0077
 """
-# The sandbox refuses sched_setaffinity and setpriority. The threads of torch call both, and work without them.
+# The sandbox refuses sched_setaffinity and setpriority. The threads of torch call these two functions, and still work
+# if the calls fail.
 NO_GPU_SANDBOX: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
 
 VENV_UNIT: Final = """\

@@ -83,7 +83,7 @@ def _held(path: Path, host: Host) -> str:
 
 
 def _place(host: Host) -> str:
-    """Return the address of the host as a known_hosts file has it: `ADDRESS` or `[ADDRESS]:PORT`."""
+    """Return the address of the host in the form of a known_hosts file: `ADDRESS` or `[ADDRESS]:PORT`."""
     return f"[{host.address}]:{host.port}" if host.port not in (0, 22) else host.address
 
 
