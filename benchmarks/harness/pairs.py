@@ -11,8 +11,8 @@ from enum import Enum
 from benchmarks.harness.measure import Better
 
 COVERAGE = 0.9
-# Smallest number of pairs. With fewer pairs, the true median is less often than in 7 of 8 cases between the
-# smallest and the largest ratio.
+# Smallest number of pairs. With fewer pairs, the true median is between the smallest and the largest ratio in less
+# than 7 of 8 cases.
 FEWEST = 4
 
 

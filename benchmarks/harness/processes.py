@@ -144,7 +144,10 @@ def _field(rollup: str, name: str) -> float:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the CPU seconds of a process and of its ended children, in user and system mode; 0 if it has ended."""
+    """Return the CPU seconds of a process and of its ended children, in user and system mode.
+
+    The result is 0 if the process has ended.
+    """
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -104,7 +104,7 @@ def link_packages(folder: Path, into: Path) -> None:
 
 
 def fault_in(tree: Tree) -> str:
-    """Return the reason why the code of a tree cannot be measured; "" if it can."""
+    """Return the reason why the code of a tree cannot be measured; "" if the code can be measured."""
     code = "import sys, importlib, protofleet as p; print(p.__file__); [*map(importlib.import_module, sys.argv[1:])]"
     programs = [f"benchmarks.programs.{p.stem}" for p in tree.path[-1].glob("benchmarks/programs/[a-z]*.py")]
     done = subprocess.run(
@@ -119,6 +119,6 @@ def fault_in(tree: Tree) -> str:
 
 
 def git(folder: Path, *words: str) -> str:
-    """Return the output of git, or "" if it fails."""
+    """Return the output of git, or "" if git fails."""
     done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""

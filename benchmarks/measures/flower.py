@@ -5,10 +5,10 @@ its own virtual environment with Flower and NumPy. Its app trains nothing and ne
 light as an app of Flower can be. Our devices load torch and train a real network. Telemetry, the check for
 updates and `uv sync` for every task are off. No other setting is changed.
 
-A round of Flower is timed from the end of the previous round, and a round of protofleet from the task to the
-last update. The same proxy counts the bytes of both. It is in front of the superlink or the broker, and
-counts from the moment when all devices are present to the end of the last round. It counts all bytes of the
-devices' TCP streams, including polls. Bytes between Flower's processes of one device are not counted.
+A round of Flower is timed from the end of the previous round, and a round of protofleet from the task to the last
+update. The same proxy counts the bytes of both systems. It is in front of the superlink or the broker, and counts
+from the moment when all devices are present to the end of the last round. It counts all bytes of the devices' TCP
+streams, including polls. Bytes between Flower's processes of one device are not counted.
 
 Idle memory is the memory of all processes before the first round, when all devices are present. RSS counts
 shared pages in each process, and PSS counts them once.

@@ -1,10 +1,10 @@
 """A round of ten devices that train: ours in shared processes, and Flower's simulation, in the same run.
 
-Both train the network of benchmarks/programs/bare.py on the same number of samples with the same steps. Both
-have as many worker processes as there are cores, each with one torch thread. Our messages are sealed and go
-through a real broker, and each update is stored on the disk. Flower's simulation (Ray, in its own
-environment) passes objects in memory. No model is evaluated. Seconds and CPU of all processes are counted
-from the end of the first round to the end of the last one.
+Both train the network of benchmarks/programs/bare.py on the same number of samples with the same steps. Both have as
+many worker processes as there are cores, each with one torch thread. Our messages are sealed and go through a real
+broker, and each update is stored on the disk. Flower's simulation (Ray, in its own environment) passes objects in
+memory. No model is evaluated. Seconds and CPU of all processes are counted from the end of the first round to the end
+of the last round.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def measured(data: MadeUp) -> MadeUp:
 
 
 def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, float]:
-    """Return the bytes of one device in a round: those of the arrays, and the other bytes by kind of message.
+    """Return the bytes of one device in a round: the bytes of the arrays, and the other bytes by kind of message.
 
     The evaluation counts as one more round.
     """
@@ -108,7 +108,7 @@ def ratio(found: dict[str, float]) -> float:
 
 
 def ratio_up(found: dict[str, float]) -> float:
-    """Return the same ratio for updates only. The messages that request their blocks are included."""
+    """Return the bytes on the wire divided by the bytes of arrays, only for updates and requests for their blocks."""
     return (found["arrays up"] + found["want"] + found["update"]) / found["arrays up"]
 
 

@@ -50,11 +50,11 @@ class EndRun(BaseException):
 
 @dataclass
 class Clockwork:
-    """An observer that notes the duration of each phase, and how long its slowest device worked."""
+    """An observer that notes the duration of each phase, and how long the slowest device of the phase worked."""
 
     asked_at: float = 0.0
     slowest: float = 0.0
-    # Tuples of the phase, the seconds of the phase, and the seconds that its slowest device worked.
+    # Tuples of the phase, the seconds of the phase, and the seconds that the slowest device of the phase worked.
     phases: list[tuple[str, float, float]] = field(default_factory=list)
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:

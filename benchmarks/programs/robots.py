@@ -101,7 +101,7 @@ class Robot:
         self.hello_at = self.held_until = self.reconnect_at = float("inf")
         self.finished = self.connected = self.sent_hello = self.was_lost = False
 
-    # Methods that the link calls, because the robot is its transport.
+    # Methods that the link calls, because the robot is the transport of the link.
 
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
         self.client.publish(topic, frame, 1, retain)
@@ -300,7 +300,7 @@ class Robots:
         self.counts: Counter[str] = Counter()
         self.all = [Robot(wish, number, self.counts) for number in range(len(wish.names))]
         self.selector = selectors.DefaultSelector()
-        # By the robot's number: the handle of the robot's socket, and the events for which the selector waits.
+        # For each robot, by its number: the handle of its socket, and the events for which the selector waits.
         self._watched: dict[int, tuple[int, int]] = {}
         self._due: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []

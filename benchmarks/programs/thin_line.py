@@ -1,9 +1,9 @@
 """A 1 MB update over a slow, long, lossy line: 250 kbit/s, 300 ms for each round trip, 2 of 100 packets lost.
 
-A proxy between the device and the broker delays the bytes. It cannot lose a packet of a TCP stream that it
-forwards, so it imitates the effect of a loss on the stream. A lost segment arrives later, after a round trip
-and 200 ms. The segments behind it wait for it, and it uses its share of the line twice. The proxy does not
-lower the rate as congestion control would, so a real line with many losses is slower.
+A proxy between the device and the broker delays the bytes. It cannot lose a packet of a TCP stream that it forwards,
+so it imitates the effect of a loss on the stream. A lost segment arrives later, after a round trip and 200 ms. The
+segments behind the lost segment wait for it, and the lost segment uses its share of the line twice. The proxy does
+not lower the rate as congestion control would, so a real line with many losses is slower.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The speed of 64 MiB from a device to the coordinator, and of a plain publish of 64 MiB on the same broker.
 
-Our transfer is timed from the offer of a finished update to the moment when the coordinator has checked every
-block and has given the file on its disk its final name. The plain publish is timed from `publish` to the
-receiver's `on_message`. Its bytes are not checked and not stored. Each receiver has its own process.
+Our transfer is timed from the offer of a finished update to the moment when the coordinator has checked every block
+and has given the file on its disk its final name. The plain publish is timed from `publish` to the receiver's
+`on_message`. The bytes of the plain publish are not checked and not stored. Each receiver has its own process.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def one(method: str, rounds: int = ROUNDS, network: Network | None = None) -> di
 
 
 def run(plan: Plan, folder: Path, written: Written) -> int:
-    """Run until the run ends, and return the largest size of the device's folder at the beginning of a round."""
+    """Run the plan to its end, and return the largest size of the device's folder at the beginning of a round."""
     names, most = [f"device-{i}" for i in range(DEVICES)], 0
     shards = {name: made_up(name, CLASSES, plan.size, EXAMPLES) for name in names}
     policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)

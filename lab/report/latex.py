@@ -1,4 +1,4 @@
-"""Write tables for LaTeX. Each name is escaped, so that every letter is printed and none acts as a command.
+"""Write tables for LaTeX. Each name is escaped, so that every letter is printed and no letter acts as a command.
 
 pdfLaTeX stops at a letter that is in none of its fonts. Other engines leave such a letter out. Therefore such
 a letter is written with commands for its accents, as mathematics, or as U+ and its number.

@@ -102,7 +102,7 @@ def check_with_tool(folder: Path) -> int:
 
 
 def check(uv: Path, locks: Sequence[Path]) -> int:
-    """Print for each Python and machine whether all locked packages can be installed. Return 1 if not.
+    """Print for each Python and machine whether all locked packages can be installed. Return 1 if some cannot.
 
     Only the index's data about each package are downloaded.
     """
@@ -117,7 +117,7 @@ def check(uv: Path, locks: Sequence[Path]) -> int:
 
 
 def problem_on(python: str, machine: str, uv: Path, locks: Sequence[Path]) -> str:
-    """Return the reason why the packages cannot be installed for this Python and machine; "" if they can."""
+    """Return the reason why the packages cannot be installed for this Python and machine; "" if there is none."""
     how = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--target", str(uv.parent / "nowhere"))
     command = [str(uv), "pip", "install", "--dry-run", "--quiet", *how]
     command += ["--python-version", python, "--python-platform", machine]
@@ -164,7 +164,7 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
 
 
 def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPackage]]) -> list[LockedPackage]:
-    """Return the packages that no other lock file has for the same Python versions or for all of them.
+    """Return the packages that no other lock file has for the same Python versions or for all Python versions.
 
     If another lock file has a package for some Python versions only, this lock file may need it for all
     versions.

@@ -57,7 +57,7 @@ def _round(server: ServerHalf) -> Iterator[Question]:
 
 
 def cheap_settings(method: str) -> dict[str, int]:
-    """Return settings that make the computation short and change no array."""
+    """Return settings that make the computation short and do not change the arrays in the table."""
     known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
     return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
 

@@ -60,7 +60,10 @@ def section(title: str, cls: type) -> str:
 
 
 def all_settings() -> Iterator[str]:
-    """Yield a table of keys for each TOML table. For a method, it has only keys that are special to the method."""
+    """Yield a table of keys for each TOML table.
+
+    The table of a method has only the keys that not every method has, and keys with another default.
+    """
     for cls, tables in by_class([*file_tables(), LOCAL]):
         yield described(tables, summary(cls), keys(cls))
     for name in names():

@@ -12,7 +12,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 ATTRIBUTES: Final = ("href", "src")
-TEMPLATES: Final = "_static"  # A folder of the theme's templates, which are no pages of the site.
+# The name of a folder with the theme's templates. These templates are not pages of the site.
+TEMPLATES: Final = "_static"
 
 
 @dataclass

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-# Code is matched first, because a text in code that looks like a link is no link.
+# Code is matched first, because a text in code that looks like a link is not a link.
 LINK: Final = re.compile(
     r"^ *```.*?^ *```$|(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?P=ticks)(?!`)"
     r"|(?P<file>\[[\w./-]+\.md)?\]\((?P<target>[^)\s#]*)(?P<section>#[^)\s]*)?\)",

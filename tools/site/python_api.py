@@ -40,7 +40,7 @@ def entry(module: ModuleType, name: str) -> str:
 
 
 def kind(thing: object) -> str:
-    """Return the Sphinx directive for an object. An object that is no function, class or exception is data."""
+    """Return the Sphinx directive for an object. An object that is not a function, class or exception is data."""
     if inspect.isclass(thing):
         return "autoexception" if issubclass(thing, Exception) else "autoclass"
     return "autofunction" if inspect.isroutine(thing) else "autodata"
