@@ -16,8 +16,8 @@ from benchmarks.harness.processes import cpu_seconds
 class BusyProcesses:
     """Processes that keep cores busy inside a `with processes.running()` block, and are stopped outside.
 
-    Each process has its own session, as the processes of other programs have. Some Linux systems divide the
-    cores among sessions, and processes of one session would count as one.
+    Each process has its own session, like the processes of other programs. Some Linux systems divide the cores among
+    sessions, and processes of one session would count as one.
     """
 
     def __init__(self, number: int) -> None:

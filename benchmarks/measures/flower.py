@@ -1,9 +1,9 @@
 """A comparison with Flower's real processes: the FedAvg of benchmarks/programs/rounds.py in the same run.
 
-Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in
-its own virtual environment with Flower and NumPy. Its app trains nothing and needs no torch, so it is as
-light as an app of Flower can be. Our devices load torch and train a real network. Telemetry, the check for
-updates and `uv sync` for every task are off. No other setting is changed.
+Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in its own
+virtual environment with Flower and NumPy. Its app does not train and does not need torch, so the app is as light as
+an app of Flower can be. Our devices load torch and train a real network. Telemetry, the check for updates and
+`uv sync` for every task are off. No other setting is changed.
 
 A round of Flower is timed from the end of the previous round, and a round of protofleet from the task to the last
 update. The same proxy counts the bytes of both systems. It is in front of the superlink or the broker, and counts

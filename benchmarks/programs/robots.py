@@ -63,7 +63,7 @@ LOOK_SECONDS = 10.0  # Seconds between two checks whether an idle connection mus
 RETRY_SECONDS = (
     0.5,
     30.0,
-)  # Shortest and longest pause before a lost connection is tried again, as in the product.
+)  # Shortest and longest pause before a lost connection is tried again. The product uses the same values.
 MAX_PACKET = 268_435_455
 
 

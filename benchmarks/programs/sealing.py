@@ -50,7 +50,7 @@ def plain(data: bytes) -> None:
 
 
 def sealed(data: bytes, bare: Manifest, keys: dict[str, Keys]) -> Iterator[bytes]:
-    """Yield the offer and all blocks in order, as the connection to the broker gets them."""
+    """Yield the offer and all blocks, in the order in which the connection to the broker gets them."""
     manifest = Manifest(bare.object, bare.size, bare.block, bare.hashes, bare.parts, os.urandom(blocks.KEY))
     yield said(codec.encode(ANSWER, manifest), keys, SEALED)
     step = manifest.block

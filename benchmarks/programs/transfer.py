@@ -163,7 +163,7 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
     ring = load_keyring(folder / "keys" / "public")
     transport.connect()
-    # Each store is kept, as in the product. A new store would compute all hashes again.
+    # Each store is kept, because a new store would compute all hashes again. The product keeps its stores too.
     stores: dict[str, ObjectStore] = {}
     link = CoordinatorLink(
         me, ring, TOPICS, transport, lambda d: stores.setdefault(d, ObjectStore(folder / "spool" / d)), ""

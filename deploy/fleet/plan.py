@@ -1,4 +1,4 @@
-"""Compare the present state of a host with its desired state, and list the steps from one to the other.
+"""Compare the present state of a host with its desired state, and list the steps that lead to the desired state.
 
 This module connects to no host: a plan is a value that can be printed or executed. After an interrupted step,
 the state of the host gives the same plan again, without the steps that are finished.

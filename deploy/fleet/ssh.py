@@ -166,7 +166,7 @@ class Ssh:
 
 
 def in_brackets(address: str) -> str:
-    """Return the address as rsync needs it: an IPv6 address in brackets, because it contains colons."""
+    """Return the address in the form that rsync needs: an IPv6 address is in brackets, because it contains colons."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -14,7 +14,10 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 
 
 def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) -> Experiment:
-    """Read the experiment. With a seed, the run is called <name>-s<seed>, as with `protofleet run --seeds`."""
+    """Read the experiment. With a seed, the run is called <name>-s<seed>.
+
+    The command `protofleet run --seeds` uses the same names.
+    """
     if isinstance(source, Mapping):
         experiment = experiment_of_table({str(key): plain(value) for key, value in source.items()})
     elif isinstance(source, str | Path):

@@ -58,7 +58,7 @@ def _listed(inputs: object) -> list[Any] | None:
 
 
 def _pictures(paths: Sequence[Path], takes: Input) -> Tensor:
-    """Read pictures with the size and the channels of the model's input, as a device reads its own pictures."""
+    """Read pictures with the size and the channels of the model's input. Devices read pictures in the same way."""
     if takes.kind != "image":
         raise SettingsError(
             f"the input of the model is a {takes.kind} and not a picture; give an array in place of paths"

@@ -38,10 +38,9 @@ def require_check(formats: Sequence[str]) -> None:
 def check_files(
     folder: Path, model: Served, card: Card, formats: Sequence[str], say: Callable[[str], None]
 ) -> Mapping[str, float]:
-    """Compare the scores of the files with those of the model, and return the differences.
+    """Compare the scores of the files with the model's scores, and return the differences.
 
-    If the scores of a file differ too much from those of the model, a RunError is raised, and the export is
-    not kept.
+    If the scores of a file differ too much from the model's scores, a RunError is raised, and the export is not kept.
     """
     samples = card.input.drawn(SAMPLES)
     with torch.no_grad():

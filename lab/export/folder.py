@@ -26,7 +26,7 @@ from protofleet.protocol.storage.folder_lock import held, is_held
 from protofleet.runtime.command.errors import RunError
 
 NEW, OLD = ".new", ".old"
-MODE: Final = 0o777  # The folder's mode, from which the umask is subtracted, as for any new folder.
+MODE: Final = 0o777  # The mode of a new folder. The umask is subtracted from this mode.
 
 
 def require_place(place: Path) -> None:

@@ -18,7 +18,7 @@ SETTINGS: Final = "coordinator.toml"
 def plugins_of_run(folder: Path, named: PlugIns) -> PlugIns:
     """Return the plug-ins that the coordinator of a run allowed, and the plug-ins in `named`.
 
-    The paths are those of the copies in the run's folder, because the folder may have been moved. If the
+    The result also has the paths of the copies in the run's folder, because the folder may have been moved. If the
     coordinator ran as a service, its settings and plug-ins are in another folder. In that case the user must name
     the plug-ins.
     """

@@ -23,8 +23,8 @@ PICTURE: Final = """\
     x = np.asarray(opened(path).convert("{mode}").resize(({width}, {height})), np.float32)
     x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
 """
-# The checks in this program are those of `read_picture`: only regular files, only some formats, and limits on the
-# size before anything is decoded. TIFF is not accepted, because a check of its tables would be longer than the
+# The checks in this program are the checks of `read_picture`: only regular files, only some formats, and limits on
+# the size before anything is decoded. TIFF is not accepted, because a check of its tables would be longer than the
 # rest of the program.
 OPENED: Final = """\
 

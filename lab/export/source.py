@@ -126,7 +126,7 @@ def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[in
         over = [
             line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"
         ]
-        # An evaluation changes no weights, so the state at its start is also the last state of the run.
+        # An evaluation does not change weights, so the state at its start is also the last state of the run.
         return min(run.round, *over, rounds + 1), run.newest()
     if (best := run.best()) is not None:
         return best

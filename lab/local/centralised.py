@@ -119,7 +119,7 @@ def settings_table(experiment: Experiment) -> dict[str, Any]:
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:
     """Return the experiment with the name of its centralised run.
 
-    If a seed is given, the name ends with the seed, as the names of other runs do.
+    If a seed is given, the name ends with the seed, like the names of other runs.
     """
     name = f"{experiment.name}-{NAME}"
     return (

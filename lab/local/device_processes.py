@@ -109,9 +109,9 @@ class DeviceProcesses:
     def _done_too_early(self) -> dict[str, str]:
         """Return the reasons for processes that ended with exit code 0 before the run was over.
 
-        For example, a half may call `os._exit(0)`. After the end of the run, exit code 0 is no failure. But this
-        program may not have read the coordinator's line about the end yet. Therefore a process is reported
-        only if two checks in a row find exit code 0.
+        For example, a half may call `os._exit(0)`. After the end of the run, exit code 0 is not a failure. But this
+        program may not have read the coordinator's line about the end yet. Therefore a process is reported only if
+        two checks in a row find exit code 0.
         """
         done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
         twice = done & self._done

@@ -463,7 +463,7 @@ def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[s
 
 
 def experiment_table(path: Path) -> dict[str, Any]:
-    """Return the settings of a file, merged with those of its bases.
+    """Return the settings of a file, merged with the settings of its bases.
 
     A relative path of a data folder starts at the folder of the file that contains the path, and not at the
     working directory.

@@ -79,8 +79,8 @@ class SupervisedProcess:
 def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -> None:
     """Run the devices of a folder until all of them have finished.
 
-    A signal stops the devices and raises RunError, as for a single device. If `processes` is 0, each device
-    has its own process.
+    A signal stops the devices and raises RunError. The command for a single device does the same. If `processes` is
+    0, each device has its own process.
     """
     settings = sorted(path for name in SETTINGS for path in folder.glob(f"*/{name}"))
     if not settings:

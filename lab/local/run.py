@@ -264,7 +264,7 @@ def watch(
     assert coordinator.stdout is not None
 
     def on_idle() -> None:
-        if not progress.finished:  # Once the run is over, an exit of a device is no failure.
+        if not progress.finished:  # Once the run is over, an exit of a device is not a failure.
             broker.look()
             devices.restart_killed()
             check_quorum(experiment, processes, devices, progress.print)

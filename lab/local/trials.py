@@ -99,7 +99,7 @@ class SweepTrials:
 
     @property
     def near(self) -> list[Trial]:
-        """Return the other finished trials whose mean is close to that of the chosen trial.
+        """Return the other finished trials whose mean is close to the mean of the chosen trial.
 
         Close means: the difference is at most the standard deviation over the seeds of the chosen trial.
         """

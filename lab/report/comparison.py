@@ -159,8 +159,8 @@ class AccuracyTarget:
 def best_by_validation(points: Sequence[MeasuredPoint], view: str) -> MeasuredPoint | None:
     """Return the first measurement with the highest mean validation accuracy.
 
-    Only measurements of all present devices are compared. Test samples have no part in the choice. For the
-    devices' own models, the last evaluation is used only if there are no other measurements, because it may
+    Only measurements of all present devices are compared. Test samples have no part in the choice. For the devices'
+    own models, the last evaluation is used only if there are no other measurements, because the last evaluation may
     measure another model, for example after a last fit.
     """
     measured = [point for point in points if point.validation and point.by_all]

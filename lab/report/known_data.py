@@ -17,7 +17,7 @@ Count = Annotated[int, Within(0, 1 << 40)]
 
 @dataclass(frozen=True)
 class DataFile:
-    """The contents of data.json, as a device writes it."""
+    """The contents of the file data.json, which a device writes."""
 
     domain: str
     counts: tuple[Count, ...]

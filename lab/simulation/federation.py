@@ -1,6 +1,6 @@
 """Run a whole federation in one process: the real agents and coordinator, with a simulated network.
 
-To simulate a crash, a coordinator or an agent is replaced by a new one, which reads the files on the disk.
+To simulate a crash, a coordinator or an agent is replaced by a new object, which reads the files on the disk.
 """
 
 from __future__ import annotations

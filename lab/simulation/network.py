@@ -60,8 +60,8 @@ class SimulatedTransport:
     alive: bool = True
     errors: CaughtErrors = field(default_factory=CaughtErrors)
     broker_certificate_ends: float | None = None
-    # A function that is called before each frame is sent. A test can stop a process there, as with a Disk's
-    # `before_step`.
+    # A function that is called before each frame is sent. A test can stop a process in this function. The function
+    # `before_step` of a Disk has the same purpose.
     before_step: Callable[[str, str], None] = lambda step, topic: None
 
     def subscribe(self, topic: str) -> None:

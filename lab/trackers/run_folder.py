@@ -20,7 +20,7 @@ TRIALS: Final = "trials.json"  # The name of a sweep's file in runs/sweeps/NAME.
 REPORT: Final = "report.html"
 FILES: Final = (REPORT, ROUNDS, SUMMARY)
 SECRETS: Final = frozenset({"username", "password"})  # Settings of a broker that are not sent to a tracker.
-# The run of a service has no experiment.toml. These settings are read from its summary.
+# The run of a service has no experiment.toml. These settings are read from the run's summary.
 OF_A_SUMMARY: Final = {"method": "method.name", "network": "network.name", "rounds": "rounds", "seed": "seed"}
 
 

@@ -128,7 +128,7 @@ def event_of(line: str) -> dict[str, Any] | None:
 class ProgressDisplay:
     """The display of a run from the lines that the coordinator prints.
 
-    A line that is not an event is printed as it is.
+    A line that is not an event is printed unchanged.
     """
 
     def __init__(

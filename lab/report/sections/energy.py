@@ -58,7 +58,7 @@ def picture(rounds: Rounds) -> str:
 
 
 def devices_table(found: Mapping[str, Mapping[str, float]], devices: list[str], rounds: Rounds) -> str:
-    """Return the table of devices. If there are many devices, only those with the most joules are shown.
+    """Return the table of devices. If there are many devices, only the devices with the most joules are shown.
 
     A device that cannot measure joules has no number.
     """
