@@ -12,8 +12,8 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost
 
-# Seconds from the last connection to the restart of the broker. A device whose connection was shorter than this waits
-# before it connects again, and the wait would be measured too.
+# The broker is restarted so many seconds after the last device has connected. After a shorter connection, a device
+# waits before it connects again, and the measure would include this wait.
 STABLE_SECONDS = 12.0
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 120.0

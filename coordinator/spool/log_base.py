@@ -25,7 +25,7 @@ QUERY: Final = "SELECT file, base FROM log_base"
 
 @dataclass
 class LogBase:
-    """Two numbers: `file` is the number of the index file, and `base` is the number for which the log was written."""
+    """The number in the index file (`file`), and the number that the file had when its log began (`base`)."""
 
     file: int
     base: int

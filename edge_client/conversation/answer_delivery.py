@@ -18,8 +18,8 @@ log = logging.getLogger("protofleet.device")
 
 RESEND_SECONDS: Final = 5.0  # first pause before an update is sent again; each later pause is twice as long
 LONGEST_RESEND_SECONDS: Final = 60.0
-# The first pause is also at least this factor times the seconds in which the last receipt arrived, but at most
-# LONGEST_RESEND_SECONDS. Otherwise repeated updates would make a slow coordinator slower.
+# The first pause is at least this factor times the seconds after which the last receipt arrived. It is never longer
+# than LONGEST_RESEND_SECONDS. Otherwise repeated updates would make a slow coordinator slower.
 RECEIPT_FACTOR: Final = 4.0
 # The first part of metric names such as "accuracy.test.global"; the last part names the evaluated model.
 ACCURACY: Final = "accuracy.test."

@@ -53,7 +53,7 @@ class HelloTimer:
 
     @property
     def was_welcomed(self) -> bool:
-        """Return whether this coordinator has sent a welcome to this device, which it does after a hello."""
+        """Return whether this coordinator has sent a welcome to this device; a welcome is the reply to a hello."""
         return self._is_welcome
 
     def heard(self, message: Message, epoch: int) -> None:

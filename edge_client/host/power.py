@@ -27,8 +27,8 @@ INA: Final = "ina"  # start of the kernel's names for INA chips, which measure p
 # intel-rapl:0 is a package, and intel-rapl:0:1 is a part of this package. intel-rapl-mmio:0 is the same package
 # again, and a laptop's psys contains packages, so these two are not counted.
 PACKAGE: Final = re.compile(r"intel-rapl:\d+")
-# If a counter seems to grow faster than with this power, the counter was set back, for example because the board was
-# suspended.
+# The largest power in watts that is accepted. If the energy counter shows more, the board has set the counter back,
+# for example because it was suspended.
 MOST_WATTS: Final = 10_000.0
 UNREADABLE: Final = (OSError, ValueError)
 

@@ -26,7 +26,7 @@ CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", r
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The revocation lists and the version of the root keys on a host. Only lists that this root has signed count."""
+    """The revocation lists and the version of the root keys on a host. Lists of another root are ignored."""
 
     version: int = 0  # The version of the revocation list. For a broker, it is the smallest possible version.
     serials: frozenset[int] = frozenset()  # The serial numbers in the host's revocation lists.

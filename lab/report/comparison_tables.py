@@ -119,9 +119,9 @@ def origin_table(groups: Sequence[Group]) -> Table:
         for group in groups
     ]
     note = (
-        "The commit is that of the checkout; a + follows it if files differed from the commit. The column sources "
-        "has a digest of the code that decides results, which a wheel has too. The column experiment has a digest "
-        "of the resolved settings without the seed."
+        "The commit is that of the checkout. A plus sign after it means that files differed from the commit. The "
+        "column 'sources' has a digest of the code that decides results; a wheel has this digest, too. The column "
+        "'experiment' has a digest of the resolved settings without the seed."
     )
     head = ["run", "commit", "sources", "experiment", "torch", "machine of the coordinator"]
     return Table("Where the figures come from", note, head, rows)

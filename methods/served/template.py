@@ -74,7 +74,7 @@ def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
 
 
 def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
-    """Return the tensors of the same rule, padded to `rows` rows and to `each` places for each class."""
+    """Return the tensors of the rule with padding: `rows` rows, and `each` places for each class."""
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(

@@ -388,8 +388,9 @@ class DeviceLink(Link):
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
         """Return whether the stored epoch is far ahead of the clock, and this header has an older, plausible epoch.
 
-        Then the stored epoch was accepted while this device's clock was not believed. The stored epoch is kept
-        until another coordinator sends a message, because its coordinator may still run with a wrong clock.
+        Then the stored epoch was accepted while this device's clock was not believed. The device keeps the stored
+        epoch until another coordinator sends a message, because the coordinator of this epoch may still run, with a
+        wrong clock.
         """
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)

@@ -25,7 +25,7 @@ class TaskSender:
     def __init__(self, link: LinkToDevices, credit: Credit) -> None:
         self._link, self._credit = link, credit
         self._broadcasts: dict[bytes, Broadcast] = {}
-        self._may_follow = True  # True if the open broadcast may be sent after the tasks without a request
+        self._may_follow = True  # True if the open broadcast may be sent unrequested after the tasks
         # Devices that get the open broadcast after their tasks, without a request.
         self._followers: list[str] = []
 

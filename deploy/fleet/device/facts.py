@@ -19,7 +19,9 @@ from protofleet.protocol.wire.printable import printable
 
 MODEL: Final = re.compile(r"(current|champion|pinned) (v[0-9]{6,9}) ([0-9]{1,9})")
 DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # A temperature in thousandths of a degree.
-SHOWN: Final = 80  # If an output cannot be read, this number of its last characters is shown.
+SHOWN: Final = (
+    80  # Number of characters at the end of an output that are shown if the output cannot be decoded.
+)
 
 
 @dataclass(frozen=True, slots=True)

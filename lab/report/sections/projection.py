@@ -1,4 +1,4 @@
-"""Project features of several devices, with anchors and prototypes, to two dimensions by t-SNE."""
+"""Compute two-dimensional positions by t-SNE for the features, anchors and prototypes of several devices."""
 
 from __future__ import annotations
 
