@@ -18,7 +18,8 @@ Bits: TypeAlias = NDArray[np.uint8]
 
 # Largest number of bits of a remainder. This is enough, because a record has at most 2**20 numbers.
 MOST_WIDTH: Final = 24
-CHUNK: Final = 1 << 13  # bytes of a unary stream that are expanded at a time, to 64 kB of bits
+# Bytes of a unary stream that are unpacked at a time. Each bit becomes one byte, so the result has 64 kB.
+CHUNK: Final = 1 << 13
 
 
 def pack_bits(bits: Bits) -> bytes:

@@ -1,4 +1,4 @@
-"""All arrays of one kind in a message, coded: the content of one array of bytes in a body.
+"""Write and read bundles. A bundle contains all coded arrays of one kind, and is one array of bytes in a body.
 
     bundle := u8 1 | u8 flags | [u32 length, if flags & 2: the rest is one zlib stream of this length]
               | [names, if flags & 1] | record ...
@@ -6,9 +6,9 @@
     record := u8 form, + 128 with a reference | [u8 dtype, u8 dimensions, leb length ...: only without a reference]
               | leb size | content
 
-Without `names`, the names are those that both sides know, ascending. An array of more than 2**20 numbers has several
-records; the records after the first have no dtype and no shape. All sizes are checked before memory for the
-numbers is allocated.
+Without `names`, the arrays have the names that both sides know, in ascending order. An array of more than 2**20
+numbers has several records; the records after the first have no dtype and no shape. All sizes are checked before
+memory for the numbers is allocated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class Coded:
 
 
 def write_bundle(arrays: Mapping[str, Coded], known: Sequence[str], pack: bool = False) -> bytes:
-    """Return a bundle; names are left out if they are the names `known` to the reader.
+    """Return a bundle of these arrays.
+
+    If the names of the arrays are exactly the names in `known`, the bundle does not contain the names, because the
+    reader knows them.
 
     With `pack`, the part after the header is compressed by zlib if this makes it smaller.
     """
@@ -113,7 +116,7 @@ class ArrayRecord:
 class ArrayEntry:
     dtype: str
     shape: tuple[int, ...]
-    added: bool  # whether the numbers are added to those of the reference
+    added: bool  # whether the records contain a difference, which is added to the reference
     records: list[ArrayRecord] = field(default_factory=list)
 
 
@@ -125,8 +128,8 @@ class Bundle(Mapping[str, Array]):
     ) -> None:
         """Check the bundle, and raise Rejected if it has a fault. No number is decoded here.
 
-        `known` are the names of the arrays if the bundle does not contain names. A decoded difference is added to
-        the array of the same name in `reference`.
+        If the bundle does not contain the names of its arrays, the arrays have the names in `known`. A decoded
+        difference is added to the array of the same name in `reference`.
         """
         self._rules, self._reference, self._kept = rules, reference, 0
         cursor = Cursor(*_opened(data, rules))

@@ -1,4 +1,4 @@
-"""Code the arrays of one kind by a stage: choose the form of each array, write the bundle, and keep what was lost."""
+"""Code the arrays of one kind as their stage says: choose forms, write the bundle, and keep the rounding errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from protofleet.protocol.settings.codec import BROADCAST, STOCHASTIC, TERNARY, C
 from protofleet.protocol.wire.arrays import SlicedArrays
 from protofleet.protocol.wire.messages import Array
 
-# Arrays with fewer numbers, and vectors, are coded as int8. They have few of the bytes, but a large effect.
+# A vector, or an array with fewer numbers than this, is a small array. The difference of a small array is coded as
+# int8, except if the stage has a form of 16 bits. Small arrays take few of the bytes, but errors in them matter.
 SMALL: Final = 1 << 10
 # A rounded variance of a batch norm may become zero or negative, so these arrays are sent as float16.
 STATISTICS: Final = ("running_mean", "running_var")
@@ -108,7 +109,8 @@ def _difference(value: Array, held: Array, residual: Array | None) -> Floats:
 def _without_reference(value: Array, stage: CodecStage) -> Choice:
     """Return the choice for an array that is not coded as a difference from a reference.
 
-    A stage without a reference uses its own form for small arrays too, because prototypes of ten classes are small.
+    If the stage does not use a reference, its form is used for small matrices too. The reason is that the prototypes
+    of ten classes are a small matrix.
     """
     if stage.against == BROADCAST or value.ndim < 2:
         return Choice(_half(value, stage), value, False)
@@ -126,7 +128,7 @@ def _form(stage: CodecStage, values: Array) -> Form:
 
 
 def _half(values: Array, stage: CodecStage) -> Form:
-    """Return the form of 16 bits that can hold the numbers, or EXACT if neither can."""
+    """Return a form of 16 bits whose range contains all numbers, or EXACT if the numbers are too large."""
     if stage.form != "bfloat16" and np.isfinite(float16_of(values)).all():
         return Form.FLOAT16
     return Form.BFLOAT16 if np.isfinite(from_bfloat16(bfloat16_of(values))).all() else Form.EXACT

@@ -25,7 +25,7 @@ def bfloat16_of(values: Array) -> NDArray[np.uint16]:
 
 
 def bfloat16_not_below(values: Array) -> NDArray[np.uint16]:
-    """Return for each number the bits of the smallest bfloat16 that is not less; the numbers must not be negative."""
+    """Round each number up to a bfloat16, and return the bits; the numbers must not be negative."""
     raw = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     return ((raw + 0xFFFF) >> 16).astype("<u2")
 

@@ -44,7 +44,7 @@ def pack_ints(values: Array) -> bytes:
 
 
 def unpack_ints(data: bytes | memoryview, count: int) -> NDArray[np.int64]:
-    """Return the numbers in `data`, or raise Rejected if there are not `count` or if a number is badly formed."""
+    """Return the numbers in `data`; raise Rejected for a malformed number, or if there are not exactly `count`."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 128)
     if len(ends) != count or (len(raw) and (not len(ends) or ends[-1] != len(raw) - 1)):

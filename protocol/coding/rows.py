@@ -2,7 +2,8 @@
 
 A row is all numbers with the same first index of an array. A vector is one row.
 
-    scale = bfloat16 of (largest size in the row / largest code), rounded up       number = scale * code in float32
+    scale  = bfloat16 of (largest absolute value in the row / largest code), rounded up
+    number = scale * code in float32
 
 Scales are rounded up, so that no code exceeds the largest code. The error of a number is at most half a scale, or one
 scale if rounding is stochastic. All scales come first, then all codes.
@@ -55,7 +56,7 @@ UINT4: Final = CodeGrid(4, False)
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of rows and the numbers in a row."""
+    """Return how many rows there are, and how many numbers each row has."""
     rows = shape[0] if len(shape) > 1 else 1
     return rows, math.prod(shape) // rows if rows else 0
 

@@ -19,7 +19,7 @@ OWN_FORMS: Final = {
     TERNARY: frozenset({Form.TERNARY}),
 }
 ALWAYS: Final = frozenset({Form.SAME, Form.EXACT, Form.INTS})
-# A stage that rounds uses these forms too: for statistics of batch norm, for new arrays and for small arrays.
+# Every stage that rounds may also use these forms, for statistics of batch norm, new arrays and small arrays.
 WHERE_ROUNDED: Final = frozenset({Form.FLOAT16, Form.BFLOAT16, Form.INT8})
 LOSSLESS: Final = CodecStage(against=BROADCAST)
 

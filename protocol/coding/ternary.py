@@ -1,12 +1,14 @@
 """Keep the few largest numbers of an array; all other numbers become 0 (sparse ternary compression).
 
-All kept numbers get the same size. Each keeps its sign.
+All kept numbers get the same absolute value, called `size`. Each number keeps its sign.
 
     content := u32 count | float32 size | u8 width | gaps in Rice code | signs        a sign of 1 is plus
 
 A gap is the number of zeros before a kept number, so the positions ascend and no position can occur twice.
-Sattler et al., 2020: Robust and communication-efficient federated learning from non-i.i.d. data. Here one threshold
-holds for all arrays of a message, because with one count for each array some layers hardly learn.
+
+The algorithm is from Sattler et al., 2020: Robust and communication-efficient federated learning from non-i.i.d.
+data. Here one threshold is used for all arrays of a kind. If each array kept a fixed share of its own numbers, some
+layers would hardly learn.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ GOLDEN: Final = (math.sqrt(5) + 1) / 2
 def largest(arrays: Sequence[Floats], count: int) -> list[Whole]:
     """Return for each flat array the positions of its numbers that are among the `count` largest of all arrays.
 
-    Sizes are compared. Of equal sizes, those in earlier arrays and at lower positions are chosen. A zero is never
-    chosen.
+    Absolute values are compared. If absolute values are equal, numbers in earlier arrays and at lower positions are
+    chosen first. A zero is never chosen.
     """
     sizes = np.abs(np.concatenate([np.zeros(0, np.float32), *arrays]))
     count = min(count, int(np.count_nonzero(sizes)))
@@ -74,7 +76,7 @@ def encode_ternary(values: Floats, positions: Whole) -> bytes:
 
 
 def most_ternary_bytes(count: int, numbers: int) -> int:
-    """Return the largest size of `count` kept numbers, if the sender chooses the width by `width_for`."""
+    """Return the largest number of bytes for `count` kept numbers, if the sender chooses the width by `width_for`."""
     if not count:
         return HEAD.size
     width = width_for(count, numbers)

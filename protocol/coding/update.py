@@ -1,7 +1,7 @@
 """The coded arrays of a message: one bundle for each kind that has a stage, and all other arrays as they are.
 
-A bundle is one array of bytes, called `weights.~` for the kind `weights`. So a body shows by itself which of its
-arrays are coded, and a bundle's bytes are counted under its kind.
+A bundle is one array of bytes, called `weights.~` for the kind `weights`. So the names in a body show which kinds are
+coded, and the bytes of a bundle are counted under its kind.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-# After one of these faults the device may send the same update again, in a usable form. For example, the
-# update is sealed to the coordinator's newer key, or one side has got newer software.
+# After one of these faults, the device may later send the same update in a usable form. For example, the device
+# may seal the update to the coordinator's new key, or the software of one side may have been updated.
 NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 
@@ -36,9 +36,9 @@ class AdmitNothing:
 
 
 class UnusableAnswer(Rejected):
-    """The fault that makes an update for the open task unusable.
+    """The error for an update that belongs to the open task but cannot be used.
 
-    The device receives the fault, and the coordinator does not wait for the device any longer.
+    The coordinator sends the reason to the device, and does not wait for this device any longer.
     """
 
     def __init__(self, update: Update, fault: Rejected) -> None:

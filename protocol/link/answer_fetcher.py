@@ -35,8 +35,8 @@ class AnswerFetcher:
         # Called every few seconds with the device and the progress, during a long transfer of an update.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.fetches: dict[str, tuple[ObjectFetch, Received]] = {}
-        # Device -> seconds between two requests for the same block. The dict contains each device whose fetch
-        # was stopped while its task is open.
+        # Device -> seconds between two requests for the same block. A device is in this dict if its fetch was
+        # stopped before the end of the round.
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
         self._with_unfinished: set[str] = set()  # devices whose update was received only in part

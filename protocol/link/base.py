@@ -80,7 +80,7 @@ class FrameOutcome:
     held: int = 0
     spans: Sequence[CountedSpan] = ()
     new: bool = True  # False for a duplicate
-    # False for a block that other devices need, and that arrived on a topic for all devices.
+    # False for a block that was sent on a topic for all devices, but that only other devices need.
     for_us: bool = True
     first: bool = True  # False if an earlier message contained the same tensors
     fault: Reason | None = None  # reason why an update cannot be used; the device receives this reason
@@ -125,8 +125,8 @@ class Link:
         # the best usable broker so far.
         self._last_capacity = self._best_capacity = 0
         self._sequence = 0
-        # The place where this coordinator runs. The coordinator's state contains the place, so that a second
-        # coordinator can report it.
+        # The place where this coordinator runs. The coordinator's `State` messages contain this place, so that a
+        # second coordinator can report where the first coordinator runs.
         self.who = ""
         self._windows: dict[str, ReplayWindow] = {}
         self.peer_direction = DOWN if self.direction == UP else UP
@@ -245,7 +245,9 @@ class Link:
         )
 
     def required_forms(self, size: int) -> dict[str, str]:
-        """Return the message forms that devices need to receive an object of `size` bytes, each with the reason.
+        """Return the forms that a device must understand before it can receive an object of `size` bytes.
+
+        The result maps each form to the reason why the form is necessary.
 
         Raise BrokerError if the object cannot be sent in any form.
         """
@@ -368,7 +370,8 @@ class Link:
         """Return the window of the header's sender.
 
         New keys start a new window. A new record of the same keys also starts a new window if the boot of the
-        old window came from a wrong clock. A process whose record is renewed while it runs keeps its window.
+        old window came from a wrong clock. If the record of a process is renewed while the process runs, the
+        process keeps its window.
         """
         window = self._windows.get(header.sender)
         if window is None or (header.boot != window.boot and self._may_be_replaced(window, holder)):
@@ -400,7 +403,7 @@ class Link:
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Return who held the name `sender` when the message that `last_heard` describes was sent."""
+        """Return the holder of the name `sender` at the time of the newest message from `sender`."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property
@@ -445,7 +448,7 @@ class Link:
         """
 
     def _receiver(self, topic: str) -> str | None:
-        """Return the device under which a frame that is sent on this topic is counted.
+        """Return the device that receives a frame on this topic. The bytes are counted under this device.
 
         Return "" for a frame to all devices. Return None if this link does not count bytes by device.
         """

@@ -53,10 +53,10 @@ class BlockCount:
         return self._counted(self._layout) if self._layout else []
 
     def end(self) -> list[CountedSpan]:
-        """Return the spans that are not counted yet, because the table has not arrived.
+        """Return the spans that could not be counted before the end of the transfer.
 
-        Their kinds are taken from the parts of the manifest. A manifest knows only the eight kinds of the
-        wire, so bytes of other arrays are counted as control.
+        The table has not arrived, so the kinds of these spans are taken from the parts of the manifest. A manifest
+        knows only the eight kinds of the wire, so bytes of other arrays are counted as control.
         """
         parts = self._partial.manifest.parts
         declared = ((kind if kind in self._kinds.declared else CONTROL, size) for kind, size in parts)

@@ -25,10 +25,10 @@ INACTIVE_SECONDS: Final = 2.0
 # Bytes per second that a broker is assumed to deliver to all devices together; this is 270 Mbit/s.
 PASSED_ON_PER_SECOND: Final = 32 << 20
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
-ALONE_RATE: Final = 256.0  # blocks per second that are sent to single devices, over all devices
+ALONE_RATE: Final = 256.0  # blocks per second that are sent to single devices, in total for all devices
 ALONE_BURST: Final = 256.0
 
-# Used in place of a device for a block that is sent to all devices without a request, on a separate topic.
+# Stands in place of a device's name if a block is sent to all devices on a separate topic, without a request.
 UNASKED: Final = ""
 # Sends a block. Arguments: a device, or None for all devices; the index; whether the block is sent for the
 # first time.

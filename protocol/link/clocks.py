@@ -30,9 +30,9 @@ def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
 class Clock:
     """The clock of one party.
 
-    The true time is later than `since`, for example the time when a record was made. So a clock that shows an earlier
-    time is wrong. Each reading raises `since` to at least a day before the reading. So a clock that goes back by more
-    than a day is not believed: its present time or its earlier time is wrong.
+    `since` is a time in the past, for example the time when a record was made. So a clock that shows a time before
+    `since` is wrong. Each reading raises `since` to at least a day before the reading. So a clock that goes back by
+    more than a day is not believed: its present time or its earlier time is wrong.
     """
 
     now: Callable[[], float] = time.time

@@ -357,8 +357,8 @@ class DeviceLink(Link):
         for name, ranges in ((request.object, request.ranges), *request.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
-                # This device stopped serving the object when the receipt for it arrived. The coordinator
-                # requests the blocks only because it has forgotten that it sent the receipt.
+                # This device stopped serving the object when the receipt for the update arrived. If the coordinator
+                # still requests blocks of the object, the coordinator has forgotten this receipt.
                 continue
             sent = self._sent[name]
             wanted, layout = indices(ranges, len(manifest.hashes)), self._layouts[name]
@@ -388,18 +388,18 @@ class DeviceLink(Link):
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
         """Return whether the stored epoch is far ahead of the clock, and this header has an older, plausible epoch.
 
-        Then the stored epoch was accepted while this device's clock was not believed. The device keeps the stored
-        epoch until another coordinator sends a message, because the coordinator of this epoch may still run, with a
-        wrong clock.
+        Then the stored epoch was accepted while this device's clock was not believed. The coordinator that sent the
+        stored epoch may still run, with a wrong clock. So the device keeps the stored epoch until another coordinator
+        sends a message.
         """
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
     def _clock_advice(self) -> str:
-        """Return advice for the case that the stored epoch is ahead of a clock that is not believed, otherwise "".
+        """Return advice if the stored epoch is ahead of the clock and the clock is not believed, otherwise "".
 
-        The clock is not believed because it has shown a later time before. So the epoch cannot be checked
-        against this clock.
+        The clock is not believed because it was set back: it showed a later time in the past. So the epoch
+        cannot be checked against this clock.
         """
         if self.clock.is_believable or (seconds := ahead(self.epoch, self.clock.now())) <= 0:
             return ""

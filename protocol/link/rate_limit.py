@@ -21,7 +21,7 @@ BLOCK_RATE: Final = 256.0
 BLOCK_BURST: Final = 1024.0
 EXCESS_RATE: Final = 16.0  # rejected frames per second; a higher rate is a flood
 EXCESS_BURST: Final = 512.0
-REPEAT_RATE: Final = 64.0  # blocks per second that are sent again to one device: one window
+REPEAT_RATE: Final = 64.0  # blocks per second that are sent again to one device: one full window a second
 REPEAT_BURST: Final = 256.0
 UNKNOWN_SENDER: Final = ""  # used in place of a name for all senders without a key
 

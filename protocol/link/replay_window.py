@@ -66,7 +66,7 @@ class ReplayWindow:
             self._count(sequence)
             return True
         if sequence > self.newest:
-            # The limit keeps the shift short if a forged number is very large.
+            # Without the limit WIDTH, a very large sequence number would cause an equally long shift.
             shift = min(sequence - self.newest, WIDTH)
             self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
             self.newest = sequence

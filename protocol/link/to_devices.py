@@ -53,7 +53,7 @@ class LinkToDevices(Link):
     def subscribe_except(self, unheard: Collection[str]) -> None:
         """Subscribe to all devices except `unheard`, so that the broker queues no messages of `unheard`.
 
-        A topic filter of MQTT cannot exclude a device, so the link names all other devices.
+        A topic filter of MQTT cannot exclude a device. So the link subscribes to the topics of each other device.
         """
         topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
         if unheard:
@@ -117,9 +117,9 @@ class LinkToDevices(Link):
 
         A boot is impossible if it is far ahead of the clock and no holder is stored with it. Only an old version,
         which did not check boots and stored no holder, could accept such a boot. If a holder is stored, the boot was
-        checked when it arrived. A boot that still seems to be ahead then has one of two causes: the coordinator's
-        clock is slow now, or the clocks of both sides were ahead at that time. In the second case, a renewal of the
-        device's record drops the window.
+        checked when it arrived. Such a boot can still be ahead of the clock for two reasons: the coordinator's clock
+        is slow now, or the clocks of both sides were ahead when the boot arrived. In the second case, a renewal of
+        the device's record drops the window.
         """
         known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
@@ -169,7 +169,8 @@ class LinkToDevices(Link):
 def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
     """Return the refusal of a hello.
 
-    The refusal names the hello that it answers, if the device understands the form `forms.ANSWERS`. So a
-    refusal that the broker has stored does not end a later process of the device.
+    If the device understands the form `forms.ANSWERS`, the refusal contains the boot and the sequence number of the
+    refused hello. The broker may store the refusal, and deliver it to a later process of the device. With these
+    numbers, the later process can ignore the refusal.
     """
     return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())

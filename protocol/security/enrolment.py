@@ -1,4 +1,4 @@
-"""Read the files that `protofleet enrol install` leaves with a device or coordinator.
+"""Read the files that `protofleet enrol install` has stored on the machine of a device or coordinator.
 
 Statements are trusted only if their signatures are valid. <folder>/current is a link to the newest complete
 set of files, so a renewal replaces the whole set at once:

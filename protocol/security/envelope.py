@@ -61,7 +61,7 @@ class Header:
     kind: str
     federation: str
     run: str
-    epoch: int  # epoch of the sending coordinator; from a device: the last epoch that it received
+    epoch: int  # a coordinator sends its own epoch; a device sends the last epoch that it has received
     sender: str
     boot: int  # boot of the sender, which grows with every start
     sequence: int  # number of the message within the boot; no number is used twice

@@ -1,7 +1,7 @@
 """Describe the holder of a name: the serial and the signing key of a record, or a key without a record.
 
-A renewed record has the same keys as before. So messages that were signed before the renewal could be
-repeated after the renewal. This ends only when the keys change.
+A renewed record has the same keys as before. So a message that was signed before the renewal still has a valid
+signature after the renewal, and another party could repeat the message. Only new keys make such messages invalid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def holder_of(serial: int, sign: bytes) -> str:
 def same_record(one: str, other: str) -> bool:
     """Return whether two holders describe the same record.
 
-    Holders that earlier versions of the software stored consist of a serial without keys.
+    Earlier versions of the software stored only the serial as the holder, without the keys.
     """
     (first, keys), (second, others) = _parts(one), _parts(other)
     return first == second and (keys == others or not keys or not others)

@@ -102,7 +102,11 @@ class Trust:
         return replace(self, revoked=offered)
 
     def with_roots(self, data: bytes) -> Trust:
-        """Return this trust with later roots, which one of the present roots must have signed."""
+        """Return this trust with later roots.
+
+        Raise StatementError if no present root has signed the statement, or if its roots are older than the
+        present roots.
+        """
         offered = read_roots(data, self.roots.keys)
         if offered.federation != self.roots.federation:
             raise StatementError(

@@ -56,7 +56,8 @@ LONGEST_NORM: Final = 1e18  # The square of this number is still in the range of
 LARGEST_FACTOR: Final = 1e6
 
 Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all seeds that torch accepts
-Rounds = Annotated[int, Within(1, 1_000_000_000)]  # the wire and the index allow even more rounds
+# This is below the limits for the number of a round in a message and in the coordinator's database.
+Rounds = Annotated[int, Within(1, 1_000_000_000)]
 Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]
 Channels = Annotated[int, Within(1, 3)]

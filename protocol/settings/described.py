@@ -77,7 +77,7 @@ def _fields(cls: type) -> list[dataclasses.Field[Any]]:
 
 
 def _classes(hint: Any) -> Iterator[tuple[type, tuple[str, ...]]]:
-    """Yield the settings classes in a type, each with its path below the key."""
+    """Yield each settings class that a type contains, and the path from the key to the table of this class."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield hint, ()
         return

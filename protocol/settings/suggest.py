@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 def there_are(name: str, known: Iterable[str], most: int | None = None) -> str:
-    """Return the end of an error message: the known names, after the most similar known name if there is one.
+    """Return the end of an error message, which lists the known names.
 
-    `most` limits how many names are listed.
+    If a known name is similar to `name`, the text begins with a question that suggests the known name. `most` limits
+    how many names are listed.
     """
     listed = list(known)
     close = difflib.get_close_matches(name, listed, n=1)

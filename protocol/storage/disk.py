@@ -44,12 +44,12 @@ class Disk:
     sync      a file's bytes, or the names in a folder, survive a power cut after this step
     make      a folder is made, and its name survives a power cut
     rename    a whole file takes the place of the target
-    link      a file gets a second name, which may replace another file; the file keeps its first name
+    link      a file keeps its name and gets a second name; if another file had the second name, it is replaced
     point     a symbolic link gets another target
     overwrite new bytes take the place of the same number of old bytes, in the file itself
     remove    a file is removed if it exists, or a folder is removed with all its content
     commit    an SQLite transaction ends: all of its changes survive, or none
-    merge     the content of SQLite's log is in its main file, and the log is empty
+    merge     the content of an SQLite log is moved into the main file of the database
     publish   a frame is sent; only a simulated transport reports this step
 
     Data that is written between two steps is not durable, and no code may rely on it. Programs call
@@ -148,8 +148,8 @@ class Disk:
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name, as a hard link.
 
-        This is safer than two renames of one file: in a power cut between the two renames, the file may have
-        no durable name, and is lost.
+        A hard link is safer than two renames of the same file. After a power cut between the two renames, the
+        file may have no durable name. Then the file is lost.
         """
         self.before_step("link", target)
         spare = target.with_suffix(".spare")
@@ -255,7 +255,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Write a file like `Path.write_bytes`, but with half as many calls to the kernel.
+    """Write a whole file, as `Path.write_bytes` does, but with half as many calls to the kernel.
 
     Fewer calls are faster, because at each call another thread may take over the interpreter.
     """

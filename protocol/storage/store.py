@@ -107,8 +107,9 @@ class ObjectStore:
     ) -> Manifest:
         """Write arrays as an object, if neither this store nor `same_disk` has this object.
 
-        The check for the object reads the arrays once. If `same_disk` has the object, a hard link to its file is made
-        in this store. So `same_disk` must be at least as durable as this store.
+        The name of the object is a hash, so the arrays are read once before a store can be searched for the object.
+        If `same_disk` has the object, a hard link to its file is made in this store. So `same_disk` must be at least
+        as durable as this store.
         """
         made, pieces = encoded(arrays)
         manifest = manifest_of(pieces, made, block_size(sum(n for _, n in made), block))

@@ -1,10 +1,10 @@
 """Speak MQTT 5 with paho.
 
-Only this file and stream.py below it use paho. The network thread owns the socket and paho. The thread fills
-the receive queue, and never calls code of the queue's reader. paho's own loop thread is not used, for five
-reasons. An exception ends that thread while `is_connected()` stays true. The thread hides why a connection
-failed. It waits without jitter before a new try. Its select() fails from the 1024th file descriptor on. And
-each connection would need its own thread.
+Only this module and the module stream.py, which it imports, use paho. The network thread owns the socket and paho.
+The network thread fills the receive queue, and never calls code of the queue's reader. The loop thread of paho is
+not used, for five reasons. An exception ends the loop thread, but `is_connected()` stays true. The loop thread
+hides why a connection failed. It waits without jitter before a new try. Its select() fails from the 1024th file
+descriptor on. And each connection would need its own loop thread.
 
 Messages that the broker has not acknowledged are dropped with the connection. After a reconnect, paho would
 send all of these messages at once, even if they exceed the window. And it would send a packet that is too
@@ -136,8 +136,8 @@ class Mqtt:
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
         """Start connecting.
 
-        `returns` is called when another process has connected with this name. Its result says whether this
-        client connects again.
+        The function `returns` is called when another process has connected with the name of this client. This
+        client connects again only if the function returns True.
         """
         self._returns = returns
         if will is not None:

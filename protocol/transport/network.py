@@ -200,9 +200,8 @@ class _Loop:
         self._selector, self._wake_ups = selector, wake_ups
         self._open_soon, self._is_over = open_soon, is_over
         self._timers = Timers[ConnectionEntry]()
-        self._decrypted: list[
-            ConnectionEntry
-        ] = []  # connections with more bytes to read, even if the selector does not report them
+        # Connections whose TLS layer has decrypted bytes that are not read yet. The selector may not report them.
+        self._decrypted: list[ConnectionEntry] = []
 
     def turn(self) -> None:
         ready = [key.data for key, _ in self._selector.select(self._wait_seconds()) if key.data is not None]

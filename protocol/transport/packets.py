@@ -108,8 +108,8 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
         if qos:
             (packet_id,) = struct.unpack_from("!H", body, at)
             at += 2
-        # The properties have the same form as the part of a packet after its first byte: a length, then as
-        # many bytes.
+        # The properties are a length, then this number of bytes. A packet has the same form after its first byte.
+        # So `bounds_of` can read the properties as if a packet began one byte earlier.
         properties = bounds_of(body, at - 1)
     except struct.error:
         properties = None

@@ -16,7 +16,7 @@ from typing import Final
 
 from protofleet.protocol.transport.base import Arrived, Item
 
-MAX_BYTES: Final = 96 << 20  # bytes; more than the 256 blocks of 256 KiB that may be in flight
+MAX_BYTES: Final = 96 << 20  # bytes; at most 256 blocks of 256 KiB are in flight, which is 64 MiB
 MAX_TOPIC_BYTES: Final = 24 << 20  # bytes of one topic; a device has at most 64 blocks of 256 KiB in flight
 MAX_TOPIC_FRAMES: Final = 2048
 FRAME_COST: Final = 1024  # bytes that the queue itself needs for each frame

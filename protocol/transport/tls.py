@@ -22,7 +22,7 @@ from protofleet.protocol.security.keyfiles import too_open
 VERDICT_SECONDS: Final = 0.5
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# Alert of a broker, or error that OpenSSL itself finds -> advice.
+# OpenSSL's name of an error -> advice. The error is an alert from the broker, or was found by OpenSSL itself.
 _ALERTS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",

@@ -11,7 +11,9 @@ K = TypeVar("K")
 
 
 class WakeUps(Generic[K]):
-    """The keys that have work for the waiting thread; `fileno` is readable while there is such a key.
+    """The keys that have work for the waiting thread.
+
+    While there is such a key, a selector reports the file descriptor `fileno()` as readable.
 
     Only one byte is sent for all keys that are added before the next `take`, because each byte makes Python
     switch to the other thread.

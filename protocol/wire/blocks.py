@@ -50,7 +50,7 @@ def manifest_of(
             hashes.append(short_hash(data))
         whole.update(data)
         size += len(data)
-    if not hashes and size:  # the only block has the same hash as the whole object
+    if not hashes and size:  # one block: the hash of the object is the hash of the block
         hashes.append(whole.digest()[:SHORT_HASH])
     return Manifest(whole.digest(), size, block, tuple(hashes), parts)
 

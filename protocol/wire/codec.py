@@ -1,9 +1,9 @@
 """Convert a message to the payload of an envelope and back.
 
 The payload is a msgpack map of the message's scalars, and it is decoded strictly. `round`, `phase` and `base`
-are in the header. Tensors are an attachment: the body itself if it fits into one packet, otherwise the
-manifest of an object that is fetched in blocks. Unknown keys are ignored, because a later minor version may
-add keys.
+are in the header. Tensors are an attachment. If the body with the tensors fits into one packet, the attachment is
+this body. Otherwise the attachment is the manifest of an object, and the object is fetched in blocks. Unknown keys
+are ignored, because a later minor version may add keys.
 """
 
 from __future__ import annotations

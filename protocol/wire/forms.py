@@ -1,27 +1,29 @@
 """Name the forms of messages that version 1.0 did not have.
 
-Each side lists the forms that it understands: a device in `can` of its hello, the coordinator in `about.can`
-of its welcome. A form is used only in messages to a party that has listed it.
+Each side lists the forms that it understands. A device lists them in the field `can` of its hello, and the
+coordinator lists them in the field `about.can` of its welcome. A form is used only in messages to a party that
+has listed the form.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-ANSWERS: Final = "answers"  # a refusal names the hello that is refused
+ANSWERS: Final = "answers"  # a refusal contains the boot and the sequence number of the refused hello
 BYE: Final = "bye"  # a device sends a bye when it learns that its run is over
 CODEC: Final = "codec"  # updates may be coded, and a task says which update of its device was used last
 CONFUSION: Final = "confusion"  # the update of the last evaluation may contain the confusion matrix
-# A welcome says whether the method needs the number of examples per class. Only a client without methods
-# needs this.
+# A welcome says whether the method needs the number of examples per class. Only a client that does not contain
+# the code of the methods needs this information.
 COUNTS: Final = "counts"
 # A device may send the only block of its update without a request, if the task allows it.
 CREDIT: Final = "credit"
 INLINE: Final = "inline"  # a broadcast of one block is sent without a request
 MANIFEST: Final = "manifest"  # a manifest may itself be sent as an object
-MANY: Final = "many"  # a request for blocks may name several objects
+MANY: Final = "many"  # one request may ask for blocks of several objects
 NAMES: Final = "names"  # class names are sent and compared
-# A task says which arrays an update must have. Only a client without methods needs this.
+# A task says which arrays an update must have. Only a client that does not contain the code of the methods needs
+# this information.
 WANTS: Final = "wants"
 
 COORDINATOR_FORMS: Final = (

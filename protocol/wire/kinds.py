@@ -1,7 +1,8 @@
-"""Define the kinds under which bytes are counted: one for each array that a method declares, and `control`.
+"""Define the kinds under which bytes are counted: one kind for each array that a method declares, and `control`.
 
-All other bytes are counted as `control`. A kind is the first part of an array's name: `weights.head.bias` is
-of the kind `weights`. Kinds are labels of metrics, so their number and their length are bounded.
+The bytes outside of the declared arrays are counted as `control`. A kind is the first part of an array's name:
+`weights.head.bias` is of the kind `weights`. Kinds are labels of metrics, so their number and their length are
+bounded.
 """
 
 from __future__ import annotations

@@ -81,9 +81,10 @@ class Hello:
     counts: tuple[int, ...] = ()  # training samples per class, only if the plan's method needs them
     holds: tuple[bytes, ...] = ()  # names of the broadcasts that the device has completely
     round: int = 0  # round of the device's last update in this run
-    phase: str = ""  # phase of the same update; NO_ANSWER before the first update, empty if unknown
-    base: bytes = b""  # broadcast that this update was computed from
-    can: tuple[str, ...] = ()  # later forms of messages (see forms.py) that the device understands
+    # Phase of the device's last update in this run: NO_ANSWER before the first update, "" if it is not known.
+    phase: str = ""
+    base: bytes = b""  # broadcast that the last update was computed from
+    can: tuple[str, ...] = ()  # message forms of the module `forms` that the device understands
     names: tuple[str, ...] = ()  # names of the device's classes; only in the first hello of a connection
     names_hash: bytes = b""  # hash of the names, in all later hellos of the connection
 
@@ -95,7 +96,7 @@ class About:
     Information that changes a computation is in the plan, whose bytes are hashed.
     """
 
-    can: tuple[str, ...] = ()  # later forms of messages (see forms.py) that this coordinator understands
+    can: tuple[str, ...] = ()  # message forms of the module `forms` that this coordinator understands
     uses: tuple[str, ...] = ()  # forms that a device needs to take part in this run
     names: tuple[str, ...] = ()  # names of the classes
     embedding: int = 0  # width of the network's embedding, which is also the width of prototypes
@@ -145,7 +146,7 @@ class Task:
     # Arrays that the update must contain. They are sent only to a device that lists the form `wants`.
     wants: tuple[ArraySpec, ...] = ()
     follows: bool = False  # the broadcast has one block, which is sent without a request
-    # Number of blocks that the device may send without a request, if its update has no more blocks.
+    # The device may send its update's blocks without a request, if the update has at most this number of blocks.
     credit: int = 0
     # Round and phase of this device's newest update that the method has used. Sent only in a run with a codec.
     took: tuple[int, str] | None = None
@@ -183,18 +184,18 @@ class Refusal:
     """The message in which the coordinator refuses to work with a device and gives the reason."""
 
     reason: str
-    # Boot of a later process with the same name, if such a process is the reason. The later process is not
-    # refused.
+    # If the device is refused because a later process has the same name: the boot of the later process. Only
+    # the earlier process is refused.
     boot: int = 0
     # Boot and sequence of the hello that is refused. They are sent only to a device that checks them.
     answers: tuple[int, ...] = ()
 
 
-# Reason of a state that only shows that the coordinator runs; devices do not reply to such a state.
+# The field `reason` of a `State` message that only shows that the coordinator runs. Devices do not reply to it.
 HERE: Final = "here"
 
 
-MOST_NAMED: Final = 64  # largest number of devices that a `here` state lists
+MOST_NAMED: Final = 64  # largest number of devices that a `State` message with the reason `here` lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ def short_name(device: str) -> bytes:
 class State:
     """A birth message or a will.
 
-    The broker publishes the will in the sender's name when the sender's connection is lost.
+    When the connection of the sender is lost, the broker publishes the will in place of the sender.
     """
 
     online: bool

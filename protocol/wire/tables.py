@@ -16,7 +16,7 @@ MAX_NAMES: Final = 4096  # largest number of class names
 MAX_LETTERS: Final = 64  # largest number of letters in the name of a class or metric
 MAX_WANTED: Final = 4096  # largest number of rows of wanted arrays
 MAX_RULES: Final = 8
-SHORT_NAME: Final = 4  # bytes of the hash of a device's name
+SHORT_NAME: Final = 4  # number of bytes that are sent of the hash of a device's name
 
 # Names of msgpack's types.
 TYPES: Final[dict[type, str]] = {
@@ -49,7 +49,7 @@ def number(value: object) -> float:
 
 
 def forms(value: object) -> tuple[str, ...]:
-    """Return the names of message forms that later minor versions added."""
+    """Return the names of message forms. The module `forms` lists the known forms."""
     return _texts(value, MAX_FORMS, MAX_FORM)
 
 

@@ -21,15 +21,16 @@ Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", 
 class TopicRule:
     """A rule about one kind of topic.
 
-    `{device}` is the one device that writes or reads; `{digest}` is the SHA-256 of a broadcast in hex.
+    In the pattern, `{device}` stands for the only device that writes or reads the topic. `{digest}` stands for the
+    `wire_name` of a broadcast in hexadecimal digits.
     """
 
     kind: Kind
     pattern: str
     writer: Role
     reader: Role
-    # True if the writer receives the topic too. So the writer notices another party that writes under the
-    # writer's name.
+    # True if the writer also receives the messages on this topic. So the writer notices if another party sends
+    # messages under the writer's name.
     echoes: bool = False
     # True if this version does not use the topic, but devices of minor version 0 subscribe to it.
     retired: bool = False
