@@ -156,7 +156,10 @@ def _is_open(residual: Array | None, value: Array, stage: CodecStage) -> bool:
 
 
 def _kept(chosen: Mapping[str, Choice], stage: CodecStage) -> dict[str, Whole]:
-    """Return the positions of the kept numbers of each ternary array, by one threshold for all of them."""
+    """Return the positions of the numbers that are kept in each ternary array.
+
+    One threshold is used for all ternary arrays together.
+    """
     names = [name for name, choice in chosen.items() if choice.form is Form.TERNARY]
     if not names:
         return {}

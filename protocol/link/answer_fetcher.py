@@ -177,8 +177,8 @@ class AnswerFetcher:
                 # This fetch has begun. In `fetches`, all fetches that have begun must precede the fetches that wait,
                 # because `_begun` relies on this order.
                 self.fetches = {device: (fetch, received), **self.fetches}
-            # All blocks are here if an earlier process received them and ended before it gave the object its
-            # name.
+            # All blocks are here already if an earlier process received them, but ended before it could store the
+            # object under its name.
             if fetch.partial.complete:
                 return self._completed(device, now)
         self._share_budget(now)

@@ -284,8 +284,8 @@ class DeviceLink(Link):
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
-        # All blocks are here if an earlier process received them and ended before it gave the object its
-        # name.
+        # All blocks are here already if an earlier process received them, but ended before it could store the
+        # object under its name.
         if self._fetch.partial.complete:
             return self._completed(self._fetch, now)
         if not follows:

@@ -25,7 +25,8 @@ class TaskSender:
     def __init__(self, link: LinkToDevices, credit: Credit) -> None:
         self._link, self._credit = link, credit
         self._broadcasts: dict[bytes, Broadcast] = {}
-        self._may_follow = True  # True if the open broadcast may be sent unrequested after the tasks
+        # True if this link may send the open broadcast directly after the tasks, before a device requests it.
+        self._may_follow = True
         # Devices that get the open broadcast after their tasks, without a request.
         self._followers: list[str] = []
 

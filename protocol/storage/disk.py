@@ -83,7 +83,7 @@ class Disk:
         source.replace(target)
 
     def place(self, source: Path, target: Path, durable: bool = True) -> None:
-        """Rename a complete file, link or folder to the target, which must be in the same folder.
+        """Rename a complete file, link or folder; the source and the target must be in the same folder.
 
         A file or link replaces the target. A folder needs a target that does not exist.
         """

@@ -26,8 +26,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 KINDS: Final = frozenset(
     {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 )
-# The kinds for the parts of a manifest, for the order of arrays in a body, and for a meter that does not know
-# the run's method yet.
+# These kinds are used in the parts of a manifest, and determine the order of arrays in a body. A link counts bytes by
+# these kinds until it knows the method of the run.
 ON_THE_WIRE: Final = Kinds(KINDS)
 DTYPES: Final = {
     name: np.dtype(name).newbyteorder("<")
