@@ -50,7 +50,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class Agent:
-    """The event handler of a device, which passes each message, timer and connection event to the right part."""
+    """The event handler of a device: it passes messages, timers and connection events to the agent's parts."""
 
     def __init__(
         self, context: DeviceContext, hellos: HelloExchange, tasks: TaskHandler, run_end: RunEnd,

@@ -1,8 +1,8 @@
 """Code the arrays of an update, and keep the rounding errors (the residual) for the device's next update.
 
-The residual of an update counts only if the coordinator has used this update. The next task names the update that the
-coordinator has used last (`took`). So the device keeps the residuals after its last updates, and the residuals before
-these updates.
+The residual of an update counts only if the coordinator has used the update. The next task names the update that the
+coordinator has used last, in the field `took`. The device cannot know in advance which update this will be. So the
+device keeps the residuals before its last updates, and the residuals after each of these updates.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ def code_answer(
     objects = dict(kept[-1].objects)
     objects[question.phase] = state.store.put(coded.residual).object.hex() if coded.residual else ""
     after = Residuals(question.round, question.phase, objects)
-    # Keep the states of this round and the last state before this round, which is needed if the round begins again.
+    # Keep the states of this round. Also keep the last state before this round, in case the round begins again.
     before_round = [place for place, one in enumerate(kept) if one.round < question.round][-1:]
     return CodedAnswer(coded.arrays, (*kept[before_round[0] if before_round else 0 :], after))
 
 
 def residuals_before(saved: Sequence[Residuals], took: tuple[int, str] | None) -> list[Residuals]:
-    """Return the saved states up to the state from which the next update continues, or an empty first state.
+    """Return the saved states up to the state from which the next update continues.
 
-    The next update continues from the state after the update `took`, which the coordinator has used last. If no saved
-    state belongs to that update, the next update continues from the oldest saved state.
+    `took` is the update that the coordinator has used last. The next update continues from the state after `took`. If
+    that state is not saved, the next update continues from the oldest saved state. If no state is saved, the result
+    is one empty state.
     """
     for place, one in enumerate(saved):
         if (one.round, one.phase) == took:

@@ -22,7 +22,7 @@ CPU: Final = torch.device("cpu")
 # docs/gpu.md.
 FLOPS_PER_CORE: Final = 50_000_000
 FLOPS_PER_WEIGHT: Final = 2  # One multiplication and one addition.
-# Work of a training step, as a multiple of the forward pass: the backward pass alone is twice the forward pass.
+# Work of a training step, as a multiple of the forward pass's work. The backward pass alone is twice as much work.
 BACK_AND_FORTH: Final = 3
 
 
@@ -81,7 +81,7 @@ def available_cores() -> int:
 def compute_place(choice: str, plan: Plan | None = None, network: Network | None = None) -> torch.device:
     """Return the GPU or the CPU, as the setting `choice` demands.
 
-    If the choice is "auto" and a plan is given, return the CPU if it trains the plan's network as fast as the GPU.
+    If the choice is "auto" and a plan is given, return the CPU if the GPU would not train the network faster.
     """
     if choice == "cuda" and not torch.cuda.is_available():
         raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')

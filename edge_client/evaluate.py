@@ -13,9 +13,10 @@ from protofleet.methods.contract.base import ClientHalf, Samples
 from protofleet.methods.contract.own_metrics import Metric, measured
 
 BATCH: Final = 256  # samples whose losses are added in one step
-# Samples for which the network computes scores in one step. A whole batch would take most of a small device's memory
-# for the outputs of the layers: 25 MB for cnn23. A batch is divided evenly, so that no piece has only a few samples.
-# For a few samples, matrices are multiplied in another order, which changes the last bits of the result.
+# The network computes scores for about this number of samples in one step. With a whole batch, the outputs of the
+# layers would take most of a small device's memory: 25 MB for cnn23. A batch is divided evenly, so that no piece has
+# only a few samples. With only a few samples, torch would multiply matrices in another order, which changes the last
+# bits of the result.
 PIECE: Final = 64
 
 
@@ -43,12 +44,12 @@ def evaluate(
     half: ClientHalf, data: Splits, view: str, confusion: Tensor | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` of the half's present predictions.
+    """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` of the half's predictions with its present model.
 
-    A half may have more than one rule for predictions. Each other rule has a view of its own, for example
-    "personal-classifier" in addition to "personal". If the matrix `confusion` is given, `evaluate` adds to it how
-    often `view` predicts each class for the test samples of each class. `metrics` are the run's own metrics, which
-    are returned as `<metric>.<split>.<view>`.
+    The main rule for predictions has the name `view`. If the half has other rules, each of them has its own view, for
+    example "personal-classifier" in addition to "personal". If the matrix `confusion` is given, `evaluate` adds the
+    test samples to this matrix, by their class and by the class that the main rule predicts. `metrics` are the run's
+    own metrics; their values are returned as `<metric>.<split>.<view>`.
     """
     others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
     rules = {view: half.rule(), **others}

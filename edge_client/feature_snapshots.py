@@ -20,8 +20,8 @@ from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.storage.disk import Disk
 
-# Bytes of the largest array of a broadcast or an update that a snapshot stores. Prototypes are smaller than this, but
-# the features of all devices are larger.
+# A snapshot stores an array of a broadcast or of an update only if the array has at most this number of bytes. The
+# prototypes of a run are small enough, but the features of all devices are not.
 MAX_ARRAY_BYTES: Final = 1 << 20
 
 
@@ -42,9 +42,9 @@ class Snapshots:
 
 
 def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...]) -> None:
-    """Delete the snapshots of all rounds except `number` and `kept`.
+    """Delete the snapshots of all rounds except round `number` and the rounds in `kept`.
 
-    So the snapshot of an earlier evaluation between rounds is deleted when a newer evaluation stores its snapshot.
+    For example, after a new evaluation between rounds, this deletes the snapshot of the evaluation before.
     """
     for path in folder.glob("round-*.npz"):
         found = path.stem.removeprefix("round-")

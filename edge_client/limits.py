@@ -138,7 +138,7 @@ def public_set(plan: Plan) -> PublicSet:
 
 
 def public_bytes(plan: Plan) -> int:
-    """Return the bytes of the run's public samples and of the cosines of their pairs."""
+    """Return the bytes of the run's public samples and of the cosines, one for each pair of public samples."""
     if not plan.load().public:
         return 0
     chosen = public_set(plan)

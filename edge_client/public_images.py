@@ -16,10 +16,10 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages | None:
-    """Return the function that gives `Plan.client_half` the public samples of a data source, or None.
+    """Return the function that gives `Plan.client_half` the public samples of a data source.
 
-    If the device's own data are from the same source, the folder and the scale are taken from the settings `own` of
-    these data.
+    Return None if the plan has no public samples from a data source. `own` are the settings of the device's own data.
+    If the own data are from the same source, the public samples use the same folder and scale.
     """
     if plan.public is None or plan.public.source == DRAWN:
         return None

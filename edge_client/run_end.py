@@ -11,7 +11,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 
 
 class RunEnd:
-    """The handler of the messages that the run is over."""
+    """The handler of end-of-run messages, in which the coordinator says that the run is over."""
 
     def __init__(
         self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog, stays: bool
@@ -22,11 +22,11 @@ class RunEnd:
 
     @property
     def wake_at(self) -> float:
-        """Return the time at which the message that the run is over takes effect, even if this message may be old."""
+        """Return the time at which an end-of-run message that may be old takes effect; infinity if there is none."""
         return self._check.at
 
     def received(self, run: str, now: float) -> None:
-        """Handle the message that the run is over, and finish the run if the message takes effect.
+        """Handle an end-of-run message for `run`, and finish the run if the message takes effect.
 
         The message may be old, because the broker retained it or queued it in a session.
         """
@@ -35,7 +35,7 @@ class RunEnd:
             self.finish()
 
     def contradicted(self) -> None:
-        """Forget the message that the run is over, because the coordinator has sent another message."""
+        """Forget the end-of-run message, because the coordinator has sent another message."""
         self._check.contradicted()
 
     def finish(self) -> None:

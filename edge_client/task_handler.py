@@ -130,7 +130,7 @@ class TaskHandler:
     def deliver_last_again(self) -> None:
         """Deliver the last update again if the coordinator was started after the update was made.
 
-        The disk of such a coordinator may be an older copy, which does not have this update.
+        The coordinator may have been started from an older copy of its disk, in which this update is missing.
         """
         saved = self._state.saved
         if self.run.job is None or self.run.name != self._link.run:

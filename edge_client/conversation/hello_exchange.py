@@ -39,7 +39,7 @@ class HelloExchange:
         self._timer.forget_last_here()
         link = self._context.link
         link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
-        if waited_for or not self._timer.was_welcomed:  # Without a welcome, the last hello may be lost.
+        if waited_for or not self._timer.was_welcomed:  # If no welcome came, the hello may be lost.
             self._timer.cancel_spread()
             self.send()
         else:  # Perhaps the broker was restarted, and all devices connect again at the same moment.

@@ -26,8 +26,8 @@ HELLO_SECONDS: Final = 15.0  # longest pause after the first hello; this limit d
 HEARD_SECONDS: Final = 120.0  # seconds without a `here` after which the device sends a hello
 QUIET_SECONDS: Final = 600.0  # longest pause between two hellos of a device
 SPREAD_SECONDS: Final = 6.0  # seconds over which all devices spread their hellos after one event
-# A quiet device makes a random pause between this part of QUIET_SECONDS and QUIET_SECONDS. So 1,000 quiet devices
-# send about two hellos a second.
+# The shortest pause of a quiet device, as a fraction of QUIET_SECONDS. The pause is random, between this limit and
+# QUIET_SECONDS. So 1,000 quiet devices send about two hellos a second.
 LEAST_OF_QUIET: Final = 0.75
 
 
@@ -127,7 +127,8 @@ class HelloTimer:
             case True:
                 return min(now + HEARD_SECONDS, self._sent_at + self._quiet)
             case False:
-                # This coordinator never names devices. It can notice a lost task only when it receives a hello.
+                # This coordinator does not name the devices that it waits for. It can notice that a task was lost
+                # only when it receives a hello.
                 return now + HELLO_SECONDS
             case None:
                 return now + self._pause

@@ -1,4 +1,4 @@
-"""Checks of refusals and of messages that the run is over, because the broker may have kept an old message."""
+"""Checks of refusals and of end-of-run messages, because the broker may have kept an old message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protofleet.protocol.wire.messages import Refusal
 
 # Seconds from the first refusal to the hello that checks it. In this time, all old messages have arrived.
 CONFIRM_SECONDS: Final = 2.0
-# If the message that the run is over may be old, it takes effect after this many seconds without another message.
+# Seconds after which an end-of-run message that may be old takes effect, if no other message arrives meanwhile.
 OVER_SECONDS: Final = 30.0
 
 
@@ -43,7 +43,7 @@ class RefusalCheck:
 
 
 class RunEndCheck:
-    """The check of each message that a run is over, which decides whether the message takes effect.
+    """The check whether an end-of-run message takes effect.
 
     The message takes effect at once if this process has the run's plan. If only an earlier process of the device took
     part in the run, the message may be old. Then the message takes effect after OVER_SECONDS without another message.
@@ -55,7 +55,7 @@ class RunEndCheck:
         self._run, self.at = "", float("inf")
 
     def received(self, run: str, own_run: str, has_plan: bool, ended_run: str, now: float) -> bool:
-        """Handle the message that the run `run` is over, and return whether it takes effect now.
+        """Handle an end-of-run message for `run`, and return whether the message takes effect now.
 
         `own_run` is the run in which the device took part. `ended_run` is the last run whose end the device has
         recorded. `has_plan` is true if this process has the plan of the run.
@@ -67,5 +67,5 @@ class RunEndCheck:
         return has_plan
 
     def contradicted(self) -> None:
-        """Forget the message that the run is over, because the coordinator has sent another message."""
+        """Forget the end-of-run message, because the coordinator has sent another message."""
         self._run, self.at = "", float("inf")

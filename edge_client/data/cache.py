@@ -1,4 +1,4 @@
-"""A cache of generated data: one .npz file for each data set. Each time a file is read, its checksum is compared."""
+"""A cache of generated data, with one .npz file for each data set; each reading checks the checksum of the data."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock of this file, which only one process can have at a time.
+    """Wait for the exclusive lock of this file, and hold the lock while the context lasts.
 
-    The kernel releases the lock when the process ends, even if it is killed.
+    The kernel releases the lock when the process ends, even if the process is killed.
     """
     with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

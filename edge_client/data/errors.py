@@ -18,7 +18,7 @@ class DataError(Exception):
 
 @contextmanager
 def reading(path: Path, way_out: str = "copy or download it again") -> Iterator[None]:
-    """Raise a DataError that names the file in place of any error that a damaged or unreadable file causes."""
+    """Turn an error that a missing, damaged or unreadable file causes into a DataError with the path of the file."""
     try:
         yield
     except FileNotFoundError:

@@ -25,9 +25,10 @@ Pairs: TypeAlias = tuple[Array, Array]  # N samples [N, ...] and their labels [N
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The request for a share of a domain: the share with index `part` of `parts` shares.
+    """The request for one share of a domain.
 
-    Equal requests must give equal data.
+    The domain is divided into `parts` shares, and `part` is the index of the requested share. Equal requests must
+    give equal data.
     """
 
     root: Path  # the setting data.root

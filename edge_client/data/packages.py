@@ -1,4 +1,4 @@
-"""Data files of other Python packages, found by their path; no code of these packages is imported.
+"""The data files in other Python packages, which are read without importing the code of these packages.
 
 `protofleet data --fetch digits` checks the files and stores them in a folder of the cache. This folder is searched
 before the installed packages, because an installed package may be another release with other files.
@@ -46,9 +46,9 @@ def installed_in(package: str) -> list[Path]:
 
 
 def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: str, path: Path) -> None:
-    """Raise DataError if the values differ from those of the known releases.
+    """Raise DataError if the values in a file differ from the values in the known releases.
 
-    The format of the file may differ.
+    Only the values are compared. So a file with the same values in another format is accepted.
     """
     found = fingerprint(content)
     if found != expected:

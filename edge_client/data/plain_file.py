@@ -15,7 +15,7 @@ MOST_BYTES: Final = 64 << 20  # largest file that is read
 
 
 class UnusableError(ValueError):
-    """The reason why a file cannot be used as a sample, in one line."""
+    """An error for a file that cannot be used as a sample; its text is the reason, in one line."""
 
 
 def content_of(path: Path, *, links: bool = True) -> bytes:

@@ -19,7 +19,7 @@ DEFAULT_SOURCE: Final = "digits"
 # Settings that have no effect on data from a user's function, which makes these choices itself.
 THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes", "scale")
 MIN_TRAINING_SAMPLES = 2  # BatchNorm cannot learn from one sample.
-ROUNDING = 1e-9  # The product of a fraction and the number of parts may be a little more than 1.
+ROUNDING = 1e-9  # With rounding errors, `fraction * parts` may be a little more than 1.
 MAX_SAMPLES = 1_000_000_000
 
 Parts = Annotated[int, Within(1, LARGEST_COUNT)]
@@ -111,7 +111,7 @@ class DataSettings:
         return source.scale or (PIXELS if source.ranks == (3,) else UNSCALED)
 
     def check_shape(self) -> None:
-        """Raise ValueError if the source has no samples of the shape and the scale in the settings.
+        """Raise ValueError if the shape or the scale in the settings does not fit the source.
 
         The constructor does not check this, because an experiment with several sources first makes settings that all
         sources share. These settings may not fit any of the sources.

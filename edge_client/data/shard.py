@@ -83,7 +83,7 @@ class Shards:
     """The loader of the data of all clients in a process; data that several clients use are read only once."""
 
     def __init__(self, loaded: Shards | None = None) -> None:
-        """Create a loader; if another loader `loaded` is given, its data are used and not read again."""
+        """Create a loader; if `loaded` is given, start with the data that the loader `loaded` has read."""
         self._domains: dict[Hashable, Domain] = dict(loaded._domains) if loaded else {}
         self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
@@ -190,7 +190,8 @@ def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
 def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
     """Return whether the values of the domain are pixels, which have the type uint8.
 
-    The name of the source is not enough, because some sources may have pixels or other numbers.
+    The name of the source does not show this, because the same source may have pixels in one domain and other
+    numbers in another domain.
     """
     kinds = {part.samples(NO_INDICES, settings.input_shape).dtype for part in (domain.train, domain.test)}
     if len(kinds) > 1:
@@ -255,7 +256,7 @@ def class_names(settings: DataSettings) -> Names:
 
 
 def missing_folder(settings: DataSettings) -> Path | None:
-    """Return the folder of the data if the source needs this folder and the folder is missing, or None."""
+    """Return the folder of the data if the folder is needed but missing; otherwise return None."""
     folder = _folder(settings)
     if settings.is_plugin:
         return None

@@ -78,7 +78,9 @@ def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableR
 
 
 def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom) -> NDArray[np.float64]:
-    """Return which part of each class the clients 0 to i have together, for each client i, [classes, parts].
+    """Return the cumulative shares of the clients in each class, [classes, parts].
+
+    The entry [c, i] is the fraction of class c that the clients 0 to i get together.
 
     The last bit of a logarithm may differ between machines. Such a difference changes only about one in 10^12 of
     the cuts between two clients.
@@ -90,7 +92,7 @@ def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom)
 
 
 def _partition_ends(cuts: NDArray[np.float64], counts: Labels) -> Indices:
-    """Return the index at which each client's samples of each class end, [classes, parts]."""
+    """Return the end index of each client's samples within each class, [classes, parts]."""
     return np.floor(cuts * counts[:, None] + 0.5).astype(np.int64)
 
 

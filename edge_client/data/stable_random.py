@@ -41,7 +41,7 @@ class StableRandom:
         return drawn.reshape(shape)
 
     def between(self, low: int, high: int, *shape: int) -> Integers:
-        """Draw numbers from `low` to `high`; both of these limits are possible."""
+        """Draw numbers from `low` to `high`, including both limits."""
         return low + self.below(high - low + 1, *shape)
 
     def permutation(self, n: int) -> Integers:

@@ -32,7 +32,7 @@ class Accelerator(Protocol):
         ...
 
     def reserved_bytes(self) -> int:
-        """Return the bytes of GPU memory that this process has reserved for tensors, whether in use or not."""
+        """Return the bytes of GPU memory that this process has reserved for tensors, including unused bytes."""
         ...
 
     def allocated_bytes(self) -> int:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class GpuFullError(RuntimeError):
-    """An error for a piece of work that needs more GPU memory than is free while no other process works."""
+    """An error for a piece of work for which the free GPU memory is too small, even if no other process works."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Turns of processes on a shared GPU: each turn gets a part of the memory, in the order in which the turns arrive.
 
-Each turn is a file in a folder that the processes share, also while the turn waits. The process of a turn keeps the
-file locked, so the turn ends when its process ends, even if the process is killed.
+Each turn has a file in a folder that the processes share. The file exists from the arrival of the turn to its end.
+The process of a turn keeps the file locked, so the turn ends when its process ends, even if the process is killed.
 
 The file `free` in this folder has the number of bytes that are free while no process works. A new turn may get at
 most this number minus the bytes that are promised to other turns. The driver's number of free bytes alone is not
@@ -75,9 +75,9 @@ class Turns:
         return needs + SPARE <= min(free - sum(filter(None, promised)), self._gpu.free_bytes())
 
     def _note_free(self, number: int, kept: int) -> None:
-        """Write the number of free bytes at the end of a turn.
+        """Write the new number of free bytes to the file `free` at the end of a turn.
 
-        After the turn, its process keeps `kept` more bytes reserved than before the turn.
+        `kept` is the number of bytes by which the reserved memory of this process has grown in the turn.
         """
         with self._lock():
             before = self._free_while_idle()

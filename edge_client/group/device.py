@@ -92,7 +92,7 @@ class Device:
             self.models.check()
 
     def stop(self) -> None:
-        """Stop the trainer and the owner's command for new models, because the event loop does not stop them."""
+        """Stop the trainer and the command `models.on_model`, because the event loop stops neither of them."""
         self.trainer.stop()
         if self.models is not None:
             self.models.stop()

@@ -45,13 +45,14 @@ Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp` whose items are the receive queues with a new item.
+    """The devices of a process, as an `EventLoopApp`; its items are receive queues that have received something.
 
     If an error ends a device, the group assembles the device again, in the same way as systemd restarts the process
-    of a single device. The pauses before the restarts grow. If the number of restarts is limited, the process is for
-    one run, and a device that cannot follow the run's plan is not restarted. `ended` has the names of the devices
-    that ended with a problem or could not start, each with the reason; a device that runs again is removed from
-    `ended`.
+    of a single device. The pauses before the restarts grow. If the number of restarts is limited, the process
+    exists only for one run; then a device that cannot follow the run's plan is not restarted.
+
+    The dict `ended` has the reason for each device that ended with a problem or could not start. A device that runs
+    again is removed from `ended`.
     """
 
     def __init__(

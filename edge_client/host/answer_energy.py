@@ -1,4 +1,4 @@
-"""The energy for an update: the energy of the work, and the energy of the rest of the time since the last update."""
+"""The energy for an update: the energy during the work, and the energy during other time since the last update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class AnswerEnergy:
 
     def __init__(self, meter: EnergyMeter | None) -> None:
         self._meter = meter
-        # The reading at the end of the last update; before the first update, the reading at the start of the run.
+        # Reading of the meter after the work on the last update. Before the first update, it is the reading at the
+        # time when the device joined the run.
         self._answered: Drawn | None = None
         self._begun: Drawn | None = None
 
@@ -29,7 +30,7 @@ class AnswerEnergy:
         self._begun = self._read()
 
     def end_work(self, waited: float) -> dict[str, float]:
-        """Return the joules of the work, and the joules of the rest of the time since the last update.
+        """Return the joules used for the work, and the joules used in the other time since the last update.
 
         `waited` is the fraction of the time since `begin_work` in which the device waited for its turn.
         """

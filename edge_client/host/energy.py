@@ -21,8 +21,8 @@ log = logging.getLogger("protofleet.device")
 class Drawn:
     """The energy that a board has used up to a reading of its sensor.
 
-    The energy between two readings is known only if the two readings have equal `gaps`: then no reading between the
-    two failed.
+    The energy between two readings is known only if the two readings have equal `gaps`, because then no
+    reading failed in the meantime.
     """
 
     joules: float

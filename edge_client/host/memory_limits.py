@@ -33,7 +33,7 @@ V2: Final = CgroupVersion("sys/fs/cgroup", "memory.max", "memory.current", "inac
 
 
 def available_within_limits(root: Path) -> Iterator[int]:
-    """Yield the available bytes in each group of this process that has a limit.
+    """Yield the available bytes in each control group that limits the memory of this process.
 
     `sys` and `proc` are read from the file system at `root`.
     """

@@ -1,9 +1,11 @@
 """The power that a board takes from its supply, measured by the sensor that covers the largest part of the board.
 
-Only one of these kinds of sensors is used, the first that the board has, so that no power is counted twice:
+There are three kinds of sensors. The device uses only the first kind in this list that the board has, because with
+several kinds some power would be counted twice:
 
 1. The rail that supplies the whole board (a Jetson's VDD_IN, or POM_5V_IN).
-2. The sum of all rails that the board's INA chips measure. These rails are parallel, as on an AGX.
+2. The sum of all rails that the board's INA chips measure. On such a board, for example an AGX, no rail supplies
+   another rail.
 3. The energy counters of the processor (RAPL of Intel and AMD), for its packages and for memory that is not part of
    a package. The power of the other parts of the machine is not measured.
 

@@ -28,7 +28,7 @@ class Status:
     software: str
     settings: int  # version of signed settings; 0 if the settings are not signed
     connected: bool = False  # whether the broker has accepted the connection
-    # Whether this process has received a message of the coordinator that is signed and is only for this device.
+    # Whether this process has received a signed message that the coordinator sent only to this device.
     heard: bool = False
     run: str = ""
     round: int = 0  # the last round for which the device has made an update

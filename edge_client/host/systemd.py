@@ -1,8 +1,8 @@
 """Regular signs of life of a device: notifications to systemd's watchdog, and the status file.
 
-systemd restarts a process that has sent no notification for the time WatchdogSec of its unit. The agent's loop sends
-the notifications. So if the loop is blocked, systemd restarts the process, and the coordinator sends the current
-task again.
+The systemd unit sets the time WatchdogSec. If a process sends no notification for this time, systemd restarts the
+process. The agent's loop sends the notifications. So if the loop is blocked, systemd restarts the process, and the
+coordinator sends the current task again.
 """
 
 from __future__ import annotations

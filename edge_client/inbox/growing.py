@@ -153,7 +153,7 @@ class GrowingData:
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """Start the job of a run with the list in the device's state; without this list, use the announced list."""
+        """Start the job of a run with the list in the device's state, or else with the announced list."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))

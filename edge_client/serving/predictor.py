@@ -51,7 +51,7 @@ class Predictor:
         return Prediction(self.card.classes[best], float(shares[best]), dict(named))
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
-        """Read a picture like a device, with the model's size and number of channels; the values are 0 to 255."""
+        """Return a picture's values, 0 to 255, with the model's size and channels, in the same way as on a device."""
         pixels = named_pictures([path], InputShape(self.card.input.shape))
         found: NDArray[np.float32] = pixels.astype(np.float32)
         return found

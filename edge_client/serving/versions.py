@@ -27,7 +27,7 @@ CURRENT: Final = "current"  # the version that is served
 # Of all versions with the same plan as the newest version, the version with the highest accuracy on validation
 # samples.
 CHAMPION: Final = "champion"
-PREVIOUS: Final = "previous"  # the version that `current` named before its present version
+PREVIOUS: Final = "previous"  # the version that was served before the current version
 PINNED: Final = "pinned"  # the pinned version; while this link exists, `current` names the same version
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
 VERSION: Final = re.compile(r"v(\d{6,9})")

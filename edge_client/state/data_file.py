@@ -1,7 +1,7 @@
 """The file data.json, with the number of a device's training samples of each class.
 
-Every user who can read the device's folder can read the file. The file is not sent to other machines. The report of
-a run on this machine has a picture of the numbers.
+Every user who can read the device's folder can read the file. The file is not sent to other machines. If a report
+of the run is made on this machine, the report shows the numbers in a picture.
 """
 
 from __future__ import annotations

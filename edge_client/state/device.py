@@ -65,7 +65,7 @@ class DeviceState:
         self._own_boot = self.saved.boot  # If device.json has another boot, another process has taken over.
         self.holders = read_holders(folder)
         self.renewed = False  # whether the device's keys have got a new record since the last start
-        # Boot of the last start. A boot is a time of the clock, so the clock has already shown this time.
+        # Boot of the last start. Boots are taken from the clock, so a clock that now shows an earlier time is behind.
         self.previous_boot = 0
 
     def boot(self, clock: int, holder: str = "") -> int:
@@ -79,8 +79,8 @@ class DeviceState:
             # `recover` has found copies with the usual format, so a newer format number in the file is damage.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            # If `own` is empty, an earlier version of protofleet, which does not store holders, has written the
-            # boots. Then boots far ahead of the clock are not dropped.
+            # Drop boots that are far ahead of the clock, but only if `own` is not empty. If `own` is empty, all
+            # boots are from an earlier version of protofleet, which did not store holders.
             if known.own:
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
@@ -107,7 +107,8 @@ class DeviceState:
     def is_superseded(self, boot: int, mine: int) -> bool:
         """Return whether `boot` belongs to a later process of the same name; `mine` is the boot of this process.
 
-        If it does, `boot` is stored. Then the next boot of this device is higher, whatever the clock shows.
+        If `boot` belongs to a later process, store `boot`. Then the next boot of this device is higher than `boot`,
+        even if the clock is behind.
         """
         with self._locked():
             # A later process that uses this folder has already written its boot to the disk.
@@ -209,7 +210,8 @@ class DeviceState:
     def _check_not_taken_over(self) -> None:
         """Raise TakenOverError if another process of this device has written its boot.
 
-        Any other boot shows this, even a lower boot: with new keys, a device's boots start again.
+        Every boot in device.json that is not the boot of this process shows this. Even a lower boot does, because the
+        boots of a device start again when the device gets new keys.
         """
         if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(

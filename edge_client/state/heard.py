@@ -1,7 +1,7 @@
 """Notes about the coordinator's messages, so that a later process recognizes old messages.
 
-A broker may retain a refusal or the message that a run is over. Then the broker sends this old message to each later
-process of the device. The notes are not in device.json, because older versions of protofleet read device.json and do
+A broker may retain a refusal or an end-of-run message. Then the broker sends this old message to each later process
+of the device. The notes are not in device.json, because older versions of protofleet read device.json and do
 not know the notes. If the notes are lost, an old message may take effect once more.
 """
 
@@ -40,8 +40,8 @@ class HeardFile:
     """The file with the notes about the coordinator's messages.
 
     The file also has the newest time that the clock has shown. If `clock` shows a much earlier time now, the clock is
-    not trusted. But the clock is trusted if the device has got a new record since then (`renewed`): an operator
-    renews the record of a device after the correction of a clock that was ahead.
+    not trusted. But if the device has got a new record since its last start (`renewed`), the clock is trusted,
+    because an operator renews the record of a device after the correction of a clock that was ahead.
     """
 
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:

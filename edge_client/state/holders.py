@@ -1,4 +1,4 @@
-"""The holders of the keys to which stored numbers belong: the device's boots and the coordinator's epochs.
+"""The holders of the keys to which the stored numbers (the device's boots, the coordinator's epochs) belong.
 
 If a party gets other keys, its numbers start again. If the same keys get a new record, numbers that are far ahead of
 the clock are dropped. The holders are not in device.json, because earlier versions also read and write device.json.

@@ -47,8 +47,8 @@ class StateFiles:
 def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     """Return the state of the device from its files.
 
-    Raise DamagedError if the undamaged files do not show how far the device was. Raise NewerFormatError if a later
-    version of protofleet has written the files.
+    Raise DamagedError if the undamaged files do not show the progress of the device. Raise NewerFormatError if a
+    later version of protofleet has written the files.
     """
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
@@ -153,7 +153,8 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 def _needed_answers(saved: StateFile) -> list[str]:
     """Return the object of the last update; without it, the device must return to the state before the update.
 
-    Return an empty list if a later update is recorded as lost: then the coordinator no longer needs this update.
+    Return an empty list if a later update is recorded as lost: then the coordinator no longer needs the update
+    before the lost one.
     """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 

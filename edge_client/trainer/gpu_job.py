@@ -63,7 +63,7 @@ class GpuJob:
 
     def _turn(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         job = self._job or self._started()
-        self._job = None  # If this turn fails, no reference to the job keeps memory of the GPU.
+        self._job = None  # If this turn fails, the job's GPU memory can be freed.
         result = job.run(phase, number, received)
         self._state = job.state()
         if self._stays:

@@ -1,9 +1,9 @@
 """Turns of the devices of one machine: the number of slots is the largest number of devices that work at once.
 
-More working devices than cores would not finish sooner, and each would need memory for a batch. A slot is a file
-that the working process keeps locked. So the slot is free when its process has ended, even if the process was killed.
-If a process is stuck, its watchdog ends it. If a process with a slot is stopped (SIGSTOP), other devices work without
-waiting for a slot.
+If more devices than cores worked at once, they would not finish sooner, and each of them would need memory for a
+batch. A slot is a file that the working process keeps locked. So the slot is free when its process has ended, even if
+the process was killed. If a process is stuck, the watchdog of this process ends it. If a process with a slot is
+stopped (SIGSTOP), other devices work without waiting for a slot.
 """
 
 from __future__ import annotations

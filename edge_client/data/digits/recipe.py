@@ -17,8 +17,8 @@ from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.stable_random import StableRandom
 
-# Numbers of training images and of test images in a drawn domain. The other domains use four of five images for
-# training and one for the test.
+# Numbers of training images and of test images in a drawn domain. In the other domains, four fifths of
+# the images are for training, and one fifth is for the test.
 TRAIN, TEST = 4000, 1000
 
 CHECKSUMS: Final[Mapping[str, str]] = {

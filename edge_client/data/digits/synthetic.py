@@ -146,7 +146,10 @@ def _first(colours: Integers, mask: NDArray[np.bool_]) -> IntPixels:
 
 
 def _gradient(n: int, rng: StableRandom) -> IntPixels:
-    """Return gradients of brightness, up to 40 grey levels at a corner, [N, SIDE, SIDE, 3]."""
+    """Return random gradients of brightness, [N, SIDE, SIDE, 3].
+
+    A gradient changes the brightness of a corner by at most 40 grey levels.
+    """
     axis = (2 * np.arange(SIDE) + 1 - SIDE).astype(np.int32)
     across, down = per_image(rng.between(-20, 20, n)), per_image(rng.between(-20, 20, n))
     colour = rng.below(257, n, 1, 1, 3).astype(np.int32)

@@ -64,7 +64,7 @@ def grey(pixels: Pixels) -> Pixels:
 
 def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]:
     columns, weights = _taps(images.shape[axis], size)
-    rest = (-1,) + (1,) * (images.ndim - 1 - axis)  # The weights belong to the indices of this axis.
+    rest = (-1,) + (1,) * (images.ndim - 1 - axis)  # With this shape, the weights are aligned with `axis`.
     total = np.full((*images.shape[:axis], size, *images.shape[axis + 1 :]), 1 << (BITS - 1), np.int32)
     for column, weight in zip(columns.T, weights.T, strict=True):
         total += images.take(column, axis) * weight.reshape(rest)

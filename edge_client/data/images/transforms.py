@@ -54,9 +54,9 @@ def blend(background: IntPixels, foreground: IntPixels, mask: NDArray[np.int32])
 
 
 def blur(images: IntPixels, strength: Integers) -> IntPixels:
-    """Mix each image [N, h, w, C] with its copy that a 3x3 binomial filter has blurred.
+    """Mix each image [N, h, w, C] with a blurred copy of the image; a 3x3 binomial filter makes the copy.
 
-    The blurred copy has the weight `strength` / 16, and the image has the remaining weight.
+    The blurred copy has the weight `strength` / 16, and the original image has the remaining weight.
     """
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]

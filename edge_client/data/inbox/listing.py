@@ -30,7 +30,7 @@ from protofleet.protocol.wire.printable import printable
 
 SETTLE_SECONDS: Final = 2.0  # seconds without a change after which a file counts as complete
 MOST_FILES: Final = 100_000
-# Largest number of new files that are read at one look into the inbox. The device's work waits during a look.
+# Largest number of new files that one call of `look` reads. The device's work waits during the call.
 MOST_AT_ONCE: Final = 500
 ARRAYS: Final = ".npy"
 # Ends of the names of files that another program is still writing.

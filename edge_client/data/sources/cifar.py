@@ -23,7 +23,7 @@ WAY_OUT: Final = "unpack the Python version of the data set there, or name its f
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Encode text to bytes; in old pickle formats, Python 3 stores bytes as a text with this encoding."""
+    """Encode text to bytes; in old pickle formats, Python 3 stores bytes as text in the encoding Latin-1."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding}")
     return text.encode("latin1")

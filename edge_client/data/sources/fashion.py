@@ -1,7 +1,7 @@
 """Fashion-MNIST in four styles, which are the domains; each style has a quarter of the 70,000 garments.
 
 plain   unchanged: grey on black
-photo   the garment in one colour, light and dark exchanged, in front of a photograph
+photo   the garment in one colour, with light and dark swapped, in front of a photograph
 sketch  the garment's outlines, in pencil on paper
 print   two inks through a coarse screen
 """
