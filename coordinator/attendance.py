@@ -40,8 +40,9 @@ class AttendanceLog:
     ) -> None:
         """Log the missing devices if a line is due.
 
-        `first` is True in the first attempt at the first round. Only that attempt waits for policy.gather
-        devices. `doubtful` holds the devices that are present but that the run does not wait for.
+        `first` is True in the first attempt at the first round. Only that attempt waits for as many
+        devices as the setting policy.gather states. `doubtful` holds the devices for which the run does not wait,
+        although they are present.
         """
         if now < self.wake_at:
             return

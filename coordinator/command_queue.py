@@ -53,7 +53,7 @@ class CommandQueue:
         # True after a write or a commit has failed because the disk is full or the index is locked.
         self._cannot_write = self._cannot_commit = False
         self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
-        self._is_locked = False  # True after a warning that another program holds the lock was logged.
+        self._is_locked = False  # True if a warning was logged because another program holds the lock.
         self.is_held = False  # True while commands are written and committed, but no messages may be sent.
         self.wake_at = float("inf")
 
@@ -74,7 +74,7 @@ class CommandQueue:
         self.is_held = False
 
     def retry(self, command: Command, why: BaseException, now: float) -> None:
-        """Put a command back at the head of the queue, because its result did not fit on the disk."""
+        """Put a command back at the head of the queue, because the disk had no room for the result of the command."""
         self._waiting.appendleft(command)
         self._cannot_write = True
         self._wait(why, now)

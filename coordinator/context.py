@@ -36,8 +36,8 @@ class ProcessContext:
     here_timer: HereTimer = field(default_factory=HereTimer)
     shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
-    # Limits the number of log lines about messages of peers, because a flood of messages must not fill the
-    # disk. The counters still count every message.
+    # The limit on the number of log lines about messages of peers. Without this limit, a flood of messages could
+    # fill the disk. The counters still count every message.
     peer_log: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class ProcessContext:
         self.link.publish(self.link.topics.coord_state, state, retain=True)
 
     def announce_the_end(self, told: set[str]) -> None:
-        """Announce that the run is over; `told` holds the devices that can confirm this message."""
+        """Announce that the run is over; `told` holds the devices from which a confirmation is expected."""
         self.announce(State(False, "finished"))
         self.here_timer.stop()
         self.shutdown.begin(told, self.now)

@@ -1,18 +1,18 @@
-"""The times at which a coordinator sends `here`, which names the devices that it waits for.
+"""The times at which a coordinator sends its `here` messages.
 
-The coordinator sends `here` every minute. While it waits for updates, it also sends `here` 15, 30 and 60 s
-after the task. So a device that did not receive the task, or that did not receive an earlier `here`, learns
-that the coordinator waits for it.
+A `here` message names the devices for which the coordinator waits. The coordinator sends the message every minute.
+While the coordinator waits for updates, it also sends the message 15, 30 and 60 s after the task. So a device that
+has missed the task, or an earlier `here` message, learns that the coordinator waits for the device.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Seconds from a task to the first `here` that names the devices whose updates are missing.
+# Seconds from a task to the first `here` message that names the devices whose updates are missing.
 ASK_SECONDS: Final = 15.0
-# Seconds between two `here`. A device that waits much longer for the next `here` concludes that its messages are
-# withheld.
+# Seconds between two `here` messages. A device that waits much longer for the next message concludes that someone
+# withholds the messages.
 HERE_SECONDS: Final = 60.0
 NEVER: Final = float("inf")
 
@@ -20,7 +20,7 @@ NEVER: Final = float("inf")
 class HereTimer:
     def __init__(self) -> None:
         self._at = self._ask_at = NEVER
-        # Seconds that will pass between the next `here` about the open task and the `here` after it.
+        # Seconds that will pass between the next two `here` messages about the open task.
         self._gap = ASK_SECONDS
 
     @property

@@ -27,9 +27,9 @@ class ValidationOfAll:
         self._view, self._told = plan.variant.reports, False
 
     def __call__(self) -> float | None:
-        """Return the number for the round that ends now.
+        """Return the validation accuracy for the round that ends now.
 
-        Return None if no decision needs the number, or if no phase of the round has asked all present
+        Return None if no decision needs this accuracy, or if no task of the round was sent to all present
         devices.
         """
         machine = self._machine

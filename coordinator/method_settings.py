@@ -47,7 +47,7 @@ class _Owners:
 
     def add(self, layer: Layer) -> None:
         file, name = layer.method.get("file"), layer.method.get("name")
-        # A file in a later layer does not change the name of a plug-in.
+        # If an earlier layer has chosen a plug-in, the file of a later layer does not change the name of the method.
         if name or (file and not self.is_plugin):
             self.named, self.layer = str(name or Path(str(file)).stem), layer
         self.is_plugin = bool(file) or (self.is_plugin and not name)

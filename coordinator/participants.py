@@ -34,7 +34,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 # Largest number of characters that are stored from the software description of a device.
 MOST_SOFTWARE: Final = 300
-# Seconds between two checks whether the devices that the run waits for are still enrolled.
+# Seconds between two checks that test whether the devices for which the run waits are still enrolled.
 ENROLMENT_SECONDS: Final = 5.0
 
 
@@ -107,7 +107,8 @@ class Participants:
     # Methods for messages of devices.
 
     def hello_received(self, received: Received, hello: Hello) -> None:
-        # Ignore the plan in a hello for another run, because two runs may have the same plan.
+        # If the hello was sent to a coordinator of another run, remove the plan from the hello. Two runs may have the
+        # same plan, so this plan does not show that the device belongs to this run.
         if received.run != self._link.run:
             hello = replace(hello, plan=b"")
         before = self._hellos.get(hello.device)
@@ -312,9 +313,10 @@ class Participants:
     def round_status(self) -> RoundStatus:
         """Return the state of the round, with the names of the devices that must send something.
 
-        While the run waits for enough devices to begin a round, the state applies to all devices. In a pause,
-        and shortly after a task was sent, it names only the devices whose hello is missing. At other times,
-        it names the devices whose hello is missing and the devices whose update is missing.
+        The state applies to all devices while the run waits for enough devices to begin a round, and also if more
+        than MOST_NAMED updates are missing. Otherwise the state contains the names of devices. In a pause, and
+        shortly after a task was sent, these are only the devices whose hello is missing. At other times, these
+        are the devices whose hello is missing and the devices whose update is missing.
         """
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)

@@ -10,7 +10,7 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.coordinator")
 
-SHORT_SECONDS: Final = 60.0  # Seconds; a shorter pause, or a smaller change of the time, is not logged.
+SHORT_SECONDS: Final = 60.0  # A pause that is shorter, or a change of its end that is smaller, is not logged.
 
 
 class PauseLog:

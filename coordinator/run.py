@@ -110,7 +110,7 @@ class Run:
         self._link.on_message = heard_from
 
     def tell_of_transfers(self, progress: Callable[[str, TransferProgress], None]) -> None:
-        """Call `progress` every few seconds while an update takes long to arrive."""
+        """Call `progress` every few seconds for each update that takes a long time to arrive."""
         self._link.answers.on_progress = progress
 
     @property
@@ -250,8 +250,8 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            # Free the space of unfinished updates. Their devices offer them again, but the round cannot go on
-            # without this write.
+            # Free the space of unfinished updates. The devices offer these updates again later. Without this write,
+            # the round could not go on.
             self._link.answers.abandon()
             write()
 

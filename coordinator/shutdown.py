@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-STAY_SECONDS: Final = 150.0  # Seconds; this is longer than a device needs to notice that `here` is missing.
+STAY_SECONDS: Final = 150.0  # A device needs fewer seconds to notice that no `here` message arrives.
 AGAIN_SECONDS: Final = 15.0
 
 

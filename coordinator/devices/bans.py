@@ -226,8 +226,8 @@ def _records(folder: Path) -> dict[str, Suspension]:
 def _record(path: Path) -> Suspension:
     """Read a ban from its file.
 
-    The file may lack the time at which the ban began, because an earlier version wrote the file or the disk
-    was full. Then the ban begins at the time when the file was written.
+    The time at which the ban began is missing if an earlier version wrote the file, or if the disk was full. In
+    this case, the time at which the file was written counts as the beginning of the ban.
     """
     written = path.stat().st_mtime
     try:

@@ -14,9 +14,9 @@ limit. So no round mixes labels, no device trains alone because of its own names
 because of the names of one other device.
 
 Fixed names stay fixed, also after restarts; only the settings can change them. The votes of devices are not
-stored. After a restart without fixed names, or with other names in the settings, the devices of the earlier
-coordinator take part only with each other until they have sent their names again. A device that is not
-enrolled any more has no vote.
+stored. After a restart, there may be no fixed names, or the settings may hold other names than before. In both
+cases, the devices that the earlier coordinator had admitted take part only with each other until they have sent
+their names again. A device that is not enrolled any more has no vote.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class ClassNameVote:
 
     @property
     def is_as_saved(self) -> bool:
-        """Return whether the fixed names are the names that the earlier coordinator had fixed.
+        """Return whether the fixed names are equal to the names that the earlier coordinator had fixed.
 
-        Then all devices that the earlier coordinator admitted have these names.
+        If they are equal, all devices that the earlier coordinator had admitted have these names.
         """
         return bool(self.fixed and self._known and self.fixed.digest == self._known.digest)
 
@@ -90,9 +90,9 @@ class ClassNameVote:
         return self.fixed.names if self.fixed else ()
 
     def judge(self, hello: Hello, now: float) -> Problem | None:
-        """Count the vote of a hello; return why its device is refused, or None if the device is not refused.
+        """Count the vote in a hello; return why the sender is refused, or None if the sender is not refused.
 
-        A device that is not refused may have to wait. The method `waits` returns whether it must wait.
+        A device that is not refused may have to wait. The method `waits` returns whether the device must wait.
         """
         self._waiting.pop(hello.device, None)
         if hello.names and len(hello.names) != self._classes:
@@ -188,7 +188,7 @@ class ClassNameVote:
         self.fixed = stated
 
     def hold(self, hello: Hello, now: float) -> None:
-        """Let a device wait until enough devices have voted or the settings name the classes.
+        """Let a device wait until enough devices have voted, or until the settings contain the class names.
 
         If the names that are fixed later differ from the names of this device, the device is refused.
         """

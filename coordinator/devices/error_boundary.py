@@ -27,7 +27,8 @@ class ErrorBoundary:
     ) -> None:
         """Set up the boundary; `who` returns the name under which a device is paused.
 
-        All devices that are not enrolled have the same name, so they are paused together.
+        In a real coordinator, `who` returns one common name for all devices that are not enrolled. So these
+        devices are paused together.
         """
         self._bans, self._now, self._who = bans, now, who
         self._excluded: list[str] = []

@@ -1,9 +1,9 @@
-"""The devices from which each `here` requests a hello.
+"""The devices from which the coordinator requests a hello in its `here` messages.
 
 These devices have sent messages, are not in the roster, and have sent no bye. Such a device may believe that
 it takes part. Its last hello may have been lost, its connection may have seemed lost, or it may have been
 banned for a while. A device that has received a reply to its hello need not repeat the hello. So the
-coordinator must either have the device in the roster or name it in `here`.
+coordinator must either have the device in the roster or name the device in its `here` messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-REQUEST_SECONDS: Final = 600.0  # Seconds; within this time a running device sends a hello by itself.
+REQUEST_SECONDS: Final = 600.0  # A running device sends a hello by itself within this many seconds.
 
 
 class HelloRequests:
@@ -29,7 +29,7 @@ class HelloRequests:
         self._since.pop(device, None)
 
     def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:
-        """Return up to `most` devices that are not ignored, the last added first."""
+        """Return up to `most` devices that are not ignored; the device that was added last comes first."""
         self._since = {
             device: now if device in ignored else since
             for device, since in self._since.items()

@@ -3,12 +3,12 @@
 A device signs its will in advance, so a hostile broker could publish the will at any time and keep the device
 out of every round. Therefore a suspect device keeps its place in the roster. The coordinator sends it a
 welcome, and a connected device replies to the welcome. If no new message of the device arrives within
-`seconds`, the device has left.
+`seconds`, the device counts as left.
 
 If a new message arrives, there are two cases. In the first case, the device was connected all the time, and
-its will was false. In the second case, the device has come back. Then its boot number is higher, or the birth
-message of its new connection arrives within BIRTH_SECONDS. A birth message may arrive a little after other
-messages of the same connection.
+its will was false. In the second case, the device was away and has come back. The second case shows in one of two
+ways: the boot number of the device is higher, or the birth message of the new connection arrives within
+BIRTH_SECONDS. A birth message may arrive a little after other messages of the same connection.
 """
 
 from __future__ import annotations

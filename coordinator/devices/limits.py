@@ -79,9 +79,9 @@ def is_domain(name: str) -> bool:
 def hello_problem(
     hello: Hello, plan: Plan, limits: CoordinatorLimits, uses: Mapping[str, str] = {}
 ) -> Problem | None:
-    """Return why a device cannot take part, or None if it can.
+    """Return why a device cannot take part, or None if the device can take part.
 
-    `uses` contains each form of messages that is necessary in this run, with the reason.
+    `uses` maps each message form that a device must know to the reason why this run needs the form.
     """
     low, high = hello.protocol
     words = None

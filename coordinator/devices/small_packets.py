@@ -2,9 +2,9 @@
 
 With such a broker the manifest is sent as an object, and devices of older versions cannot read this form.
 These devices would be refused for the rest of the run. So the coordinator does not decide at the first CONNACK
-with a small limit. It connects again until the limit has lasted for LASTS_SECONDS. If the other devices are
-then enough for a quorum, the run goes on without the older devices. So a single older device cannot prevent a
-run with this broker.
+with a small limit. It refuses the broker and connects again, until the limit has been too small for LASTS_SECONDS.
+If the newer devices are then enough for a quorum, the run goes on without the older devices. So a single older
+device cannot prevent a run with this broker.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class SmallPackets:
     def manifests_may_be_objects(
         self, present: Collection[str], can: Mapping[str, Collection[str]], now: float
     ) -> bool:
-        """Return whether a manifest may be sent as an object from now on.
+        """Return whether the coordinator may send manifests as objects from now on.
 
-        Absent devices that cannot read such a manifest are ignored. Absent devices that can read it count
-        towards the quorum, because without a connection the coordinator does not know which of them have come
-        back.
+        It may do so if all present devices can read such a manifest. It may also do so if the small limit has
+        lasted long enough and the devices that can read such a manifest are enough for a quorum. Absent devices
+        that can read such a manifest count towards the quorum, because without a connection the coordinator
+        does not know which devices have come back.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

@@ -79,10 +79,10 @@ def read_state(folder: Path, name: str) -> Body:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Open the database only for reading, also if the folder is write-protected.
+    """Open the database for reading only, even if the folder is write-protected.
 
-    In a write-protected folder SQLite cannot create the shared-memory file of its log. So the database is
-    then opened as a file that no process changes.
+    In a write-protected folder, SQLite cannot create the shared-memory file of its log. In this case, the
+    database is opened with the option `immutable`. The option states that no process changes the file.
     """
     where = f"{path.absolute().as_uri()}?mode=ro"
     db = sqlite3.connect(where, uri=True)

@@ -23,7 +23,7 @@ Matrix: TypeAlias = list[list[int]]  # matrix[class][predicted class] is a numbe
 # sum over all domains.
 MOST_NUMBERS: Final = 200_000
 ALL: Final = "all domains"
-# Largest difference between an accuracy and the same accuracy that was sent as float32.
+# Largest difference between the accuracy in a matrix and the accuracy that the same device has sent as float32.
 ROUNDING: Final = 1e-6
 
 

@@ -76,7 +76,7 @@ def measurements(lines: Lines, view: str) -> list[Measurement]:
 
 
 def curve(lines: Lines, view: str, measure: str) -> list[ByDomain]:
-    """Return the values by domain of each line that has this view, in the order of the lines."""
+    """Return a table of values by domain for each line that contains this view, in the order of the lines."""
     return [line[measure][view] for line in lines if line[measure].get(view)]
 
 

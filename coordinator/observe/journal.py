@@ -88,11 +88,11 @@ class Journal:
         self._metrics: dict[str, dict[str, float]] = {}
         # Device -> number of its test samples, from the first claim of the device in the run.
         self._samples: dict[str, float] = {}
-        # The metrics of the evaluation before the round. `_meter_asked` is the traffic until the task of this
+        # The metrics of the evaluation before the round, and the traffic that was counted before the task of this
         # evaluation was sent.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
-        # The last start of a next round that was reported to the sinks, as a Unix time.
+        # The Unix time that was last reported to the sinks as the start of the next round.
         self._next_round_at = 0.0
         self._present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
         self._lacking = set[str]()  # Names of metrics whose missing values were already reported.
@@ -204,7 +204,7 @@ class Journal:
                 self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
             case Close(_, phase, _):
                 self._phase_ended(phase, now)
-            case Advance(_, str(), devices):  # This also happens for phases that an earlier process closed.
+            case Advance(_, str(), devices):  # This includes phases that an earlier process closed.
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
                 self._note_drop(device, verdict, problem.message)
@@ -229,9 +229,10 @@ class Journal:
             self._record.phases[-1].answered.append(device)
 
     def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
-        """Record the updates that are put aside: the first as "went_back", and each other update as "aside".
+        """Record the updates that are put aside, and report them to the sinks.
 
-        The run goes back only once, even if several updates are put aside.
+        The run goes back only once, even if several updates are put aside. So the first update is reported as
+        "went_back", and all other updates are reported as "aside".
         """
         for i, device in enumerate(aside):
             self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
@@ -276,8 +277,8 @@ class Journal:
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        # FedAvg needs one broadcast in each round, and also in the last evaluation. Every method here does
-        # the same.
+        # FedAvg would need one broadcast in each round and one broadcast in the last evaluation. Every method here
+        # also needs a broadcast in the last evaluation.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
         record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
         of_round = self._metrics_of_round()
@@ -368,7 +369,7 @@ class Journal:
 
 
 def is_of_global(metric: str) -> bool:
-    """Return whether a metric belongs to the global model, for any way in which the model predicts."""
+    """Return whether a metric belongs to the global model; the prediction rule of the model does not matter."""
     return metric.split(".", 2)[-1].startswith("global")
 
 

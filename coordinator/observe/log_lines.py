@@ -65,7 +65,7 @@ class LogLines:
 
 
 def who_words(record: RoundRecord, view: str) -> str:
-    """Return a part of a log line with the number of devices that measured; "" if all present devices were asked."""
+    """Return the words for a log line about how many devices measured; "" if all present devices were asked."""
     words = sampled_words(record.measured.get(view))
     return f", {words}" if words else ""
 

@@ -115,10 +115,10 @@ class DepartureCounts:
 
 
 class PerDeviceCounts:
-    """The counts of each device, one count for each value of a label that has only a few values.
+    """The counts of each device.
 
-    Each count starts at 0 with the first message of a device. If a series began above 0, Prometheus would not
-    see an increase.
+    A device has one count for each value of the label `label`, which has only a few values. Each count starts at 0
+    with the first message of the device. If a series began above 0, Prometheus would not see an increase.
     """
 
     name: str
@@ -153,7 +153,7 @@ class WillCounts(PerDeviceCounts):
 
 
 class OlderCopyCounts(PerDeviceCounts):
-    """The counts of signs that a folder is an older copy, by the device that gave the sign."""
+    """The counts of signs of an older copy of a folder, by the device whose messages contained the signs."""
 
     name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
@@ -206,7 +206,7 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
-        # Devices that have their own series in the bytes of the whole run.
+        # Devices that have their own series in the metrics for the bytes of the whole run.
         self._run_names = BoundedLabels(MOST_DEVICES)
         self._counted = 0  # The last round that is included in the totals.
         r.register(MeterCollector(run.meter, self._method))
@@ -332,7 +332,7 @@ class Metrics:
     def _set_learned(self, record: RoundRecord) -> None:
         """Set the accuracy and loss that all present devices were asked to measure.
 
-        Measurements of a sampled cohort are left out, because each cohort has other domains.
+        Measurements of a sampled cohort are left out, because each cohort covers different domains.
         """
         of_all = {view for view in views_of(record) if record.is_of_all(view)}
         self._set_measures(record, of_all)

@@ -88,7 +88,7 @@ class RoundRecord:
     aside: dict[str, str] = field(default_factory=dict)
     # In the last evaluation: domain -> class -> predicted class -> number of samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
-    # In the last evaluation: machine -> devices that run on this machine, as the devices describe it.
+    # In the last evaluation: description of a machine -> devices that have sent this description.
     machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" or "send" -> joules, for devices that can measure their energy.
     energy: ByDevice = field(default_factory=dict)
@@ -235,10 +235,11 @@ def odd_summary(table: Mapping[str, Any]) -> str:
 
 
 def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[str, ByKind]:
-    """Divide `wire` into rows: the `most` devices with the most bytes, then ALL, then OTHER for the rest.
+    """Divide `wire` into rows by device.
 
-    The sum of the rows is always `wire`. If an earlier process counted a part of `wire`, that part is in
-    OTHER.
+    The devices with the most bytes have a row each, but only `most` devices. After these rows come the row ALL for
+    broadcasts and the row OTHER for the remaining bytes. The sum of the rows is always `wire`. If an earlier process
+    counted a part of `wire`, that part is in OTHER.
     """
     totals: Counter[str] = Counter()
     for (device, _, _), size in crossed.items():

@@ -17,7 +17,8 @@ ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
 BY_KIND: Final = ("direction", "kind", "method")
 BY_DEVICE: Final = ("device", *BY_KIND)
 ROWS: Final = MOST_DEVICES + len((OTHER, ALL))
-# Largest number of series of one metric: rows, times kinds (including `control`), times directions.
+# Largest number of series of one metric: the number of rows times the number of kinds, including `control`, times
+# the number of directions.
 SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2
 
 

@@ -40,7 +40,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Make the summary; `built` holds the commit and the digest of the sources, if they are known."""
     method = run.plan.variant
-    # When the run is over, no hello describes a device any more, so the lines are read too.
+    # A process that starts after the last round receives no hellos with descriptions. So the descriptions in the
+    # lines are used too.
     software_of = {**machines_in(lines), **run.software}
     return {
         "name": settings.name,

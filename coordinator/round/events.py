@@ -61,7 +61,7 @@ class Advanced:
 
     phase: str | None
     base: bytes = b""
-    fault: str = ""  # At the end of a round: the reason why no device could go on from the result, or "".
+    fault: str = ""  # At the end of a round: why no device can go on from the result of the round, or "".
     # At the end of a round: the validation accuracy. It is None if not all present devices were asked for it,
     # or if policy.stop does not need it.
     validation: float | None = None
@@ -74,7 +74,7 @@ class Blamed:
     `devices` holds the devices whose updates made the round fail. It is empty if the search found no such device.
     """
 
-    past: Recovered  # The data about the round on the disk.
+    past: Recovered  # The data on the disk about the failed round.
     phase: str
     devices: tuple[str, ...] = ()
     words: str = ""
@@ -120,7 +120,7 @@ class Rollback:
     """A command to set the server half back to its state at the last Save."""
 
     why: str = field(default="", compare=False)
-    # Devices whose update is missing. There is no verdict on a missing update.
+    # Devices whose update for the open task was neither accepted nor refused.
     missing: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -155,7 +155,7 @@ class Blame:
     server_half: bool = False
     # Round -> devices whose updates were put aside so far.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    trial: bool = False  # True if the search must only name one update that was not left out before.
+    trial: bool = False  # True if the search has only to choose one update that was not left out before.
     tried: tuple[str, ...] = ()  # Devices whose updates were left out before.
     # True if an update may be named a second time after every update was left out once.
     endless: bool = False

@@ -403,9 +403,10 @@ class RoundMachine:
         yield self._first_step()
 
     def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
-        """Return the silent device whose turn it is to be asked in addition to the cohort, if there is one.
+        """Return the silent device that gets the task in addition to the cohort; () if there is no such device.
 
-        Without this turn, a silent device might never receive a task again and would stay silent.
+        The silent devices take turns. Otherwise a silent device might never receive a task again and would stay
+        silent.
         """
         return () if self.is_last_evaluation else self.silent.in_turn(others)
 
@@ -543,7 +544,7 @@ class RoundMachine:
             yield Blame(number, why, server_half, dict(self._aside))
 
     def _go_back(self, blamed: Blamed, now: float) -> Iterator[Command]:
-        """Go back to the round whose updates are blamed, and repeat it without them; or end the run.
+        """Go back to the round whose updates are blamed, and repeat the round without these updates; or end the run.
 
         A round is repeated only once, with two exceptions. It is repeated again if a test has shown that the
         server half can go on without the blamed updates. It is also repeated for each trial that leaves out
@@ -573,7 +574,10 @@ class RoundMachine:
         yield self._first_step()
 
     def _return_the_last(self, number: int) -> tuple[str, ...]:
-        """Use the updates again that the last trial left out without success, and return their devices."""
+        """Allow the updates of the last trial again, and return the devices of these updates.
+
+        The last trial left these updates out, but this did not help.
+        """
         returned = self.trials.left_out(number, self._aside.get(number, ()))
         self._aside[number] = tuple(d for d in self._aside.get(number, ()) if d not in returned)
         return returned

@@ -1,12 +1,12 @@
 """The deadline for missing updates, computed from the time that the other devices of the cohort needed.
 
 The time of a device is measured only for the open task. It begins when the task is first sent to the device,
-and ends when the update of the device is in. So the first phase has a deadline like any other phase, and a
+and ends when the update of the device has arrived. So the first phase has a deadline like any other phase, and a
 fleet that becomes slower gets more time. If a device gets the task again and sends a stored update at once, its
 time still begins with the first sending of the task.
 
 The deadline is `factor` times the measure. The measure is the time after which the updates of more than half
-of the cohort are in. So a fast half or a lying minority cannot make the deadline early, and a silent minority
+of the cohort have arrived. So a fast half or a lying minority cannot make the deadline early, and a silent minority
 cannot make it late.
 """
 
@@ -30,9 +30,9 @@ class StragglerDeadline:
     _began: dict[tuple[Question, str], float] = field(default_factory=dict)
     _took: dict[tuple[Question, str], float] = field(default_factory=dict)
     _longest: float = 0.0  # Seconds that the slowest update of the previous round took.
-    # The list below holds the times for the open task. It is built at the first check and then kept, because
-    # there is a check after each update.
-    _ordered: list[float] | None = None  # Seconds that each received update took, in ascending order.
+    # Seconds that each received update for the open task took, in ascending order. The list is built at the first
+    # check and then kept, because there is a check after each update.
+    _ordered: list[float] | None = None
     # Devices whose updates are missing, in the order in which the devices were asked. The list may also hold
     # devices whose updates have arrived since.
     _last_asked: list[str] = field(default_factory=list)
@@ -58,9 +58,10 @@ class StragglerDeadline:
                 self._took.setdefault((question, device), earlier)
 
     def asked_at_the_end(self) -> None:
-        """Give the devices at least as much time for an evaluation as the slowest update of the previous round took.
+        """Set a shortest deadline for an evaluation, computed from the slowest update of the previous round.
 
-        An evaluation may take longer than the training, so this time is multiplied by `factor`.
+        The deadline is at least `factor` times the seconds that this update took. The factor is applied because
+        an evaluation may take longer than the training.
         """
         asked = max(self._began[key] for key in self._began if key[0] == self._question)
         self._least = max(self._least, asked + self.factor * self._longest)
@@ -73,11 +74,11 @@ class StragglerDeadline:
                 insort(self._ordered, took)
 
     def at(self, answered: Collection[str], missing: AbstractSet[str], cohort: int, quorum: int) -> float:
-        """Return the time at which to stop waiting for missing devices; infinity while too few updates are in.
+        """Return the time at which to stop waiting for missing devices; infinity while too few updates have arrived.
 
         `cohort` is the number of devices from which updates are expected. Between two calls of this method,
-        the caller must call `answered` for each device that has sent an update. No other device may become
-        missing.
+        the caller must call `answered` for each device that has sent an update, and must not add devices to
+        `missing`.
         """
         if self._ordered is None:
             self._ordered = self._order(answered, missing)

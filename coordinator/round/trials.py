@@ -20,7 +20,7 @@ class Trials:
     # Round whose server step was repeated -> devices whose updates were left out, one at a time. The spool stores
     # this table.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    # How often broken updates have made the open round fail since the server half last went back.
+    # How often broken updates have made the open round fail. The number is set to 0 when the server half goes back.
     failures: int = 0
 
     def begin_round(self) -> None:
@@ -33,7 +33,7 @@ class Trials:
         return number in self.tried
 
     def are_due(self, number: int) -> bool:
-        """Return whether the server step of this round must be repeated if the next round fails again."""
+        """Return whether a trial must now repeat the server step of this round without one update."""
         return number >= 1 and (self.are_under_way(number) or self.failures >= FAILURES)
 
     def attempts(self, number: int) -> int:

@@ -43,8 +43,8 @@ class FailedRound:
     members: Sequence[Member]
     # Phase -> device -> update. The phases are in their order in the round.
     closed: Mapping[str, Mapping[str, Accepted]]
-    # Members of the next round, if the next round failed at its beginning. None if the failed round is still
-    # open: then its devices can still get the tasks of its later phases.
+    # Members of the next round, if the next round failed at its beginning. None if the failed round is still open,
+    # because the devices of an open round can still get the tasks of the later phases.
     next_members: Sequence[Member] | None
 
     @staticmethod

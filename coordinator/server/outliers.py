@@ -6,7 +6,7 @@ the same result.
 
 If an array consists of rows (prototypes, features), its size is the norm of its longest row, because the
 number of rows differs between devices. The size of any other array is its Euclidean norm. Labels, counts and
-control arrays are not judged. If fewer than three updates have an array, none of them is an outlier.
+control arrays are not judged. An array that fewer than three updates contain is not judged either.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def sizes_by_device(
 
 
 def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
-    """Return the updates with an array above `limit` times its median, but always fewer than half of all updates."""
+    """Return the updates with an array whose size is above `limit` times the median size of this array.
+
+    Fewer than half of all updates are returned: the updates with the largest ratios to the median.
+    """
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
         if one.size > limit * one.median and (one.device not in found or one.ratio > found[one.device].ratio):

@@ -43,7 +43,7 @@ class Step:
     manifest: Manifest | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     phase: str | None = None  # The phase whose updates were used. None if the step began the round.
-    counted: Mapping[str, str] = field(default_factory=dict)  # Device -> hash of its update that was used.
+    counted: Mapping[str, str] = field(default_factory=dict)  # Device -> hash of the update that was used.
     aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
     fault: str = ""  # Reason why no device can go on from the result of the round, or "".
 

@@ -56,7 +56,7 @@ class AnswerLog:
         self._sound: set[tuple[str, bytes]] = set()
         numbers = [place.file for place in self._places.values()]
         self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
-        # Bytes of the current file that were written, and bytes that are durable.
+        # Number of bytes that were written to the current file, and number of these bytes that are durable.
         self._end = self._synced = 0
         # File that is open for writing. Python closes it when the last reference to it is gone.
         self._handle: BinaryIO | None = None

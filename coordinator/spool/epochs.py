@@ -35,9 +35,10 @@ def epoch_file(runs: Path, federation: str) -> Path:
 
 
 def next_epoch(known: Iterable[int], clock: int) -> int:
-    """Return the lowest epoch above all known epochs, except epochs that are far ahead of the clock.
+    """Return the lowest epoch that is above the known epochs.
 
-    Devices ignore an epoch that is far ahead of their own clocks.
+    Known epochs that are far ahead of the clock do not count, because devices ignore an epoch that is far ahead
+    of their own clocks.
     """
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):

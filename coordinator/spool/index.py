@@ -46,14 +46,14 @@ ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
-    # The holder of each device name, at the boot that `heard` stores.
+    # Holder of each device name. A row is used only if the table `heard` has the same boot number for the name.
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",
     # If the device is "", the run has diverged in that round.
     "aside": "round INTEGER, device TEXT, words TEXT",
     "tried": "round INTEGER, device TEXT",  # Devices whose updates were left out in trials, one at a time.
     # Number of devices when the run began.
     "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",
-    # For policy.stop; `words` is the reason if the run ended with that round.
+    # Validation accuracy, for policy.stop. If the run ended with the round, the column `words` holds the reason.
     "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # Names of the classes.
     # The last round that a pause followed, and the time at which that round ended.
@@ -88,10 +88,10 @@ class FencedError(RunMismatchError):
 class SpoolConnection(sqlite3.Connection):
     """A connection that waits for a lock before it reads, and whose errors show whether the disk is full.
 
-    Another program may hold the lock of the file. A read then waits, because its caller is in the middle of a
-    frame or a step. A write raises an error, because it belongs to a command, which is carried out again
-    later. While a read waits, `keep_waiting` is called every 5 s. If it returns False, the read raises an
-    error too.
+    Another program may hold the lock of the file. In this case, a read waits, because its caller is in the middle of
+    a frame or a step. A write raises an error, because a write belongs to a command, and the command is carried out
+    again later. While a read waits, the function `keep_waiting` is called every 5 s. If the function returns
+    False, the read raises an error too.
     """
 
     keep_waiting: Callable[[], bool] = staticmethod(lambda: True)

@@ -62,7 +62,7 @@ def memory_beside(path: Path) -> Path:
 
 
 def put_foreign_log_aside(path: Path, disk: Disk) -> None:
-    """Rename the log if it belongs to another index file than the one next to it.
+    """Rename the log if it does not belong to the index file next to it.
 
     This must be done before SQLite opens the log.
     """

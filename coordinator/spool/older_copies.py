@@ -4,8 +4,9 @@ A run must not go on from an older copy without a warning, because the training 
 results differ.
 
 The coordinator's folder is an older copy if rounds.jsonl has a later round, or if devices have sent updates for
-a later round. Then the operator must decide. A device's folder is an older copy if its hello names an earlier
-update than the last update that the coordinator accepted. Such a device takes part without this update.
+a later round. In this case, the operator must decide how to go on. A device's folder is an older copy if the
+hello of the device names an earlier update than the last update that the coordinator has accepted from the device.
+Such a device takes part without the last update.
 
 Each sign is counted under the name of its device. The coordinator's folder counts as an older copy only if
 more than half of all enrolled devices give such a sign, even if only a few devices are present.
@@ -34,7 +35,7 @@ LISTEN_SECONDS: Final = 30.0
 # Seconds between two log lines about one device; the first few lines are logged at once.
 LOG_SECONDS: Final = 3600.0
 LOG_BURST: Final = 5.0
-# The party whose folder is an older copy: this coordinator, or the device that shows it.
+# The owner of the older copy: this coordinator, or the device whose message is the sign of an older copy.
 OURS, ITS_OWN = "coordinator", "device"
 
 
@@ -102,7 +103,7 @@ class OlderCopyDetector:
         # Devices that hold a broadcast that was never sent from this folder.
         self._hold_unknown: set[str] = set()
         self._ahead: dict[str, int] = {}  # Device -> the later round for which it has sent an update.
-        self._judged_boots: dict[str, int] = {}  # Device -> its boot that was checked last.
+        self._judged_boots: dict[str, int] = {}  # Device -> boot of the device that was checked last.
         self._listening_since = float("inf")
         self.wake_at = float("inf")
 

@@ -43,8 +43,8 @@ class SmallBlocks:
     ) -> None:  # fmt: skip
         """Set up the blocks of an update.
 
-        `put` receives the complete update. If the memory is used up, `in_file` is called with `have` and
-        returns blocks that are written to a file.
+        `put` receives the complete update. If the memory is used up, the function `in_file` receives the
+        attribute `have`, and returns blocks that are written to a file.
         """
         self.manifest, self._memory, self._put, self._in_file = manifest, memory, put, in_file
         # One byte for each block; it is not 0 if the block has arrived.

@@ -75,7 +75,7 @@ class LastAnswer:
     base: bytes
     boot: int
     holds: bool  # True if the device has ever reported the objects that it holds.
-    number: int  # Number of its broadcast, counted from 1 over the whole run.
+    number: int  # Number of the update's broadcast, counted from 1 over the whole run.
 
 
 class Spool:
@@ -95,10 +95,10 @@ class Spool:
         self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
         # Kind of data -> number of times that damaged data were found and replaced.
         self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
-        # Function that returns the open round and its traffic. The code that counts the traffic sets this
-        # attribute. `_saved_traffic` is the round and the traffic that were saved last.
+        # Function that returns the open round and the traffic of this round. The code that counts the traffic sets
+        # this attribute.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
-        self._saved_traffic: tuple[int, str] = (0, "")
+        self._saved_traffic: tuple[int, str] = (0, "")  # The round and the traffic that were saved last.
         # Round, phase and device of accepted updates that are damaged. These updates are not used any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
         self._reports_held_objects: set[str] = set()  # Devices that have reported the objects that they hold.
@@ -154,7 +154,8 @@ class Spool:
     @property
     def newest_round(self) -> int:
         """Return the last round that has begun according to this folder; 0 if no round has begun."""
-        # If an update of a round was put aside, the next round had begun before that.
+        # When the run goes back to a round, the checkpoints of the later rounds are deleted. So an update that was
+        # put aside in a round is taken as a sign that the next round had begun.
         begun = "SELECT round FROM checkpoint UNION SELECT round + 1 FROM aside WHERE device != ''"
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
@@ -172,9 +173,10 @@ class Spool:
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
     ) -> None:
-        """Accept an update, and store that later messages of its sender must have higher numbers than `last_heard`.
+        """Accept an update, and store `last_heard`, the boot and sequence number of the sender's newest message.
 
-        Both are written in one transaction, either by the next `commit` or by another write before it.
+        Later messages of the sender must have higher numbers. The update and the numbers are written in one
+        transaction, either by the next `commit` or by an earlier write.
         """
         self.index.defer(lambda: self._write_accepted(round, phase, answer, last_heard, holder))
 
@@ -283,9 +285,9 @@ class Spool:
             self._save_traffic()
 
     def note_used(self, round: int, phase: str, devices: Collection[str]) -> None:
-        """Store with the next transaction that the method has used the updates of these devices.
+        """Record that the method has used the updates of these devices; the next transaction stores this.
 
-        The rows of three rounds of each device are kept, because a round may be rolled back.
+        For each device, the rows of the last three rounds are kept, because a round may be rolled back.
         """
         oldest = "SELECT DISTINCT round FROM used WHERE device = ? ORDER BY round DESC LIMIT 1 OFFSET 2"
 
@@ -377,9 +379,9 @@ class Spool:
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def answered_before_boot(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
-        """Return the round, phase and base of the accepted updates of a device's newest round, the oldest first.
+        """Return the round, phase and base of the device's accepted updates in its newest round, the oldest first.
 
-        Return nothing if these updates were accepted in the same boot of the device.
+        Return an empty list if the device has not been started again since then, so that `boot` is unchanged.
         """
         heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
         if heard is None or heard[0] == boot:
@@ -429,9 +431,10 @@ class Spool:
         return row is not None and row[0] == base and row[1] != name
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        """Return the round with which a replay begins, with all later decisions; also return the members.
+        """Return the data with which a replay begins, and the members.
 
-        Return None if nothing was saved.
+        The data describe the first round of the replay and all later decisions. Return None if nothing was
+        saved.
         """
         if not self._usable:
             return None
@@ -516,7 +519,7 @@ class Spool:
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
-        """Return by round the devices whose updates were put aside; also return why the run has diverged, or ""."""
+        """Return the devices whose updates were put aside, by round; and why the run has diverged, or ""."""
         found: dict[int, tuple[str, ...]] = {}
         diverged = ""
         rows = self._db.execute("SELECT round, device, words FROM aside ORDER BY round")
@@ -528,7 +531,7 @@ class Spool:
         return found, diverged
 
     def _answers_tried(self) -> dict[int, tuple[str, ...]]:
-        """Return by round the devices whose updates were left out in trials."""
+        """Return the devices whose updates were left out in trials, by round."""
         found: dict[int, tuple[str, ...]] = {}
         for number, device in self._db.execute("SELECT round, device FROM tried ORDER BY rowid"):
             found[number] = (*found.get(number, ()), device)
@@ -575,7 +578,7 @@ class Spool:
             made = (self._checkpoints()[0][0] + 1, round, 0, cohort, members, name)
             self.index.put("checkpoint", *made)
             self._delete_all_but([made])
-            # Devices have received broadcasts that these rows do not list.
+            # The rows do not list the broadcasts that devices have received since this copy was made.
             for table in ("asked", "answered"):
                 self._db.execute(f"DELETE FROM {table}")
         self.index.keep_copy()
@@ -602,7 +605,10 @@ class Spool:
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """Return by device its last round before `before` with accepted updates, and the bases of these updates."""
+        """Return the last round of each device with accepted updates, and the bases of these updates.
+
+        Only rounds before the round `before` are considered.
+        """
         found: dict[str, tuple[int, dict[str, bytes]]] = {}
         query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
         for device, number, phase, base in self._db.execute(query, (before,)):
@@ -684,7 +690,11 @@ class Spool:
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the last attempt at each round, the newest first; end after the first attempt with another snapshot."""
+    """Return the last attempt at each round, the newest first.
+
+    The list ends with the first attempt whose snapshot differs from the newest snapshot, and has at most
+    MOST_CHECKPOINTS entries.
+    """
     kept: list[Checkpoint] = []
     for row in rows:
         if kept and row[1] == kept[-1][1]:

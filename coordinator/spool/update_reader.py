@@ -13,7 +13,8 @@ from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.messages import Arrays
 
 NO_STAGES: Final[Mapping[str, CodecStage]] = {}
-# Limit for accepted updates. Their real limit was checked before they were accepted.
+# Limit in bytes for the unpacked bundle of an accepted update. The real limit was checked before the update was
+# accepted.
 CHECKED: Final = 1 << 30
 
 
@@ -30,7 +31,7 @@ class UpdateReader:
     def payload(self, arrays: Arrays, base: bytes, most: int) -> LazyPayload:
         """Return the tensors of an update; raise Rejected if a bundle cannot be read.
 
-        `most` is the limit in bytes for the unpacked bundle, without the compression by zlib.
+        `most` is the limit for the size of a bundle in bytes after zlib has decompressed the bundle.
         """
         if not self._stages or not isinstance(arrays, Body):
             return LazyPayload(arrays)
