@@ -1,6 +1,6 @@
 """ADCOL (Li et al., ICML 2023): models stay apart, and a server's discriminator makes their features look alike.
 
-Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: features must not show from which device they are
+Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: D must not recognise the device of a feature z
 Server  : D <- SGD on CE(D(z), i) over the features of all samples of the round's devices
 
 From the first network of the run on, each device has its own model. After training, a device sends the features

@@ -3,9 +3,9 @@
 "train", from the mean of all models:
   l = CE + T^2 sum_{j != y} p_j log(p_j / q_j)     p, q: softmax of teacher's and own scores / T, over all classes
 "public", from the model after "train", one step for each batch of the public images:
-  c = N(s)^T N(S) / n    s [n, C] own scores, S the mean of all devices', N: columns of mean 0 and deviation 1
+  c = N(s)^T N(S) / n    s [n, C] own scores, S mean scores of all devices, N scales columns to mean 0 and deviation 1
   l = sum_i (c_ii - 1)^2 + off_weight sum_{i != j} (c_ij + 1)^2 + similarity KL(softmax(M / tau) || softmax(m / tau))
-      m [n, n - 1] cosines of own embeddings with each other, M the mean of all devices'; softmax by rows
+      m [n, n - 1] cosines between the own embeddings, M the mean of m over all devices; softmax by rows
 
 The teacher is the model after the device's last "train"; at first it is the first model of the run. Scores and
 cosines are computed in evaluation mode. S and M count each device once. Both learning rates fall linearly, to
@@ -229,7 +229,7 @@ def standardised(scores: Tensor) -> Tensor:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost with averaged models.
 
-    The authors' code makes one exchange for each batch, and sends as many numbers in total.
+    The authors' code makes one exchange for each batch. In total it sends as many numbers as this method.
     """
     weights, told = {"weights": sizes.weights}, cost_of_images(sizes)
     return Cost({**weights, **told.up}, {**weights, **told.down})

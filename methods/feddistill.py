@@ -3,9 +3,9 @@
 l = CE(f(x), y) + lam CE(f(x), softmax(t_y))                                    (alg. 1, their regulariser)
 t_c <- mean over the devices that hold c of their mean logits of class c
 
-The means of a device are taken over all batches of its local epochs, before the step on each batch. With
-proto_source = "eval", they are taken in a separate pass after training. If the server has no t_c for the class of
-a sample, the sample does not count in the mean of the second term. Nothing else is shared, so the devices may have
+A device takes its means over the batches of all its local epochs, with the logits before the step on each batch. With
+proto_source = "eval", it takes the means in a separate pass after training. If the server has no t_c for the class of
+a sample, this sample is left out of the mean in the second term. Nothing else is shared, so the devices may have
 any networks. A device sends a count of samples with each mean. t_c does not need the counts, but with them the server
 can refuse a device that counts more samples than it has. HtFLlib uses t_y itself as the target (raw_targets); that
 loss has no lower bound.
@@ -77,9 +77,9 @@ class Client(singleset.Client):
         return F.cross_entropy(logits, y) + self.hyper.lam * self.distillation(logits, y)
 
     def embedding(self, x: Tensor) -> Tensor:
-        """Return the scores [B, C], because the rows of the server are means of scores.
+        """Return the scores [B, C], because the prototypes of this method are mean scores, not mean embeddings.
 
-        The devices' embeddings may have different sizes.
+        The embeddings of different devices may have different sizes.
         """
         scores: Tensor = self.model(x)
         return scores

@@ -1,6 +1,6 @@
 """FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg with larger weights for devices that averaging harms.
 
-gap_i = after_i - before_i       results of the averaged model and of device i's trained model, on its validation data
+gap_i = after_i - before_i    on i's validation data: after_i of the averaged model, before_i of i's own trained model
 a_i  <- a_i - (gap_i / max_j |gap_j|) step_t / K       for accuracies; for losses, + instead of -          ("gap")
 step_t = step (1 - (t - 1) / T)                        t, from 1: the round of the gap; T: the run's rounds
 w    <- sum_i a_i w_i / sum_i a_i                      over the participants; a_i in place of N_i / N
@@ -9,10 +9,10 @@ Weights stay between 0 and 1, and the sum of the K weights that change stays the
 1 / (devices known), and the weights of the others become smaller so that the sum stays the same. If all gaps are 0,
 no weight changes. A device without validation samples keeps its weight.
 
-when = "next" measures the averaged model when it arrives in the next round, so only two numbers more are sent. First
-the weights of the devices that took part in both rounds change, then this round is averaged. when = "phase"
-measures the averaged model at once, in an additional phase in which the model is sent down again. If all devices take
-part in every round, both settings give the same models.
+when = "next" measures the averaged model when it arrives in the next round, so a device sends only two more numbers.
+The server first changes the weights of the devices that took part in both rounds, and then averages the models of
+this round. when = "phase" measures the averaged model at once, in an additional phase in which the model is sent down
+again. If all devices take part in every round, both settings give the same models.
 
 Differences between text and code: the first step in the authors' code is one round earlier. MarsFL's copy has the
 opposite sign.
@@ -42,7 +42,7 @@ from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 Gap = Literal["accuracy", "loss"]
 When = Literal["next", "phase"]
 
-# The weight of the device that averaging harms most grows most.
+# The device that averaging harms most must get the largest increase of its weight.
 SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}
 HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 

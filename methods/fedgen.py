@@ -8,12 +8,12 @@ The generator belongs to the server. It continues from round to round, but each 
 generator is sent from its first training on, with the counts [C] by which labels are drawn. These are the counts of
 all devices that were ever in a cohort. Devices state their counts when they join. Representations below the head stay
 on their devices, as in LG-FedAvg. Differences between the public codes:
-  generator    HtFLlib, and FedSA's fork of it, train a generator but never save it. Devices get the untrained
-               generator, already in round 1, and use it with the statistics of the batch. This is "untrained"; our
-               default is "trained".
-  server_lr    3e-4, which the authors use for MNIST. HtFLlib has 0.1, for a generator that no device gets: its
-               outputs have lengths of hundreds and grow. On the six digit data sets, 0.1 costs ten points of
-               accuracy, and heads can become NaN.
+  generator    HtFLlib, and its fork by the authors of FedSA, train a generator but never save it. Devices get an
+               untrained generator, already in round 1, and use it with the statistics of the batch. This is
+               "untrained"; our default is "trained".
+  server_lr    3e-4, which the authors use for MNIST. HtFLlib has 0.1, but there no device gets the trained generator.
+               Its outputs have lengths of hundreds, and they grow. On the six digit data sets, 0.1 costs ten points
+               of accuracy, and heads can become NaN.
   bias         their layer in front of BatchNorm has a bias, which BatchNorm removes again. Our layer has no bias.
   terms        the authors' weights for each class and teacher, their term for diversity and their divergence on the
                device are not in HtFLlib, and not here.

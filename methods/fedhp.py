@@ -8,11 +8,11 @@ theta is everything except the head, and never leaves the device. The prediction
 prototype. After the last broadcast every device fits once more (`settle`); final_fit=false leaves this out.
 
 Choices where the paper states nothing, or cannot be followed:
-  eq. 5        its weights do not sum to 1: with C equal classes, each round divides the lengths by C. We scale the
+  eq. 5        the weights do not sum to 1: with C equal classes, each round divides the lengths by C. We scale the
                weights to a sum of 1, and keep pi_g^j if no device holds j. "counts" has w_ij = N_i^j. "paper" is
                eq. 5 exactly, which gives zero for a class that no device holds. pi_g is not scaled to length 1.
   eq. 4        is a sum over classes. lh_reduction="mean" is the mean of the authors' library, C times smaller.
-  eq. 3        the start (uniform in [0, 1)), 1000 steps of SGD at 0.1, momentum and decay are the library's.
+  eq. 3        the start (uniform in [0, 1)), 1000 steps of SGD at 0.1, momentum and decay are as in the library.
   optimizers   SGD for theta and Adam for pi_i keep their state over rounds in which the device takes no part, as in
                the library. reset_adam resets the moments of Adam when pi_g replaces the device's prototypes. `clip`
                limits the gradient of theta only.

@@ -12,14 +12,15 @@ exchanges:
   train  the server sends A and C_g. C_g replaces H, except its batch norms. The device trains and sends c_n^k.
   mix    the server sends the new G^k. The device sends mixed features and labels. The server trains.
 In "train", the server sends the G^k of the round before only if a device of the cohort did not take part in that
-round. In round 1 there are no G^k, and L_InfoNCE is 0. Some settings have "paper" and another reading:
+round. In round 1 there are no G^k, and L_InfoNCE is 0. Some settings have the value "paper", and other values for
+other readings:
   order    in fig. 2 prototypes are made before local training. The authors' code and ours make them afterwards.
   mu       the paper has 0.7 for L_KL and 0.3 (delta) for L_InfoNCE (Digits). The code has 0.3 and 0.7.
   kl       eq. 6 is KL(A || uniform). The code has KL(uniform || A): "reverse".
   infonce  eq. 7 leaves the own class out of the sum: "paper". "code" does not normalise prototypes in the sum.
            Our default is the usual form, "standard". Where eq. 7 prints sim(x, ..), we read sim(G(x), ..).
-  tau, alpha, beta  only the code states them: 3, U(0.8, 1) to two decimals, and 0.9. A device draws one alpha and
-           one mask for each round. The code's mask keeps exactly int(beta d) numbers: "exact".
+  tau, alpha, beta  only the code states them: 3, U(0.8, 1) rounded to two decimals, and 0.9. A device draws one alpha
+           and one mask for each round. The code's mask keeps exactly int(beta d) numbers: "exact".
   normalise_local_protos  the code scales the c_n^k to length 1 before it averages them.
   features, amplifier  the code computes both with the statistics of the batch: "train". The running statistics
            do not change.
@@ -340,9 +341,9 @@ def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost with the paper's classifier, for a device that was in the last round or is in round 1.
+    """Return the cost with the paper's classifier in round 1, or if the whole cohort was in the round before.
 
-    The other devices receive the K d numbers of the prototypes twice.
+    In other rounds, the devices receive the K d numbers of the prototypes twice.
     """
     with torch.device("meta"):
         C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)

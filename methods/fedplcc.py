@@ -16,7 +16,7 @@ Choices where the paper states nothing, or cannot be followed:
               the denominator of eq. 6. We follow the paper here.
   eq. 8       the k = ceil(phi |G^y|) largest values are those of s W.
   eqs. 9, 10  clusters of weighted members are averaged plainly; weighted_centroid gives the true mean of the samples.
-  tau         is 0.07. Section IV-B2 of the paper calls 0.55 "optimal", and a lower value too.
+  tau         is 0.07. Section IV-B2 of the paper calls two values "optimal": 0.55, and a lower value.
   E           counts epochs, as in line 16 of alg. 1.
   lambda2     if left out, it is 10 lambda1, as in IV-B4. At lambda1 = 100, this multiplies a loss between -1 and 0 by
               1000. Then CE has almost no influence on the gradient, and float16 gradients would overflow.

@@ -5,9 +5,9 @@ Client i: minimise CE + lambda1 L_R + lambda2 L_MCL + lambda3 L_CC              
 Server  : P^c <- mean of P_i^c over the devices that hold c                     (eq. 3)
           A^c <- alpha A^c + (1 - alpha) P^c                                    (eq. 10)
 
-d_i is the margin between the device's own prototypes of the last round in which it took part, when its model last
-changed. In the first such round, and if the device has only one class, d* = d_global. If no device sends a class, the
-anchor and the row of P for the class do not change.
+d_i is the margin between the device's own prototypes. They are from the last round in which the device took part,
+because its model has not changed since then. In the first round of a device, and if the device has only one class,
+d* = d_global. If no device sends a class, the anchor and the row of P for the class do not change.
 
 Choices where the paper cannot be followed, or the authors' code differs (with the settings that follow the code):
   A, round 1    no loss trains the "trainable embedding layer", so in the code this layer never changes. The anchors

@@ -37,7 +37,7 @@ from protofleet.protocol.settings.bounds import Weight
 L2R = Literal["norm", "squared"]
 
 DRAWS: Final = 20
-# The smallest square. For smaller squares, the gradients of the logarithm and of a quotient of squares are useless.
+# Lower bound for squares. Below this bound, the gradients of the logarithm and of a quotient of squares are useless.
 LEAST: Final = 1e-12
 
 SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -61,7 +61,7 @@ class Hyper(LocalHyper):
 
 
 class Gaussian(nn.Module):
-    """A projector that returns mu [B, D], which `embed` then returns; `moments` returns sigma too."""
+    """A projector whose output is mu [B, D], so `Net.embed` returns mu; the method `moments` also returns sigma."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()

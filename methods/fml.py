@@ -6,7 +6,7 @@ g <- mean of the devices' g, each counted once
 
 Both losses use the same forward pass, and each loss changes only its own network: the scores of the other network are
 a constant target in this loss. f is measured. Differences from HtFLlib:
-  kl       "classes" is a sum over classes. HtFLlib's "elements" is the default of torch, a mean also over classes.
+  kl       "classes" is a sum over classes. HtFLlib has "elements", the default of torch: a mean over classes too.
   targets  "fixed". With HtFLlib's "moving", each loss also changes the network that is its target.
   clip     HtFLlib limits the norm of each network's gradient to 10: clip = 10.
 """

@@ -7,9 +7,10 @@ Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set 
 In PFLlib beta is equal to lr, a device trains twice in a round, and with fewer than 2B samples it makes no step.
 FedPall's copy uses whole batches in turn as D and D', so a device with one batch never trains.
 
-At the end, the model is measured after one step of lr on one batch of the device's own, as the paper intends. It is
-also measured without this step ("unadapted"). In earlier rounds, "personal" is the model after the device's local
-training. So the last accuracy of the series belongs to another model than the values before it.
+After the last round, a device makes one step with lr on one batch of its own samples, and the model is then measured,
+as the paper intends. The model without this step is also measured ("unadapted"). In earlier rounds, "personal" is the
+model after the device's local training. So the last accuracy of the series belongs to another model than the values
+before it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Client(fedavg.Client):
 
     def begin(self, number: int) -> None:
         super().begin(number)
-        self.unadapted = None  # An evaluation may take place between two rounds.
+        self.unadapted = None  # An evaluation between two rounds may have made the copy.
 
     def networks(self) -> Sequence[nn.Module]:
         return [self.model, *([] if self.unadapted is None else [self.unadapted])]
@@ -95,7 +96,7 @@ class OneBatch:
 
 
 class FromWhereItStood(SGD):
-    """An SGD that computes the gradient one step ahead, and applies it to the parameters before that step."""
+    """An SGD that takes the gradient after a trial step, and applies it to the parameters before the trial step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__([w for w in parameters if w.requires_grad], lr)

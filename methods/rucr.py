@@ -1,7 +1,7 @@
 """RUCR (Huang et al., IEEE TIFS 2024): devices learn towards unified prototypes, and at the end retrain the head.
 
 P_c <- mean of the received model's features of class c over the round's devices; r_c: share of c in their samples
-l = CE + mu CE([c on the device] cos(z, P_c) / tau + [c = y] log r_y, y)   a class that the device lacks counts with 0
+l = CE + mu CE([c on the device] cos(z, P_c) / tau + [c = y] log r_y, y)   logit 0 for a class that the device lacks
 w <- sum_i (N_i / N) w_i
 
 In the last `rectify_rounds` a device then trains its head once more, on `virtual` features of each class c:

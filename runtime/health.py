@@ -20,7 +20,7 @@ from typing import Final
 
 STUCK: Final = 70  # Exit code of a process that its watchdog has ended.
 LOOP_SECONDS: Final = 60.0  # A loop that has made no turn for this many seconds is unhealthy.
-# Smallest number of seconds between two test writes to the disk. Until then, a check returns the last result.
+# Number of seconds for which checks return the result of a successful test write, without another test write.
 PROBE_SECONDS: Final = 60.0
 
 Check = Callable[[], str]  # A function that returns a problem with advice, or "".

@@ -31,7 +31,7 @@ from protofleet.runtime.launcher_process import (
 
 CAN_FORK: Final = sys.platform.startswith("linux")  # On other systems a fork without exec is not safe.
 PROGRAM: Final = "protofleet.runtime.launcher_process"
-TURN_SECONDS: Final = 0.1  # Seconds for which a thread waits for a message before another thread may wait.
+TURN_SECONDS: Final = 0.1  # Longest wait of one thread for a message; then another thread may wait.
 STANDARD_INPUT, STANDARD_ERROR = 0, 2
 ROOM: Final = " " * 400  # Space in the command line, which a child overwrites with its own command line.
 # OpenBLAS starts its threads when it is imported, but at a fork the process must have only one thread.

@@ -33,7 +33,7 @@ from protofleet.runtime.library_pages import release_library_pages
 STREAMS: Final = 3  # Number of handles that are sent with a request: standard input, output and error.
 LONGEST: Final = 1 << 16  # Largest number of bytes that are read at once.
 LONGEST_NAME: Final = 15  # Largest number of bytes in the name of a process.
-# Positions in /proc/self/stat, after the name, of the begin and the end of the command line in memory.
+# Positions in /proc/self/stat, after the name, of the beginning and the end of the command line in memory.
 COMMAND_LINE: Final = slice(45, 47)
 
 
@@ -216,7 +216,7 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """Make this process like a newly started process: it shares only memory with other children."""
+    """Make this process like a newly started process, which shares nothing with other children except memory."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -25,7 +25,7 @@ from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound
 LOOPBACK: Final = "127.0.0.1"  # Host for metrics if the settings do not name a host.
 METRICS: Final = "/metrics"
 SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # A header that only scrapers such as Prometheus send.
-LAST_SCRAPE_SECONDS: Final = 75.0  # Longer than a minute, the default scrape interval of Prometheus.
+LAST_SCRAPE_SECONDS: Final = 75.0  # More than a minute, which is the default scrape interval of Prometheus.
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
@@ -159,7 +159,7 @@ class BrokerCertificate:
 
 
 class ConnectionErrors:
-    """The metric of the errors of this process in handling messages, after which the process continues."""
+    """The metric that counts errors in handling messages, if the process continues after the error."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count

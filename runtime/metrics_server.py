@@ -32,7 +32,7 @@ class HttpRequest:
     method: str
     path: str
     query: str
-    headers: Mapping[str, str]  # The values of the headers by name, in lower case.
+    headers: Mapping[str, str]  # The values of the headers; the names are in lower case.
 
     def environ(self) -> dict[str, str]:
         """Return the request as a WSGI environment."""
@@ -72,7 +72,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # "::" stands for all addresses of both kinds.
+            # Then "::" stands for all IPv4 and all IPv6 addresses.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _bind(made, host, address)
         made.listen(CONNECTIONS)

@@ -61,7 +61,9 @@ class Member:
 
     device: str
     examples: int
-    counts: tuple[int, ...] = ()  # Number of samples of each class, for methods with `needs_counts`.
+    counts: tuple[
+        int, ...
+    ] = ()  # Number of samples of each class, for methods whose field `needs_counts` is true.
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ class ServerHalf(ABC):
     # N never changes.
     fleet: int = 1
     kinds: Kinds = UNDECLARED  # Kinds of the arrays that this half may send, as METHOD declares them.
-    # Description of the run's public set, for methods with `public`. The server half does not get the samples.
+    # Description of the run's public set, for methods whose field `public` is true. The server half does not get the
+    # samples.
     public: PublicSet = PublicSet()
 
     def __init__(self, model: Net, hyper: Any, seed: int) -> None:
@@ -132,7 +135,7 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def round(self) -> Round:
-        """Conduct a round: yield each `Ask`. Each `yield` returns the replies of the cohort to this task."""
+        """Conduct a round: yield an `Ask` for each task. Each `yield` returns the cohort's replies to that task."""
 
     @abstractmethod
     def state(self) -> Payload:
@@ -156,9 +159,9 @@ class ClientHalf(ABC):
     rounds: int = 0  # Number of rounds of the run, as in the server half.
     number: int = 0
     kinds: Kinds = UNDECLARED  # Kinds of the arrays, as in the server half.
-    # Validation samples of the device, or None. Only methods that use validation results in training read them.
+    # Validation samples of the device, or None. Only a method that uses validation results in training reads them.
     validation: Samples | None = None
-    public: Sequence[Tensor] = ()  # Batches of the public set, for methods with `public`.
+    public: Sequence[Tensor] = ()  # Batches of the public set, for methods whose field `public` is true.
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
@@ -188,7 +191,7 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def run(self, ask: Ask) -> Payload:
-        """Do the work of the phase and return the arrays that the `wants` of the server half demand."""
+        """Do the work of the phase, and return the arrays that the server half has specified in `wants`."""
 
     def networks(self) -> Sequence[nn.Module]:
         """Return all networks that this half holds.
@@ -258,8 +261,8 @@ class Method:
     mutual: bool = False
     # True if the method uses a public set: samples that all devices have and on which outputs are compared.
     public: bool = False
-    # True if at least one device must have validation samples. Without validation samples, the result would be the
-    # result of another method.
+    # True if at least one device must have validation samples. If no device had validation samples, the run would
+    # be a run of another method.
     validates: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are
@@ -271,7 +274,8 @@ class Method:
     # Function that gets the settings and the number of classes. It returns why the settings do not fit this number
     # of classes, or "" if they fit.
     misfit: Callable[[Any, int], str] | None = None
-    # Settings that a user should lower if training diverges, in this order. Names that Hyper lacks are ignored.
+    # Settings that a user should lower if training diverges, in the order in which the advice lists them. Names that
+    # are not fields of Hyper are ignored.
     calmer: tuple[str, ...] = ("lr",)
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")

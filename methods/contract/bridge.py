@@ -29,7 +29,7 @@ def to_numpy(payload: Payload) -> dict[str, Array]:
 
 
 class LazyPayload(Mapping[str, Tensor]):
-    """Arrays that become tensors each time they are read.
+    """A mapping that makes a new tensor from an array each time the array is read.
 
     The tensors are not kept, so the replies of a cohort never fill the memory.
     """
@@ -37,7 +37,7 @@ class LazyPayload(Mapping[str, Tensor]):
     def __init__(self, arrays: Arrays, *, unshared: bool = False, place: torch.device = CPU) -> None:
         """Keep the arrays.
 
-        With `unshared`, no other code uses the arrays, so tensors may be views of them.
+        `unshared` means that no other code uses the arrays. Then the tensors may be views of the arrays.
         """
         self._arrays, self._place = arrays, place
         self._sliced = arrays if isinstance(arrays, SlicedArrays) else None
@@ -82,7 +82,10 @@ def _copy(array: Array) -> Tensor:
 
 
 def _view(array: Array) -> Tensor:
-    """Return a view if the memory can be written, which is the case for a message that was read; otherwise a copy."""
+    """Return a view of the array if torch can use its memory, otherwise a copy.
+
+    A view needs writable memory and the native byte order. The arrays of a received message have writable memory.
+    """
     native = array.dtype.isnative and array.flags.writeable
     return torch.from_numpy(array) if native else _copy(array)
 

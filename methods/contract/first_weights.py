@@ -1,7 +1,7 @@
-"""The first weights of a run's network, if they come from a file; and the choice of a part that is not trained.
+"""The first weights of a run's network from a file, and the choice of a part of the network that is not trained.
 
 Without such a file, the first weights are drawn at random. The plan names the file by its hash. Each party has the
-file in its folder of weights, where `protofleet weights` puts it.
+file in its folder of weights. The command `protofleet weights` puts the file into this folder.
 """
 
 from __future__ import annotations

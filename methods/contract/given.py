@@ -16,7 +16,7 @@ from protofleet.protocol.wire.kinds import Kinds
 
 
 def round_of(server: ServerHalf) -> Round:
-    """Return the generator of the server half's round, which has not started."""
+    """Return the generator that the server half's `round` makes; the generator has not been started."""
     found: object = server.round()
     if not isinstance(found, Generator):
         raise wrong(server.round, "must yield Ask(...), at least once", found)
@@ -73,7 +73,7 @@ def tensors_of(found: object, call: Callable[..., object], says: str = "must giv
     """
     if not isinstance(found, Mapping):
         raise wrong(call, f'{says} {{"name": tensor, ...}}', found)
-    # Other mappings are not checked, because they would read each tensor from the disk.
+    # Only a plain dict is checked. In another mapping, the check would read each tensor from the disk.
     if type(found) is dict:
         for name, value in found.items():
             if not (isinstance(name, str) and isinstance(value, Tensor)):

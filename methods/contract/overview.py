@@ -73,7 +73,7 @@ class Overview:
     idea: str
     method: Method
     cost: Cost
-    # Settings with a list of possible values, such as readings of the paper; the default value is first.
+    # Possible values of each setting that has a fixed list of values. The default value is first.
     variants: Mapping[str, tuple[str, ...]]
 
     @property

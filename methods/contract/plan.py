@@ -104,7 +104,7 @@ class Plan:
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()
-    # Rounding of what devices send; None: nothing is rounded, and the plan has the form of earlier versions.
+    # Rounding of the arrays from devices; None: nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
 
     def __post_init__(self) -> None:
@@ -329,10 +329,10 @@ def methods_for_mixed_networks() -> list[str]:
 
 
 def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
-    """Read the plan of a message, or raise SettingsError if this party cannot take part in its run.
+    """Read the plan of a message, or raise SettingsError if this party cannot take part in the run.
 
-    `plugins` are the plug-ins that the owner of this party has allowed. Only those that the plan names by their
-    hashes are loaded.
+    `plugins` are the plug-ins that the owner of this party has allowed. A plug-in is loaded only if the plan has
+    its hash.
     """
     try:
         table = json.loads(text)
@@ -346,8 +346,8 @@ def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
 def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
     """Load each plug-in that the plan names, and return the plan's table with the hashes of the plug-ins.
 
-    Raise PlugInError if this party may not or cannot load a plug-in. Only `plugins` may name plug-ins: `file` and
-    `plugin` of a network are local settings, and a plan must not contain them.
+    Raise PlugInError if this party may not or cannot load a plug-in. In a plan, only the table `plugins` may name
+    plug-ins. The settings `file` and `plugin` of a network are local, and a plan must not contain them.
     """
     for kind in ("network", "mutual"):
         given = table.get(kind)

@@ -29,7 +29,8 @@ from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
 HASHED: Final = InputShape((3, 32, 32))
-# The largest number of pairs of images in the same batch, summed over all batches. Their similarities take 64 MB.
+# The largest allowed number of pairs of images, where both images are in the same batch, over all batches together.
+# The similarities of so many pairs take 64 MB.
 MOST_PAIRS: Final = 1 << 24
 FIGURES: Final = 3  # Number of figures in a picture.
 FIGURE_BYTES: Final = 8

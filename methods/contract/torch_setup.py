@@ -21,8 +21,8 @@ def compute_deterministically(*, strict: bool) -> None:
 def one_thread_here(threads: int) -> Callable[[], None]:
     """Let the calling thread compute with one thread from now on, and return a function for other threads.
 
-    The returned function lets the thread that calls it compute with `threads` threads. If `threads` is 0, it
-    uses the number that the calling thread had before.
+    Another thread calls the returned function in order to compute with `threads` threads. If `threads` is 0, the
+    other thread gets the number of threads that this thread had before this call.
 
     In torch each thread has its own number of threads to compute with. A thread that computes for the first
     time takes the last number that any thread has set. So each thread that computes sets its own number.

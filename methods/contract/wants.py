@@ -49,7 +49,8 @@ class TensorSpec:
     of_examples: bool = False
     # True if each row is a sample. Then the array must not have more rows than the device has examples.
     row_per_example: bool = False
-    # Name of another array. If a value is in several rows of that array, this array must be at least 2 in those rows.
+    # Name of another array, such as "labels". If a value occurs in several rows of the other array, the numbers in
+    # the same rows of this array must be at least 2.
     repeated: str = ""
     step: int = 0  # If not 0, the length of a named dimension must be `most`, or 1, 2, 3 ... times `step`.
 
@@ -78,8 +79,8 @@ def table_of(
     """Return the rules that `problem_with` checks, as rows of a table.
 
     With this table, a device program can check its arrays without knowing the method. The rule of an array is
-    the first row whose name fits the name of the array. A `*` in a row's name stands for any letters, but such
-    a row is only for arrays that are in the broadcast.
+    the first row whose name fits the name of the array. A `*` in the name of a row stands for any letters. But a
+    row with a `*` applies only to arrays that are also in the broadcast.
     """
     alike = {
         name: _row(spec, norm, alike=True)
@@ -114,8 +115,8 @@ def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
 def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
     """Return one row for most arrays, and further rows for the arrays that have another rule.
 
-    If all arrays with the same last part of the name have the same rule, they share one further row. Otherwise
-    each of them has its own row.
+    The arrays are grouped by the last part of their names. If all arrays of a group have the same rule, the group
+    has one further row. Otherwise each array of the group has its own row.
     """
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))

@@ -51,7 +51,7 @@ def off_centre(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
 def top_k(phi: float, n: Tensor) -> Tensor:
     """Return k = ceil(phi n).
 
-    A small number is subtracted first because of binary rounding: 0.07 * 100 is above 7.
+    A small number is subtracted first, because in floating-point numbers 0.07 * 100 is slightly above 7.
     """
     return torch.ceil(phi * n.double() - 1e-9).long().clamp(min=1)
 

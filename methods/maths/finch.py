@@ -31,10 +31,11 @@ Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
 SEGMENT: Final = 128  # Columns that are searched together for possible nearest rows.
-# A share of the segments of a block, or of the cosines of a row. If a larger share may have the nearest row, the
-# whole block or row is computed exactly.
+# The largest share of a block's segments, or of a row's cosines, that is computed exactly piece by piece. If the
+# share is larger, the whole block or row is computed exactly.
 DENSE: Final = 1 / 16
-# Digits of a cosine. Cosines with the same digits are a tie, and the lowest index wins, for any size of the blocks.
+# Cosines are rounded to this number of digits. If several rounded cosines are equal, the lowest index wins, whatever
+# the size of the blocks is.
 DIGITS: Final = 12
 # The largest number of received rows that are clustered together; the time is quadratic in this number.
 MOST_ROWS: Final = 16_384
@@ -53,7 +54,7 @@ def partition(x: Tensor) -> Tensor:
 
 
 def levels(rows: Rows) -> Iterator[Indices]:
-    """Yield the partitions from fine to coarse, while they become smaller and have two clusters or more.
+    """Yield the partitions from fine to coarse, while the number of clusters falls and is two or more.
 
     The first partition is always yielded.
     """
@@ -146,7 +147,7 @@ class _Search:
         return cosines
 
     def _look(self, cosines: NDArray[np.float32], peaks: NDArray[np.float32], i: int, j: int) -> None:
-        """Look for nearest rows of the block at i in the block at j.
+        """For each row of the block at i, look for its nearest row in the block at j.
 
         `cosines` are the rough cosines of these two blocks, and `peaks` the highest of them in each segment.
         """
@@ -199,7 +200,7 @@ class _Search:
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
         doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
         crowded = doubtful.mean(axis=1) > DENSE
-        # A row with many doubtful cosines is computed as a whole, without a copy of each pair: 15 times as fast.
+        # A row with many doubtful cosines is computed as a whole: 15 times as fast, because no pairs are copied.
         for row in crowded.nonzero()[0].tolist():
             exact = self._row(row + i, slice(j, j + values.shape[1]))
             values[row] = np.where(doubtful[row], exact, values[row])

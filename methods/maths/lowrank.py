@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rank_of(values: Tensor, energy: float) -> int:
-    """Return the smallest r >= 1 whose first r singular values have the share `energy` of the sum of squares."""
+    """Return the smallest r >= 1 for which the first r singular values keep the share `energy` of the squares."""
     kept = values.double().square().cumsum(0)
     return min(int((kept < energy * kept[-1]).sum()) + 1, len(values))
 

@@ -57,7 +57,7 @@ def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
 def margin_contrast(
     rows: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor, *, reduction: str = "mean"
 ) -> Tensor:
-    """Return L_MCL, eq. 7: cross-entropy over negative distances, with `margin` added to that of the own anchor."""
+    """Return L_MCL, eq. 7: cross-entropy over negative distances; `margin` is added to the own anchor's distance."""
     own = F.one_hot(labels, len(anchors))
     return F.cross_entropy(
         -(distances(at_least_float32(rows), anchors) + margin * own), labels, reduction=reduction
@@ -123,6 +123,6 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
 
 
 def ema(anchors: Tensor, prototypes: Tensor, held: Tensor, decay: float) -> Tensor:
-    """Return eq. 10 for the classes that were received, held [C]; the other anchors do not change."""
+    """Return the anchors after eq. 10 for the received classes (the mask `held` [C]); the others do not change."""
     moved = decay * anchors + (1 - decay) * prototypes
     return torch.where(held.unsqueeze(1), moved, anchors)

@@ -15,7 +15,7 @@ from torch import nn
 
 from protofleet.methods.nets.base import Image, Net, resized
 
-SMALLEST = 16  # Smallest side in pixels; two unpadded 5x5 convolutions and two 2x2 pools leave 1x1 of it.
+SMALLEST = 16  # Smallest side in pixels; two unpadded 5x5 convolutions and two 2x2 pools reduce it to 1.
 SMALLEST_WITH_BATCH_NORM = (
     8  # Smallest side in pixels; the convolutions are padded, and there are three pools.
 )

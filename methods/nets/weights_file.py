@@ -212,8 +212,9 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
 def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Tensor]:
     """Return the tensors of an export under the names that a network uses.
 
-    The head of the export's rule becomes the head of the network. A head or projector that belongs only to the
-    method (prototypes, two outputs) is left out. Then the network draws its own head or projector.
+    The head of the export's rule becomes the head of the network. A head or projector that only the method uses is
+    left out, for example prototypes, or a projector with two outputs. The network then draws its own head or
+    projector.
     """
     if not any(name.startswith(RULE) for name in weights):
         return dict(weights)

@@ -127,7 +127,7 @@ def embed(model: Net, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def in_batches(model: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return `function` of all of x, in evaluation mode and without gradient; the mode is restored."""
+    """Return `function(x)`, computed in batches, in evaluation mode and without gradient; the mode is restored."""
     with _mode(model, training=False):
         return torch.cat([function(piece) for piece in torch.split(x, BATCH)])
 

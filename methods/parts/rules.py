@@ -59,7 +59,7 @@ class Nearest(Rule):
 
     kind = "nearest"
     rows: Tensor  # [G, D]; of length 1 if the metric is the cosine
-    places: Tensor  # [C, K]: indices of each class's rows among the G rows, filled up with G
+    places: Tensor  # [C, K]: indices of each class's rows among the G rows; unused places have the number G
 
     def __init__(
         self, rows: Tensor, labels: Tensor, classes: int, metric: Metric, *, missing: float = -math.inf
@@ -85,7 +85,7 @@ class Nearest(Rule):
 
 
 class MeanOfDraws(Rule):
-    """A rule from mu and sigma in one array [B, 2 D] to the logarithms of the mean softmax [B, C]."""
+    """A rule that turns mu and sigma, in one array [B, 2 D], into the logarithms of the mean softmax [B, C]."""
 
     kind = "mean of draws"
     noise: Tensor  # [draws, D]

@@ -38,7 +38,7 @@ class PlugIns:
                 )
 
     def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
-        """Return the hash of the plug-in that the settings of this machine name; "" if they name no plug-in.
+        """Return the hash of the plug-in in the settings of this machine, or "" if the settings have no plug-in.
 
         A plug-in from a file is loaded. Raise PlugInError if the plug-in is not allowed. `ours` is true if
         protofleet has its own object of this name.

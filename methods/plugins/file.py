@@ -20,7 +20,7 @@ from typing import Final
 from protofleet.methods.plugins.errors import PlugInError, guarded
 
 LARGEST: Final = 1 << 20  # The largest size of a file in bytes.
-# Prefix of a module's name, before all 64 digits of its hash. By this name, a loaded module is found again.
+# A module's name is this prefix and all 64 digits of its hash. `loaded` finds a module by this name.
 PREFIX: Final = "protofleet_plugin_"
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 # Tables of settings in which `file` is the path of a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
 KEPT: Final = "plugins"  # Name of the folder, in a run's folder, with the plug-in files that the run used.
-# A hint for a user whose settings name a missing file. `seen_from` makes the paths of settings absolute, so a
-# relative path is from a command or a program.
+# A hint for a user whose settings name a missing file. `seen_from` makes the paths in a TOML file absolute, so a path
+# that is still relative is from a command or a program.
 IN_SETTINGS: Final = "a path in a TOML file is relative to the folder of that file"
 
 
@@ -30,7 +30,7 @@ def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def placed(table: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return the same settings with other paths for these files, in all tables that name them."""
+    """Return the same settings, but replace each path that is a key of `places` by the path of this key."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, str):

@@ -73,7 +73,7 @@ class Card:
         table = {"device": None, "validation": None, **encode(self)}
         table["input"] |= {"kind": self.input.kind, "to": [-1, 1]}
         if self.input.kind == "image":
-            # Pillow resizes in another way, so a user should give images of the right size.
+            # Pillow does not resize in the same way, so a user should give images that already have the right size.
             table["input"]["resize"] = "as protofleet"
         if not self.offsets:
             del table["offsets"]

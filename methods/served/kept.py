@@ -1,6 +1,7 @@
-"""The file of a device's own trained model, with all ways in which the model can predict.
+"""The file of a device's own trained model, with all its ways to predict.
 
-Exports are made from this file. Its format is safetensors. A tensor that several ways use is stored once.
+A way to predict is a rule and its tensors. If several ways have the same tensor, it is stored once. Exports are made
+from this file. The format of the file is safetensors.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class KeptOrigin:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of a file; `card` describes the model with the way `predict`."""
+    """The content of a file; `card` describes the model with the way to predict whose name is `predict`."""
 
     card: Card
     ways: Mapping[str, Mapping[str, Any]]  # For each way: its rule, and the names of its tensors in the file.
@@ -64,7 +65,7 @@ class Kept:
             sha256 = sha256_of_tensors(tensors)
             if sha256 != said["sha256"]:
                 raise CardError(f"{self.path} is damaged: its tensors are not those that were written")
-            # The measured results belong to the way `predict`.
+            # The results were measured only with the way whose name is `predict`.
             card = self.card if way == PREDICT else replace(self.card, validation=None, test={})
             return replace(card, way=way, rule=said["rule"], tensors=sha256), tensors
         except (KeyError, TypeError, AttributeError, WeightsFileError) as error:

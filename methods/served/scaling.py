@@ -90,7 +90,7 @@ class Scaling(nn.Module):
     def __init__(self, of: Input) -> None:
         super().__init__()
         low, high = (_for_samples(row, of.shape) for row in (of.low, of.high))
-        # These numbers are not weights: they belong to the input, and a template keeps them.
+        # These numbers are not weights: they belong to the input, and `fill` does not replace them in a template.
         self.register_buffer("centre", (high + low).float(), persistent=False)
         self.register_buffer("width", (high - low).float(), persistent=False)
 

@@ -17,7 +17,7 @@ from protofleet.methods.nets.weights_file import NAMES
 from protofleet.methods.served.card import Card, CardError, TensorPlace
 
 ROWS, PLACES = "rule.rows", "rule.places"
-# Numbers of the fields in onnx.proto that lead to the name and the numbers of a tensor.
+# Field numbers in onnx.proto, on the path from the model to the name and the values of a tensor.
 GRAPH: Final = 7
 INITIALIZER: Final = 5
 NAME: Final = 8
@@ -74,7 +74,7 @@ def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
 
 
 def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
-    """Return the tensors of the rule with padding: `rows` rows, and `each` places for each class."""
+    """Return the tensors, where the rule is padded to `rows` rows and to `each` indices of rows for each class."""
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(
@@ -103,7 +103,7 @@ def _initializers(model: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def _fields(data: bytes, start: int, stop: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the fields with this number and a stated length.
+    """Yield the start and the end of each field that has the field number `wanted` and states its length.
 
     The bytes are in the wire format of protobuf.
     """

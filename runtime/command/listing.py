@@ -16,7 +16,8 @@ from typing import Final
 
 from protofleet.protocol.wire.printable import printable_lines
 
-# Largest number of names that are shown for the same words. Of a longer list, only the first and last are shown.
+# Largest number of names that are shown in one line. If more names have the same words, the line has only the first
+# name, the last name and the number of names.
 MOST_NAMED: Final = 3
 
 
