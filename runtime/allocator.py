@@ -21,7 +21,7 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 THRESHOLD: Final = 1 << 20
-# Threshold in bytes. The blocks of a batch are smaller, and the blocks of most models are larger.
+# Threshold in bytes. The blocks of a batch are below the threshold, and the blocks of most models are above it.
 TRAINING_THRESHOLD: Final = 16 << 20
 KEPT: Final = 64 << 20  # Free bytes that a process keeps while it works.
 # Smallest number of free bytes that is given back. The search for free blocks takes half a millisecond.

@@ -16,7 +16,7 @@ class BrokerSession:
         self._log, self._patience = log, NEVER
         self._had_one = False  # True after the broker has accepted a connection of this process.
         self._lost_at = NEVER
-        self._reason = ""  # The reason why there is no connection.
+        self._reason = ""  # The reason why there is no connection, or "".
         self.wake_at = NEVER
 
     def give_up_after(self, seconds: float, now: float) -> None:

@@ -25,7 +25,7 @@ Form = Literal["text", "json"]
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
 STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
 METHODS: Final = "methods"  # Name of the folder with method files.
-FIELDS: Final = "protofleet_fields"  # Name of the attribute of a log record that has its figures by name.
+FIELDS: Final = "protofleet_fields"  # Name of the attribute in which a log record has its figures.
 _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
 
 

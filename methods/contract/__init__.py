@@ -1,4 +1,4 @@
-"""The parts that every method has or uses: its halves, the arrays of its updates, its plan and its cost; the catalog.
+"""The parts of every method: its halves, the arrays of its updates, its plan, its cost; and the catalog of methods.
 
 May import: methods.nets, methods.plugins, protocol.wire, protocol.settings.
 """

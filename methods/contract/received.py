@@ -36,7 +36,7 @@ def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
 
 
 class ReceivedArrays(Mapping[str, Tensor]):
-    """The arrays that the coordinator sent, with the name of the array that was read last."""
+    """The arrays that the coordinator sent; `last` is the name of the array that was read last."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload, self.last = payload, ""

@@ -99,7 +99,7 @@ class Clusters:
     rows: Tensor  # [G, D]
     labels: Tensor  # [G]
     means: Tensor  # [C, D]: the mean of each class's rows
-    known: Tensor  # [C]
+    known: Tensor  # [C]: True for each class that has rows
 
 
 def clusters_in(payload: Payload, model: Net) -> Clusters | None:

@@ -81,7 +81,7 @@ def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool
 
 
 def aggregate_as_printed(pieces: Iterable[ClassMeans], previous: Tensor) -> Tensor:
-    """Return eq. 5 exactly as printed, a sum divided by K_t.
+    """Return eq. 5 exactly as printed: a sum divided by K_t, the number of devices.
 
     If the weights of a class do not sum to K_t, its row is too short. If no device holds a class, its row is zero.
     If all devices have equal classes, each round divides all lengths by C. Without pieces, the result is `previous`.
@@ -91,7 +91,7 @@ def aggregate_as_printed(pieces: Iterable[ClassMeans], previous: Tensor) -> Tens
 
 
 def shares(counts: Tensor) -> Tensor:
-    """Return N_i^j / N_i [C]; they are 0 for a device without examples."""
+    """Return the shares N_i^j / N_i [C]; all shares of a device without examples are 0."""
     counts = counts.double()
     return counts / counts.sum().clamp(min=1)
 

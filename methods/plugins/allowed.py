@@ -1,4 +1,4 @@
-"""The plug-ins that a party may run: files and hashes that its owner has named, or that the root has signed.
+"""The plug-ins that a party may run: files and hashes in settings of its owner, or in settings signed by the root.
 
 No message can add a plug-in: a plan only names hashes, and this module looks them up.
 """

@@ -73,7 +73,7 @@ def modules() -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
-    """Return the names for this search path of Python."""
+    """Return the result of `modules` for one search path of Python."""
     found = {
         entry.module.partition(".")[0] for group in GROUPS.values() for entry in entry_points(group=group)
     }

@@ -1,8 +1,8 @@
 """An ONNX file whose numbers can be replaced on a board without ONNX, torch's exporter or protobuf.
 
 The file is exported with an unchanged graph, and every tensor has its own name. So the bytes of each tensor
-have a fixed place and length, which the card of the template states. A rule by nearest rows has a fixed number of
-rows. If a model has fewer rows, the rest is filled with rows that belong to no class.
+have a fixed place and length, which the card of the template states. In a template, the rule `Nearest` has a fixed
+number of rows. If a model has fewer rows, the template is filled up with rows that belong to no class.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class BoundedNumber:
             if value in self.bound:
                 return value
         except (ValueError, OverflowError):
-            # The text is not a number. A bound as large as VAST would not help the user.
+            # The text is not a number. The message leaves out bounds as large as VAST, which would not help the user.
             if self.bound.least <= -VAST and self.bound.most >= VAST:
                 bound = ""
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")
