@@ -44,7 +44,10 @@ class CheckOutcome:
 
 @dataclass
 class Bench:
-    """The runs that the checks of one subject use: one run without failures, and a new folder for each other run."""
+    """The runs for the checks of one subject.
+
+    All checks share one run without failures. Each further run gets a new folder.
+    """
 
     subject: Subject
     folder: Path

@@ -240,9 +240,9 @@ def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) ->
 
 
 def left_out(subject: Subject) -> str:
-    """Return the end of an error message that names attributes that state() leaves out; "" if none is found.
+    """Return the end of an error message, with the attributes that state() leaves out; "" if none is found.
 
-    The message is about a half whose results change after restore(state()).
+    The error is that the results of a half change after restore(state()).
     """
     halves, again = two_rounds(subject)
     halves.begin(3)

@@ -38,7 +38,8 @@ from protofleet.methods.served.kept import Kept, KeptOrigin, pieces_of_kept, rea
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import rules_of
 
-# Seconds after the start of a round at which a failure happens. A device works for one second.
+# A failure happens this number of seconds after the start of a round. The devices are then still computing, because
+# a computation takes one second.
 INTO_A_ROUND: Final = 0.5
 ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
@@ -218,8 +219,8 @@ def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) 
 def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
     """Call `harm` in each round after the first one.
 
-    In the first round, most values that a method learns are still initial values. If such a value were lost in that
-    round, the result would not change.
+    In the first round, most values that a method learns still have their initial values. If a half lost such a
+    value, it would begin again with the same initial value, and the check would not notice the loss.
     """
 
     def reached(number: int) -> bool:

@@ -11,15 +11,16 @@ from protofleet.methods.nets import catalog
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Recipe, recipe_of
 
-# The largest size of a sample that a check tries: the pixels of a side, or the steps of a series.
+# The checks try samples up to this size. The size of a picture is the length of its side in pixels, and the size of
+# a series is its number of steps.
 MOST: int = 256
 
 
 def sample_for(recipe: Recipe) -> tuple[int, ...]:
     """Return the shape of the smallest sample that a network accepts.
 
-    The shape is at least as large as the samples in the other checks. If the network accepts samples with
-    different numbers of axes, the largest number is used.
+    The sample is at least as large as the samples in the other checks. If the network accepts samples with two
+    or three axes, for example, the shape has three axes.
     """
     side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
     require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")

@@ -34,7 +34,7 @@ PASSING: Final = frozenset(
 )  # HTTP status codes after which a later request may succeed.
 # Tries at one address before the download gives up. A try that receives new bytes resets the count.
 TRIES: Final = 4
-MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file. The known files are less than a tenth as large.
+MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file: more than ten times the largest known file.
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 # The name that is sent to servers, because some servers refuse clients without a name.
 AGENT: Final = "protofleet (+urllib)"
@@ -84,7 +84,7 @@ class Downloader:
     def _fetch_from(self, address: str, part: Path) -> None:
         """Receive bytes until the file is complete.
 
-        After a broken connection, a new connection continues after the bytes that are there.
+        If the connection breaks, a new connection requests only the bytes that are still missing.
         """
         failed, at_first = 0, size_of(part)
         while True:
@@ -184,7 +184,7 @@ def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the MD5 of a file. The publishers list the same kind of checksum.
+    """Return the MD5 of a file. The publishers of the data sets list MD5 checksums.
 
     MD5 finds a damaged file. It does not protect against an attacker.
     """

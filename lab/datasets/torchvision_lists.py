@@ -35,7 +35,7 @@ class Published:
 
 
 def mirrored(module: str, cls: str) -> Published:
-    """Read a data set whose list has the form of MNIST: some files, and mirrors that each have all files."""
+    """Read a data set whose list has the form of MNIST: some files, and several mirrors with all files."""
     listed = ListedClass(module, cls)
     mirrors, resources = listed["mirrors"], listed["resources"]
     return Published(

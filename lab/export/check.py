@@ -68,7 +68,7 @@ def _check_tensors(path: Path, card: Card) -> None:
 
 
 def difference(given: Scores, wanted: Scores) -> float:
-    """Return the largest difference between two scores, divided by the largest score.
+    """Return the largest difference between a given and a wanted score, divided by the largest wanted score.
 
     A class without a prototype has an infinite score. This score must be infinite in both arrays.
     """

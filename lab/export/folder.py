@@ -4,8 +4,8 @@ The folder is written next to its final place, synced to the disk and renamed. A
 left. Several exports may write a folder for one place at the same time, and the export that ends last
 replaces the others.
 
-Each export holds a lock on its own new folder. Other exports can see from this lock that the folder is not
-left over from a killed export, and do not delete it. A lock on the parent folder makes sure that only one
+Each export holds a lock on its own new folder while it runs. Another export deletes only new folders without a
+lock, because these folders are left over from killed exports. A lock on the parent folder makes sure that only one
 export at a time creates or renames a folder there.
 """
 

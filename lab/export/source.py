@@ -121,7 +121,7 @@ def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
 
 
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
-    """Return the number of the round that begins with the chosen state, and this state."""
+    """Return two values: the number of the round that begins with the chosen state, and the chosen state."""
     if chosen == "last":
         over = [
             line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"

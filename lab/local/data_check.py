@@ -70,7 +70,10 @@ def validation_images(experiment: Experiment) -> int | None:
 
 
 def too_many(experiment: Experiment, settings: DataSettings, problem: str, shards: Shards) -> str:
-    """Return a message that the samples are too few, with the largest number of devices for which they are enough."""
+    """Return a message that there are too few samples for the devices.
+
+    The message has the largest number of devices for which the samples are enough, if there is such a number.
+    """
     fleet, domain = experiment.devices, settings.domain or settings.source
     key = (
         f"devices.clients.{domain}"

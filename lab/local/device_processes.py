@@ -11,8 +11,8 @@ from typing import Final
 from protofleet.lab.local.processes import Processes
 from protofleet.runtime.children import Starter
 
-# Maximum restarts of a process of several devices after a signal has killed it, for example because memory ran
-# out.
+# A process of several devices is restarted at most this number of times after a signal has killed the process, for
+# example because memory ran out.
 MAX_RESTARTS: Final = 3
 
 
@@ -40,7 +40,7 @@ class DeviceProcess:
             return
         self._ended_file.unlink(
             missing_ok=True
-        )  # Delete the file of reasons that an earlier start may have left.
+        )  # An earlier process may have left this file, which has the reasons why devices have failed.
         processes.start(self.name, "device", *files, "--ended", str(self._ended_file), starter=starter)
 
     def restart_if_killed(self, processes: Processes, starter: Starter) -> None:
@@ -109,9 +109,9 @@ class DeviceProcesses:
     def _done_too_early(self) -> dict[str, str]:
         """Return the reasons for processes that ended with exit code 0 before the run was over.
 
-        For example, a half may call `os._exit(0)`. After the end of the run, exit code 0 is not a failure. But this
-        program may not have read the coordinator's line about the end yet. Therefore a process is reported only if
-        two checks in a row find exit code 0.
+        For example, a half may call `os._exit(0)`. After the end of the run, exit code 0 is not a failure. But it is
+        possible that the run is over and that this program has not yet read the line in which the coordinator
+        reports the end. Therefore a process is reported only if two checks in a row find exit code 0.
         """
         done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
         twice = done & self._done

@@ -368,9 +368,10 @@ class Experiment:
 
     @property
     def _named_data(self) -> DataSettings:
-        """Return the data settings. If a function of the user makes the data, add a domain.
+        """Return the data settings. If a function of the user makes the data and no domain is set, add a domain.
 
-        Messages and results need the domain before the function is called.
+        The added domain has the name of the data source. Messages and results need the name of the domain before
+        the function is called.
         """
         data = self.data
         return replace(data, domain=data.domain or data.source) if data.is_plugin else data

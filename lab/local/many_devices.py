@@ -53,7 +53,10 @@ class SupervisedProcess:
         )
 
     def poll(self, now: float) -> str:
-        """Start the process at the time of its next start. If the process has exited, return a line for the log."""
+        """Start the process if it does not run and the time for its next start has come.
+
+        If the process has just exited, return a line for the log. Otherwise return "".
+        """
         if self.process is None:
             if now >= self.restart_at:
                 self.process = self._start()
@@ -79,8 +82,8 @@ class SupervisedProcess:
 def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -> None:
     """Run the devices of a folder until all of them have finished.
 
-    A signal stops the devices and raises RunError. The command for a single device does the same. If `processes` is
-    0, each device has its own process.
+    If this process receives SIGINT or SIGTERM, it stops the devices and raises RunError. The command for a single
+    device reacts to these signals in the same way. If `processes` is 0, each device has its own process.
     """
     settings = sorted(path for name in SETTINGS for path in folder.glob(f"*/{name}"))
     if not settings:

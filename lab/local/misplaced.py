@@ -20,7 +20,7 @@ KINDS: Final = {
     "sweep": "a sweep of an experiment",
     "deploy plan --fleet": "the file of a fleet",
 }
-# Keys that show which kind of settings file a table is.
+# Keys by which the settings file of a coordinator, an experiment or a device can be recognized.
 OF_A_COORDINATOR: Final = frozenset({"folder", "federation", "enrolled", "key", "limits", "class_names"})
 OF_AN_EXPERIMENT: Final = frozenset({"base", "data", "devices", "domains"})
 OF_A_DEVICE: Final = frozenset({"folder", "federation", "enrolled", "key", "coordinator_key", "stays"})
@@ -45,7 +45,11 @@ def kind_of(table: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def read_for(path: Path, *commands: str) -> Iterator[None]:
-    """Name the right command in a SettingsError of the block, if the file is for another command."""
+    """Execute the block, which reads a settings file for one of the commands in `commands`.
+
+    If the block raises SettingsError and the file is for another command, raise a SettingsError that names the
+    other command instead.
+    """
     try:
         yield
     except SettingsError as error:

@@ -67,9 +67,9 @@ def own_plugins(
 ) -> OwnPlugIns:
     """Load the plug-ins of an experiment.
 
-    `files` are loaded from their paths. `names` has, for each kind of plug-in, the names that are not built
-    in. If an installed package provides such a name, the hash of its plug-in is added. `seen` is a part of
-    the message for a missing file: the folder at which a relative path starts.
+    `files` has the paths of plug-ins to load. `names` has, for each kind of plug-in, the names that are not built
+    in. If an installed package provides a plug-in with such a name, the hash of this plug-in is added. `seen` is
+    added to the message about a missing file: it names the folder at which a relative path starts.
     """
     sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [

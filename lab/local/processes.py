@@ -44,10 +44,11 @@ CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 
 
 def start_launcher() -> Launcher | None:
-    """Start the launcher. A program must call this function before anything else.
+    """Start the launcher. A program must call this function before it does anything else.
 
-    Later, the program has threads and cannot be forked, and the launcher would have to import again what the
-    program has imported. Return None if this process cannot be forked, for example because it has a thread.
+    A later call would be too late: a program with threads cannot be forked, and the launcher would have to import
+    modules that the program has already imported. Return None if this process cannot be forked, for example because
+    it has a thread.
     """
     with contextlib.suppress(LauncherError):
         return Launcher(IMPORTED, here="torch" not in sys.modules) if CAN_FORK else None
@@ -97,9 +98,9 @@ class Processes:
         return child
 
     def wait(self) -> None:
-        """Wait for all children to exit by themselves.
+        """Wait some time for all children to exit by themselves.
 
-        The end of the `with` block stops the children that are still running.
+        Children that still run after this time are stopped at the end of the `with` block.
         """
         children.wait(self._children.values(), EXIT_SECONDS)
 

@@ -188,7 +188,10 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots that let at most one process per core compute; no slots if each process has its own core."""
+    """Return slots, which limit the number of processes that compute at the same time to the number of cores.
+
+    If there is a core for each process, return slots without a limit.
+    """
     cores = available_cores()
     return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
 

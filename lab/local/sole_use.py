@@ -89,8 +89,8 @@ def require_writable(runs: Path) -> None:
 
 
 def cannot_be_made(folder: Path, error: OSError) -> RunError:
-    # If a file exists in place of a folder, the error is ENOTDIR or EEXIST, depending on the part of the path.
-    # The user gets the message of ENOTDIR in both cases.
+    # If a part of the path is a file, the error is EEXIST for the last part of the path and ENOTDIR for any other
+    # part. The user gets the message of ENOTDIR in both cases.
     words = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
     return RunError(f"{folder} cannot be made: {words}; --runs names another folder")
 

@@ -12,7 +12,7 @@ from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.energy_amounts import PHASES, human_joules, sums
 from protofleet.lab.report.numbers import NONE, percent
 
-# The axis of joules is logarithmic if the largest value divided by the smallest value is above this.
+# The axis of joules is logarithmic if the ratio of the largest value to the smallest value is above this limit.
 LOG_AXIS_RATIO: Final = 30.0
 
 
@@ -21,7 +21,7 @@ def measured_devices(run: ComparedRun) -> int:
 
 
 def is_measured(group: Group) -> bool:
-    """Return whether in each run of the group at least one device has measured joules."""
+    """Return whether every run of the group has at least one device that has measured joules."""
     return all(measured_devices(run) for run in group.runs)
 
 

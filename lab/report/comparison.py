@@ -27,7 +27,8 @@ from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.command.errors import RunError
 
 SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
-# Rounding error of a mean. Without this tolerance, a baseline with a share of 1 might not reach its own accuracy.
+# The tolerance for rounding errors of a mean. Without this tolerance, the baseline might not reach a target that is
+# equal to its own accuracy (a share of 1).
 ROUNDING_ERROR = 1e-9
 REPORTS = "reports"  # The choice of the view that each method's paper reports.
 # Settings that may differ between two runs of one experiment.
@@ -49,7 +50,7 @@ class MeasuredPoint:
     in_round: bool = (
         True  # True for a measurement in a round, False for a measurement in the last evaluation.
     )
-    joules: float = 0.0  # Joules before this measurement, of those devices that measure joules.
+    joules: float = 0.0  # Joules that devices had measured before this measurement of accuracy.
     devices: int = 0  # Number of devices that measured the accuracy.
     present: int = 0  # Number of devices that were present at the measurement.
     by_all: bool = True  # True if all present devices had to measure, False if only a sampled cohort had to.
@@ -70,8 +71,8 @@ class ComparedRun:
         """Return the measurements of a view.
 
         A global model is measured at the beginning of a round, so its accuracy is the result of the previous
-        round. If no device of a domain took part in a round, the domain's last accuracy is used. The first
-        point is the first one at which all domains have an accuracy.
+        round. If no device of a domain took part in a round, the domain's last accuracy is used.
+        Measurements at the beginning of the run are left out as long as a domain has no accuracy.
         """
         found, sent, drawn, done = [], 0, 0.0, 0
         test, validation = dict[str, float](), dict[str, float]()
@@ -97,7 +98,7 @@ class ComparedRun:
         return [point for point in self.points(view) if point.by_all]
 
     def is_complete(self, view: str) -> bool:
-        """Return whether every round has an accuracy for the same domains."""
+        """Return whether the same domains were measured in every measured round."""
         return len({frozenset(point) for point in curve(self.rounds, view, "accuracy")}) <= 1
 
     def pooled(self, view: str) -> float | None:

@@ -20,7 +20,7 @@ from protofleet.lab.report.settings_difference import settings_difference
 from protofleet.protocol.link.meter import human_bytes
 
 RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
-# The axis of bytes is logarithmic if the largest value divided by the smallest value is above this.
+# The axis of bytes is logarithmic if the ratio of the largest value to the smallest value is above this limit.
 LOG_AXIS_RATIO = 30.0
 
 

@@ -194,7 +194,7 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
             group.name, *(mean_and_deviation(values, human_bytes) for values in sent),
             mean_and_deviation(to_target, human_bytes) + count, mean_and_deviation(numbers, plain_number) + count,
         ])  # fmt: skip
-        # If only some seeds reach the target, their mean must not count as the best value.
+        # If only some seeds reach the target, the mean over these seeds must not count as the best value.
         sizes.append([*sent, [] if count else to_target])
         rounds.append([[] if count else numbers])
     head = [
@@ -227,7 +227,9 @@ def best_cells(
     measured: Sequence[Sequence[Sequence[float]]], first: int, format_value: Callable[[float], str],
     highest: bool = True, among: Sequence[str] = (),
 ) -> frozenset[tuple[int, int]]:  # fmt: skip
-    """Return the row and the column of each best mean, from the column `first` on.
+    """Return the row and the column of each cell that has the best mean of its column.
+
+    `first` is the number of the first column of `measured` in the whole table.
 
     Two means are equal if their texts are the same. `among` has a group for each row, for example the measured view,
     and only rows of the same group are compared. If all means of a column are equal, the column has no best cell. If

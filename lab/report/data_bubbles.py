@@ -3,8 +3,8 @@
 A row is a device, a column is a class, and the area of a bubble is the number of samples. If there are too
 many devices or classes for the picture, several of them share a row or a column.
 
-The picture is as wide as a phone, and at most 460 pixels on wider pages. Therefore its letters have the size of the
-surrounding text on phones and on wider pages.
+The picture fills the width of a phone. On wider pages, its width is limited to 460 pixels. Therefore the letters in
+the picture have about the size of the surrounding text on every page.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class FleetCounts:
     def skew(self) -> float:
         """Return how much the class mixes of the devices differ; 0 if all devices have the same mix.
 
-        The value is the mean over devices of the total variation distance between a device's mix of classes
-        and the mix of all images. This distance is half the sum of the absolute differences.
+        For each device, the total variation distance between the device's mix of classes and the mix of all images
+        is computed: half the sum of the absolute differences. The result is the mean of these distances.
         """
         filled = [one for one in self.devices if one.total]
         if not filled:

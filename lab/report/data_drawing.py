@@ -13,7 +13,7 @@ from protofleet.runtime.command.listing import Listing
 
 
 def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> dict[str, object]:
-    """Draw those rows of the `data` command that have numbers of samples."""
+    """Draw the devices that the command `data` lists. Rows without numbers of samples are left out."""
     devices = [
         DeviceCounts(one["name"], one["domain"], tuple(one["per_class"]))
         for one in tables

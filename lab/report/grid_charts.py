@@ -22,7 +22,7 @@ from protofleet.lab.report.settings_difference import differing, settings_of
 
 FEWEST: Final = 3  # A curve is drawn only if there are at least this number of points.
 LOG_RATIO: Final = (
-    8.0  # The axis is logarithmic if the largest value divided by the smallest value is at least this.
+    8.0  # The axis is logarithmic from this ratio of the largest value to the smallest value on.
 )
 # The colour of the best cell. The worst cell is nearly white. READABLE decides whether the letters are black or
 # white.
@@ -149,7 +149,7 @@ def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
         f'<text x="{x + width / 2:.1f}" y="{y + CELL_HEIGHT / 2 + 3:.1f}" class="middle" '
         f'style="fill:{ink}">{text}</text>'
         if width >= len(text) * LETTER_WIDTH + 4
-        else ""  # The table shows the number of a narrow cell.
+        else ""  # A narrow cell has no number. The number is in the table.
     )
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}" height="{CELL_HEIGHT - 2:.1f}" '

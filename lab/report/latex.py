@@ -18,7 +18,7 @@ PREAMBLE: Final = "% The preamble needs \\usepackage{booktabs,graphicx}."
 COMMANDS: Final = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    # These letters are escaped, because backslash with [ or * would be a command.
+    # [ and * are escaped, because LaTeX would read them as an argument of the \\ at the end of the row above.
     "|": r"\textbar{}", "[": "{[}", "*": "{*}",
     "`": "{}`", '"': r"\char34{}", "\u2010": "-", "\u2011": "-", "\u2013": r"\textendash{}",
     "\u2014": r"\textemdash{}", "\u2018": r"\textquoteleft{}", "\u2019": r"\textquoteright{}",

@@ -81,8 +81,8 @@ class Simulation:
     plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
     # The settings of those devices that serve models, by device name.
     serves: Mapping[str, ModelSettings] = field(default_factory=dict)
-    # Seconds for which an event loop takes items in one turn. At the end of a turn, the turn's changes are
-    # committed and its messages are sent.
+    # The length of a turn of an event loop, in seconds. The loop takes all items that arrive during the turn. At
+    # the end of the turn, the loop commits the changes and sends the messages that result from these items.
     turn_seconds: float = 0.0
 
     def __post_init__(self) -> None:

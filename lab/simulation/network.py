@@ -96,7 +96,7 @@ class SimulatedBroker:
     seed: int = 0
     retained: dict[str, bytes] = field(default_factory=dict)
     clients: dict[str, SimulatedTransport] = field(default_factory=dict)
-    bytes_received: int = 0  # Bytes of all published frames, counted as by a real broker.
+    bytes_received: int = 0  # Bytes of all frames that clients have published.
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)

@@ -35,7 +35,8 @@ QUIETLY: Final[Mapping[str, str]] = {
 @dataclass(frozen=True, slots=True)
 class Destination:
     kind: str
-    place: str = ""  # The place of this kind; "" for the default place, in or next to the run's folder.
+    # For example a folder or an address; "" for the default place, in or next to the run's folder.
+    place: str = ""
 
     def __str__(self) -> str:
         """Return the destination without credentials, because this text is printed and written to files."""

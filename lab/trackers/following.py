@@ -46,8 +46,8 @@ class Follower(threading.Thread):
     ) -> None:
         """Prepare the thread. `ours` is true if this process conducts the run.
 
-        If a run of this process is over and has no result, the run was stopped. For the run of another process, it is
-        not known whether the run was stopped.
+        If a run of this process ends without a result, the run was stopped, and the tracker is told about the end.
+        A run of another process that has no result may still go on, so the tracker is not told about an end.
         """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False

@@ -53,8 +53,8 @@ class MLflow:
                 self._client.create_run(self._experiment(), run_name=name, tags=tags).info.run_id,
                 1,
             )
-            # An error is ignored here, because it will occur again with the first round. Before that, the
-            # identity of the MLflow run can be saved.
+            # If the settings cannot be logged now, the error is ignored. The first round will report the same
+            # error, and by then the caller has saved the identity of the new MLflow run.
             with contextlib.suppress(MlflowException):
                 self._log_settings(run.settings)
         else:

@@ -25,9 +25,9 @@ OF_A_SUMMARY: Final = {"method": "method.name", "network": "network.name", "roun
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """Return the runs of a sweep's folder that have begun.
+    """Return those runs of a sweep that have begun. `folder` is the folder of the sweep.
 
-    If the folder is not a sweep's, return the folder itself.
+    If `folder` is not the folder of a sweep, return only `folder` itself.
     """
     try:
         trials = json.loads((folder / TRIALS).read_bytes())["trials"]

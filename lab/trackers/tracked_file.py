@@ -56,7 +56,7 @@ class TrackedFile:
     def sole_use(self, destination: str) -> Iterator[None]:
         """Hold the lock of a destination. If another process has the lock, TakenError is raised.
 
-        The kernel releases the lock when a process ends in any way.
+        When the process ends, even after a crash, the kernel releases the lock.
         """
         digest = hashlib.sha256(destination.encode(errors="surrogateescape")).hexdigest()[:12]
         with (self._run / f".tracked-{digest}.lock").open("a") as file:

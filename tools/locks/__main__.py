@@ -38,7 +38,7 @@ TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
 # The build of our own wheel needs these packages. pyproject.toml also lists them.
 BUILD_PACKAGES: Final = frozenset({"setuptools"})
 CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
-EXTRAS: Final = {  # The order of the lock files. A package is in the first lock file that needs it.
+EXTRAS: Final = {  # The order is important: a package is written only into the first lock file that needs it.
     "broker": ("broker",),
     "export": ("export",),
     "dev": ("broker", "export", "tensorboard", "dev"),
@@ -102,7 +102,9 @@ def check_with_tool(folder: Path) -> int:
 
 
 def check(uv: Path, locks: Sequence[Path]) -> int:
-    """Print for each Python and machine whether all locked packages can be installed. Return 1 if some cannot.
+    """Print for each Python and machine whether all locked packages can be installed.
+
+    Return 0 if all packages can be installed everywhere, and 1 otherwise.
 
     Only the index's data about each package are downloaded.
     """
@@ -164,10 +166,10 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
 
 
 def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPackage]]) -> list[LockedPackage]:
-    """Return the packages that no other lock file has for the same Python versions or for all Python versions.
+    """Return the packages that this lock file must have, because no lock file in `known` has them.
 
-    If another lock file has a package for some Python versions only, this lock file may need it for all
-    versions.
+    A known lock file counts only if it has the package for the same Python versions or for all Python versions.
+    If it has the package only for some versions, this lock file may need the package for further versions.
     """
     locked = {(package.name, package.marker) for lock in known for package in lock}
     return [

@@ -25,7 +25,7 @@ def time_series(
     width: int = 8,
     floor: float | None = None,
 ) -> Panel:
-    """Return a panel of values over time. If `stacked` is true, the values are parts of a whole, as stacked bars."""
+    """Return a panel of values over time. If `stacked` is true, the values are drawn as parts of stacked bars."""
     custom = {
         "drawStyle": "bars" if stacked else "line",
         "fillOpacity": 60 if stacked else 8,

@@ -62,7 +62,7 @@ def section(title: str, cls: type) -> str:
 def all_settings() -> Iterator[str]:
     """Yield a table of keys for each TOML table.
 
-    The table of a method has only the keys that not every method has, and keys with another default.
+    The table of a method leaves out the keys that all methods share, except keys with another default.
     """
     for cls, tables in by_class([*file_tables(), LOCAL]):
         yield described(tables, summary(cls), keys(cls))
@@ -93,7 +93,7 @@ def numbers(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 def nested_bounds(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Within]]:
     """Yield the bounds of a number, or of all numbers in a table.
 
-    This includes numbers inside a list, numbers under any name, and numbers that may be left out.
+    This includes numbers inside a list, optional numbers, and numbers in a table whose keys the user chooses.
     """
     if dataclasses.is_dataclass(hint):
         yield from numbers(hint, path)  # type: ignore[arg-type]

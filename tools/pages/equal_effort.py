@@ -92,7 +92,7 @@ class SweptMethod:
         return ", ".join(shown)
 
     def apart(self, first: SweptMethod) -> str:
-        """Return the mean difference to the accuracy of the first method, with its deviation over the seeds."""
+        """Return this accuracy minus the accuracy of the first method: the mean and the deviation over the seeds."""
         if self is first:
             return ""
         pairs = zip(self.chosen["test"], first.chosen["test"], strict=True)

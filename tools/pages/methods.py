@@ -92,7 +92,8 @@ def generate() -> str:
 
 
 def what_it_is(of: Overview) -> str:
-    # For other papers, the row would contain the authors and the place twice.
+    # Only the number of an arXiv paper is added. `paper` of any other paper repeats the authors and the place of
+    # publication, which are in `source`.
     number = of.method.paper if of.method.paper.startswith("arXiv:") or not of.source else ""
     place = ", ".join(filter(None, (of.source, number)))
     measured = "; ".join(part for part in (of.method.reports, ", ".join(of.method.other_rules)) if part)
@@ -123,8 +124,8 @@ class RankOne(Mapping[str, int]):
 def cost_of_rank_one(of: Overview) -> Cost:
     """Return the cost if every matrix has rank 1.
 
-    Ranks depend on the data. If small ranks need fewer bytes than the usual ranks, the page shows the usual
-    number after "at most".
+    The ranks depend on the data. If this cost is below the usual cost, the page writes "at most" before the number
+    of bytes of the usual cost.
     """
     reference = Reference()
     plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)

@@ -89,7 +89,10 @@ def as_sentence(text: str) -> str:
 
 
 def as_prose(text: str) -> str:
-    """Return a text for Markdown, also for a cell of a table. Only code in backticks keeps its meaning."""
+    """Escape a text for Markdown, so that it can also stand in a cell of a table.
+
+    Only code in backticks is still read as Markdown.
+    """
     parts = CODE.split(" ".join(text.split()))
     return "".join(
         part.replace("|", "\\|") if CODE.match(part) else MARKS.sub(r"\\\1", part) for part in parts

@@ -1,7 +1,7 @@
 """Read the navigation of the site from docs/README.md, which on GitHub is the index of the pages.
 
-A section begins with a heading of the second level. Its pages are the pages to which it links, in the same
-order. A row of a table describes the first page to which it links.
+A section begins with a heading of the second level. The navigation lists the pages to which the section
+links, in the same order. A row of a table describes the page to which the first link of the row points.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turn the links of a page in the repository into links of the site, and report broken links.
 
 A link to a page of the site becomes a link to the page's name in the site. A link to another file becomes a
-link to a copy of the file. A folder and a Markdown file become pages of their own. Sphinx checks the sections
-that links name.
+link to a copy of the file. A folder and a Markdown file become pages of their own. Sphinx checks that the
+sections in links exist.
 """
 
 from __future__ import annotations

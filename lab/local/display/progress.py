@@ -43,7 +43,7 @@ class RunState:
     answered: list[str] = field(default_factory=list)
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
-    measured_by: str = ""  # Words about the devices that measured; "" if all present devices measured.
+    measured_by: str = ""  # Words about the devices that measured the accuracy; "" for all present devices.
     bytes: dict[str, int] = field(default_factory=dict)
     # Bytes of the rounds that ended before this process started.
     earlier_bytes: dict[str, int] = field(default_factory=dict)

@@ -87,7 +87,10 @@ class Axes:
 
 
 def round_axis_end(value: float) -> float:
-    """Return the upper end of an axis: a round number at or above the value, whose quarters are also round."""
+    """Return the upper end of an axis: a round number that is not below the value.
+
+    A quarter of this number is also a round number. The result may be below the value by 0.1 % of the value.
+    """
     if value <= 0:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))

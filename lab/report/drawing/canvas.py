@@ -2,7 +2,7 @@
 
 A single picture would shrink on a phone, so that its letters would be only 6 pixels high. Therefore the page
 contains both pictures, and a media query shows the picture that fits. The other picture is hidden, also from
-screen readers. A table below the picture has its numbers.
+screen readers. A table below the picture has the numbers of the picture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from protofleet.lab.report.html_page import slug, table, unfolded
 
 LETTER_WIDTH: Final = 6.6  # Average width of a letter, in pixels.
-# Width of a letter in a wide font, in pixels. It is used for names that are followed by another name.
+# Width of a letter in a wide font, in pixels. This width is used if another name follows on the same line.
 WIDE_LETTER: Final = 7.4
 MAX_RIGHT: Final = 300.0  # Maximum width of the names to the right of a picture, in pixels.
 LEGEND_ROW: Final = 18.0  # Height of a row of a legend, in pixels.

@@ -1,4 +1,4 @@
-"""Draw charts as SVG: lines over rounds and stacked bars, with their names and their numbers."""
+"""Draw line charts and charts of stacked bars as SVG, with the names and the numbers of the lines and bars."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def plain(value: float) -> str:
 def numbers_of(series: Sequence[ChartLine], y_format: Format, x_label: str, x_format: Format) -> PictureTable:
     """Return a table with a row for each x and a column for each line.
 
-    If a value has a band, the table also has half the width of the band, after the value.
+    If a line has a band at x, the cell has the middle of the band, and then ± and half the width of the band.
     """
     values = [
         {x: y_format(y) for x, y in line.points}
@@ -174,7 +174,7 @@ def bar_chart(
     label: str,
     faint: Sequence[str] = (),
 ) -> str:
-    """Draw a bar chart. The parts with a name in `faint` are lighter than parts with the same colour."""
+    """Draw a bar chart. Parts with a name in `faint` are lighter than other parts with the same colour."""
     top = max((sum(size for _, size in bar.parts) for bar in series), default=1.0)
     first = min((bar.at for bar in series), default=1)
     last = max((bar.x for bar in series), default=1.0)

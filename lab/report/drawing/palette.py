@@ -1,8 +1,8 @@
 """Define the colours of series by names. In report.css, each name has a colour for white and for dark pages.
 
-The colours of both pages have the hues of Okabe and Ito, which people with every kind of colour vision can
-distinguish, and four more hues. Each colour has a contrast of at least 3:1 on its page. Text never has these
-colours. A mark of the colour stands next to the text.
+White pages and dark pages use the same hues: the hues of Okabe and Ito, which people with every kind of colour
+vision can distinguish, and four more hues. Each colour has a contrast of at least 3:1 on its page. Text never has
+these colours. A mark in the colour of the series is drawn next to the text.
 """
 
 from __future__ import annotations

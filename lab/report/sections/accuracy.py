@@ -50,8 +50,8 @@ def loss_section(run: FinishedRun) -> str:
 def domain_lines(run: FinishedRun, measure: str) -> list[ChartLine]:
     """Return a line for each domain and a bold line for their mean.
 
-    These lines have only measurements of all present devices. If sampled cohorts have also measured, one more
-    line shows the means of those measurements.
+    These lines have only measurements for which all present devices had to measure. If there are also measurements
+    of sampled cohorts, one more line shows their means.
     """
     points = [p for p in measurements(run.rounds, run.summary["reports"]) if p.of(measure)]
     by_all, sampled = [p for p in points if p.by_all], [p for p in points if not p.by_all]

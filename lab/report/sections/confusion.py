@@ -11,7 +11,7 @@ from protofleet.lab.report.html_page import scrolling, section, table, unfolded
 from protofleet.lab.report.numbers import NONE
 from protofleet.lab.report.sections.accuracy import VIEWS
 
-# Number of samples of a class (row) for which each class (column) was predicted.
+# A matrix of numbers of samples. The row is the class of the samples, and the column is the predicted class.
 Matrix: TypeAlias = Sequence[Sequence[int]]
 
 # Maximum classes of a matrix that is shown. If there are more classes, only the table of pairs is shown.
@@ -45,7 +45,10 @@ def name_of(label: int, names: Sequence[str]) -> str:
 
 
 def pairs_table(by_domain: Mapping[str, Matrix], names: Sequence[str]) -> str:
-    """Return the most frequent mistakes, by their share of the samples of the class in the domain."""
+    """Return a table of the most frequent mistakes. A mistake is a pair of the true class and the predicted class.
+
+    The mistakes are sorted by the share of wrong samples among all samples of the true class in the domain.
+    """
     found = [
         (wrong / sum(row), wrong, sum(row), domain, i, j)
         for domain, matrix in by_domain.items()

@@ -19,7 +19,7 @@ from protofleet.lab.report.sections.accuracy import ROUNDS_NOTE, VIEWS
 # mean.
 FIGURE: Final = re.compile(r"([a-z][a-z0-9_]*)\.((?:global|personal)(?:-[^.]+)?)\.(.+)")
 
-# Pairs (rounds of training, value), by domain. The mean over the domains is also in this table.
+# Pairs (rounds of training, value), by domain. The key MEAN has the mean over the domains.
 Points = dict[str, list[tuple[float, float]]]
 
 
@@ -51,8 +51,8 @@ def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
 def round_of(line: Mapping[str, float], view: str, done: int) -> float:
     """Return the number of training rounds before a measurement.
 
-    A global model is measured at the beginning of a round, a device's own model at the end of a round. `done`
-    is the number of all training rounds of the run.
+    A global model is measured at the beginning of a round. A device's own model is measured at the end of the
+    round. `done` is the number of all training rounds of the run.
     """
     return line["round"] - 1 if is_global(view) else min(line["round"], done)
 

@@ -21,7 +21,7 @@ MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Smallest and largest value for half 
 
 @dataclass(frozen=True)
 class PlotStyle:
-    classes: Sequence[int]  # The classes that are drawn. A class has the colour with its index in this list.
+    classes: Sequence[int]  # The classes that are drawn. Class i of this list has colour i of COLOURS.
     class_count: int  # Number of all classes, including those that are not drawn.
     groups: Sequence[str]  # Names of the devices; names of the domains if there are more devices than shapes.
     group_kind: str  # The kind of the groups: "device" or "domain".
@@ -80,9 +80,9 @@ class PlotStyle:
         return marks
 
     def class_tags(self, layout: ProjectedPoints) -> list[tuple[Position, str]]:
-        """Return tags with the numbers of classes, if the picture has no marks of classes.
+        """Return a tag with the number of each class. If the picture has marks of classes, return no tags.
 
-        The number is at the median of the class's points, if these points form a cluster.
+        A tag is at the median of the points of its class. If these points form no cluster, the class has no tag.
         """
         if layout.class_points:
             return []

@@ -12,7 +12,7 @@ from protofleet.lab.report.sections.snapshots import Array, ClassPoints, Snapsho
 MAX_POINTS = 1500  # Maximum number of points in one picture.
 TSNE_STEPS = 500  # Number of steps of t-SNE. With twice as many steps, the picture looks the same.
 MIN_TSNE_POINTS = (
-    8  # If there are fewer points, principal components are used, because t-SNE is not worth its time.
+    8  # Fewer points are projected to their principal components, because t-SNE takes long and shows no more.
 )
 
 
@@ -25,7 +25,7 @@ def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ProjectedPoints:
-    """Features of several devices and class points, as positions [n, 2] in the same projection."""
+    """Class points and the features of several devices, as positions [n, 2] in the same projection."""
 
     snapshots: Sequence[Snapshot]
     sample_positions: Sequence[Array]  # For each snapshot, the positions of its features.
@@ -36,7 +36,7 @@ class ProjectedPoints:
 def project_snapshots(
     snapshots: Sequence[Snapshot], class_points: Sequence[ClassPoints], limit: int = MAX_POINTS
 ) -> ProjectedPoints | None:
-    """Project at most `limit` features. Each device gives the same share of its features.
+    """Project at most `limit` features. The same share of the features is taken from each device.
 
     Only features of the most common feature size are used.
     """
