@@ -79,10 +79,10 @@ def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int
 
 
 def check(chosen: Sequence[Measure], times: int) -> int:
-    """Run each measure that has stored figures, in pairs with the commit of those figures.
+    """Run each measure that has stored figures, with this tree and with the commit of these figures in turn.
 
-    If a figure seems worse, the measure is run once more, because by chance one figure in thirty is outside
-    its interval.
+    If a figure seems worse, the measure is run once more, and the figure is reported only if it is worse again.
+    Even without a change of the code, about one figure in thirty seems worse by chance.
     """
     landed, found = history.read(), list[str]()
     for measure in chosen:

@@ -22,7 +22,8 @@ from protofleet.protocol.link.meter import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"
 IMAGES = ROOT / "docs" / "images"
-# No page sets the style of a picture file, so the picture has its own style with a white background.
+# The style of a web page does not apply to a picture in a separate file, so each picture contains its own style, with
+# a white background.
 STYLE = (
     "<style>svg{background:#fff;--series-0:#0060a8;--series-1:#d55e00;--series-2:#00886a;--series-3:#be5c97}"
     "text{font:12px system-ui,sans-serif;fill:#16202a}.grid{stroke:#dde3e8}.axis{stroke:#4f5b67}"

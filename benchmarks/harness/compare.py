@@ -93,9 +93,9 @@ def row_of(entry: Entry, name: str, figure: Figure) -> Row:
 def worse(new: Entry, landed: Entry, figures: Mapping[str, Figure]) -> dict[str, str]:
     """Return a line for each figure that is worse than the stored figure by more than the noise.
 
-    If the new entry has pairs with the commit of the stored figures, these pairs decide. Otherwise only
-    steady figures of the same machine are compared, because seconds that were measured at different times
-    cannot be compared.
+    If the new entry was measured in pairs with the commit of the stored figures, the two values of each pair are
+    compared. Otherwise only steady figures of the same machine are compared with the stored figures, because
+    seconds that were measured at different times cannot be compared.
     """
     found = {}
     for row in rows(new, figures):

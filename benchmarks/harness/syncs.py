@@ -1,4 +1,7 @@
-"""A counter of the syncs of processes. It can also slow the syncs down, and uses a library that is compiled here."""
+"""A counter of the syncs of processes, which can also slow the syncs down.
+
+The processes preload a library that counts their syncs. This module compiles the library from syncs.c.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Fleets in which few devices get tasks: ten thousand connected devices, and a broker restart with a thousand."""
+"""Fleets in which few devices get tasks.
+
+The class `Crowd` measures rounds with ten thousand connected devices. The class `Restart` measures the restart of a
+broker to which a thousand devices are connected.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost
 
-# The broker is restarted so many seconds after the last device has connected. After a shorter connection, a device
-# waits before it connects again, and the measure would include this wait.
+# The broker is killed this number of seconds after all devices have connected and ten of them have got a task. After
+# a shorter connection, a device waits before it connects again, and the measure would include this wait.
 STABLE_SECONDS = 12.0
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 120.0
@@ -81,8 +85,9 @@ class Restart:
         """Return three numbers of seconds since the broker's start.
 
         They are the times of the first robot's hello, of the last robot's hello, and of the moment when the
-        coordinator has received a message from every robot. A hello is lost if the coordinator has not
-        connected again. But the first message of a robot's new connection is retained.
+        coordinator has received a message from every robot. If a robot sends its hello before the coordinator
+        has connected again, the hello is lost. But the broker retains the first message of each robot's new
+        connection, so the coordinator receives this message later.
         """
         began, first, last = time.monotonic(), 0.0, 0.0
         while (seconds := time.monotonic() - began) < LIMIT_SECONDS:

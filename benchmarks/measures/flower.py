@@ -1,14 +1,14 @@
-"""A comparison with Flower's real processes: the FedAvg of benchmarks/programs/rounds.py in the same run.
+"""A comparison of Flower's real processes with our FedAvg in benchmarks/programs/rounds.py, measured in the same run.
 
 Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in its own
 virtual environment with Flower and NumPy. Its app does not train and does not need torch, so the app is as light as
 an app of Flower can be. Our devices load torch and train a real network. Telemetry, the check for updates and
 `uv sync` for every task are off. No other setting is changed.
 
-A round of Flower is timed from the end of the previous round, and a round of protofleet from the task to the last
-update. The same proxy counts the bytes of both systems. It is in front of the superlink or the broker, and counts
-from the moment when all devices are present to the end of the last round. It counts all bytes of the devices' TCP
-streams, including polls. Bytes between Flower's processes of one device are not counted.
+A round of Flower is timed from the end of the previous round to its own end. A round of protofleet is timed from the
+task to the last update. The same proxy counts the bytes of both systems. The proxy is in front of the superlink or
+the broker, and counts from the moment when all devices are present to the end of the last round. The proxy counts all
+bytes of the devices' TCP streams, including polls. Bytes between Flower's processes of one device are not counted.
 
 Idle memory is the memory of all processes before the first round, when all devices are present. RSS counts
 shared pages in each process, and PSS counts them once.
@@ -194,9 +194,9 @@ def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
 
 
 def follow(notes: Path, proxy: CountingProxy, rounds: int) -> list[tuple[float, int]]:
-    """Return for each round the time of its end, and the bytes until then.
+    """Return a pair for the beginning of the first round, and a pair for the end of each round.
 
-    The first pair is for the beginning of the first round.
+    A pair has a time and the number of bytes that the proxy has counted until this time.
     """
     marks: list[tuple[float, int]] = []
     deadline = time.monotonic() + START_SECONDS

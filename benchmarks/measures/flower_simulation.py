@@ -1,7 +1,8 @@
-"""A round of ten devices that train: ours in shared processes, and Flower's simulation, in the same run.
+"""A round of ten devices that train, with protofleet and with Flower's simulation, measured in the same run.
 
-Both train the network of benchmarks/programs/bare.py on the same number of samples with the same steps. Both have as
-many worker processes as there are cores, each with one torch thread. Our messages are sealed and go through a real
+The devices of protofleet share processes. Both systems train the network of benchmarks/programs/bare.py on the same
+number of samples with the same steps. Both systems have as many worker processes as there are cores, and each worker
+has one torch thread. Our messages are sealed and go through a real
 broker, and each update is stored on the disk. Flower's simulation (Ray, in its own environment) passes objects in
 memory. No model is evaluated. Seconds and CPU of all processes are counted from the end of the first round to the end
 of the last round.

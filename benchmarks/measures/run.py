@@ -23,7 +23,7 @@ LIMIT_SECONDS = 600.0
 class Run:
     devices: int = 10
     rounds: int = 5
-    # True if each device must have its own process, also where devices would usually share processes.
+    # True if each device must have its own process, even on a machine where devices would usually share processes.
     process_each: bool = False
     figures: ClassVar = {
         "first round": Figure("s"),
@@ -68,7 +68,8 @@ class Run:
             "memory of all then": memory["pss_MB"],
             "whole run": whole,
             "after the last round": whole - last,
-            # CPU of all processes that have ended: `run` has waited for its children, and this process for `run`.
+            # CPU of all processes that have ended. The command `run` has waited for its children, and this process
+            # has waited for `run`, so the kernel has added their CPU to the children of this process.
             "CPU of the whole run": after.children_user + after.children_system
             - spent.children_user - spent.children_system,
         }  # fmt: skip

@@ -1,7 +1,8 @@
-"""`make up` on images that exist: seconds until its first round, and the memory of each container in the third round.
+"""A start with `make up` when the images exist already.
 
-The environment variable UP contains further arguments, as in `make up ARGS=`. Memory is the kernel's PSS: pages that
-containers share, such as the pages of torch, are counted once and divided among the containers.
+The figures are the seconds until the first round, and the memory of each container in the third round. The
+environment variable UP contains further arguments, like the variable ARGS of `make up`. Memory is the kernel's PSS:
+pages that containers share, such as the pages of torch, are counted once and divided among the containers.
 """
 
 from __future__ import annotations

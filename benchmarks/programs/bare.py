@@ -1,8 +1,9 @@
-"""The training of a round and a plain PyTorch loop over the same data, in turn in this process.
+"""The cost of training in a round, and of a plain PyTorch loop over the same data. Both run in turn in this process.
 
 The loop is a round of federated averaging without a framework: it loads the model, trains on each device's
-data, and sums the weights. The product's trainer does the same without the sum. It includes everything that a
-process of devices adds (jobs, signs of life at each module, deadlines), but no network and no disk.
+data, and sums the weights. The product's trainer does the same without the sum. The trainer's cost
+includes everything that a process of devices adds (jobs, signs of life at each module, deadlines), but no network
+and no disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The bytes that a round costs a device on the wire in addition to its arrays, by kind of message.
+"""The bytes on the wire that a round needs for one device besides the bytes of its arrays, by kind of message.
 
 A federation runs in one process, with sealed messages. The size of every PUBLISH is measured where the broker
-receives it. It is the size that the PUBLISH would have on a socket.
+receives the packet. The measured size is the size that the PUBLISH would have on a socket.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scale:
 
 
 def kind_of(frame: bytes) -> str:
-    """Return the kind of a message, which a broker can also read."""
+    """Return the kind of a message. The kind is not encrypted, so a broker can read it too."""
     if frame[:3] == BLOCK:
         return "block"
     header: list[str] = msgpack.unpackb(frame[5 : 5 + int.from_bytes(frame[3:5], "little")])

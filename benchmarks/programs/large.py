@@ -18,7 +18,7 @@ from protofleet.protocol.link.meter import UP
 from protofleet.protocol.wire.messages import Update
 from protofleet.runtime.allocator import return_large_blocks
 
-INPUTS = 3 * 32 * 32 + 1  # Numbers of an image, plus one for the bias.
+INPUTS = 3 * 32 * 32 + 1  # The number of values in an image, plus one for the bias.
 
 
 def plan_of(megabytes: float, rounds: int, steps: int) -> Plan:
@@ -64,7 +64,7 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: i
     model = sum(v.numel() * v.element_size() for v in plan.model().state_dict().values()) / MB
     if (
         came < 0.99 * devices * rounds * model * MB
-    ):  # Updates may lack small values of the model, such as counters.
+    ):  # Updates may be 1% smaller than the model, because they may lack small arrays such as counters.
         raise RuntimeError(
             f"{came / MB:.0f} MB of answers came, not {rounds} rounds of {devices} x {model:.0f} MB"
         )

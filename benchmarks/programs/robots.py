@@ -57,9 +57,9 @@ CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 numbers of float32 are 20,480
 METRICS = {
     "accuracy.test.personal": 0.5, "loss.test.personal": 1.0, "samples.test": 20.0, "seconds.work": 0.0,
 }  # fmt: skip
-TICK_SECONDS = 0.1  # Seconds between two checks which robots must send something again.
+TICK_SECONDS = 0.1  # Seconds between two searches for robots that must send something again.
 KEEPALIVE_SECONDS = 60
-LOOK_SECONDS = 10.0  # Seconds between two checks whether an idle connection must send a ping.
+LOOK_SECONDS = 10.0  # Longest time between two checks of a robot; a check sends a ping if it is due.
 RETRY_SECONDS = (
     0.5,
     30.0,
@@ -353,8 +353,8 @@ class Robots:
         """Set the events for which the selector waits on a robot's socket, and the time of the robot's next check."""
         self._watch(robot, now)
         due = now + LOOK_SECONDS if robot.finished else min(robot.wake_at, now + LOOK_SECONDS)
-        # A later time needs no change: at the earlier time, the check finds nothing to do. This costs less than
-        # changing the heap.
+        # If the heap has an earlier time than `due`, the earlier time stays in the heap. The check at the earlier
+        # time finds nothing to do, but it costs less than a change of the heap.
         if not now < self._due.get(robot.number, 0.0) <= due:
             self._due[robot.number] = due
             heapq.heappush(self._heap, (due, robot.number))

@@ -1,4 +1,4 @@
-"""The cost of a round without the training: seconds of communication, and bytes on the wire over bytes of arrays."""
+"""The cost of a round without the training: seconds of communication, and the ratio of wire bytes to array bytes."""
 
 from __future__ import annotations
 

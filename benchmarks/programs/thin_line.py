@@ -1,9 +1,10 @@
 """A 1 MB update over a slow, long, lossy line: 250 kbit/s, 300 ms for each round trip, 2 of 100 packets lost.
 
 A proxy between the device and the broker delays the bytes. It cannot lose a packet of a TCP stream that it forwards,
-so it imitates the effect of a loss on the stream. A lost segment arrives later, after a round trip and 200 ms. The
-segments behind the lost segment wait for it, and the lost segment uses its share of the line twice. The proxy does
-not lower the rate as congestion control would, so a real line with many losses is slower.
+so it imitates the effect of a loss on the stream. A lost segment arrives one round trip and 200 ms later. The
+segments behind a lost segment do not arrive before it. A real system sends a lost segment twice, so the proxy lets the
+segment use the line twice. Congestion control would lower the rate after a loss. The proxy does not lower the
+rate, so a real line with many losses is slower.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Line:
 
 
 class Direction:
-    """One direction of the line. It computes when the bytes that are read now will arrive."""
+    """One direction of the line. The method `arrival` returns the time at which the bytes read now will arrive."""
 
     def __init__(self, line: Line, seed: int) -> None:
         self._line, self._random = line, random.Random(seed)
@@ -57,7 +58,7 @@ class Direction:
 
 
 class ThinLine:
-    """A port of this machine. During the `with` block, its bytes go through the line to another port."""
+    """A port of this machine. During the `with` block, its connections go over the line to another port."""
 
     def __init__(self, target: int, line: Line) -> None:
         self._target, self._line = target, line

@@ -92,7 +92,8 @@ class AccuracyCheck:
     def judge(self) -> tuple[bool, str]:
         """Return whether the next wave may follow, and the reason.
 
-        The decision is made when all devices have measured `TIMES` times, or after `care.soak_seconds`.
+        This method waits until all devices have measured the accuracy two times (the constant `TIMES`), but at
+        most `care.soak_seconds`.
         """
         if self._baseline is None:
             return True, ""

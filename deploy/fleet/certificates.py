@@ -24,7 +24,10 @@ class Certificates:
         self._fleet, self._authority = fleet, authority
 
     def valid(self, name: str) -> frozenset[str]:
-        """Return the SHA-256 of this name's certificate, or an empty set if the certificate must be renewed."""
+        """Return a set with the SHA-256 of the certificate of a host, which has the name `name`.
+
+        The set is empty if the certificate must be renewed.
+        """
         latest, now = self._authority.register.latest(name), self._authority.now()
         if latest is None or not latest.is_valid(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
             return frozenset()

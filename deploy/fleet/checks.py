@@ -35,7 +35,8 @@ MAX_CLOCK_OFFSET_SECONDS: Final = 300.0
 # Unix time before all of our certificates were issued. A clock with an earlier time is wrong.
 EARLIEST_TIME: Final = 1_750_000_000
 CLOCK_FIX: Final = "set the clock: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
-# In degrees Celsius. A Jetson Orin reduces its speed from 99 degrees and shuts down at 104.5.
+# The temperatures in degrees Celsius at which a check warns and fails. A Jetson Orin reduces its speed from
+# 99 degrees and shuts down at 104.5.
 HOT, TOO_HOT = 85.0, 97.0
 EXPIRES_SOON_DAYS, EXPIRES_NOW_DAYS = 30.0, 2.0
 # Docker 28.0.0 to 28.0.2 need a kernel option that L4T, the Linux of Jetsons, lacks. Without this option, containers
@@ -137,7 +138,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
-    """Check the interpreter that software.python names; this interpreter makes the venv of a release."""
+    """Check the interpreter in the setting `software.python`, with which the venv of a release is made."""
     named = f"{use.python} (software.python)"
     package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = _numbers(f.python)[:2]

@@ -371,7 +371,7 @@ def forget(d: Deployment, o: Options) -> int:
 
 
 def tune(d: Deployment, o: Options) -> int:
-    """Override some settings of devices for some hours; without settings, end an earlier override."""
+    """Override some settings of devices for some hours; if no settings are given, end an earlier override."""
     control = d.rollout.control
 
     def tuned(ssh: Ssh) -> str:

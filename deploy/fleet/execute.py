@@ -60,8 +60,8 @@ POLL_SECONDS: Final = 0.5
 # A device must stay healthy for this number of seconds before a deployment goes on. If the coordinator refuses the
 # device, the refusal arrives within this time.
 STEADY_SECONDS: Final = 5.0
-# During the soak, a deployment waits until a changed device has finished rounds. If the run itself waits for more
-# devices for this number of seconds, the soak ends without a round.
+# During the soak, a deployment waits until a changed device has finished rounds. But if the coordinator waits for
+# more devices, and this wait takes longer than this number of seconds, the soak ends without a round.
 GATHERING_SECONDS: Final = 10.0
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL

@@ -109,8 +109,8 @@ class Rollout:
         self.fleet, self.control, self.log, self.report, self.force = fleet, control, log, report, force
         self.accuracy = AccuracyCheck(fleet.care)
         self.stopped = ""  # The reason why no further wave is deployed; empty while the rollout continues.
-        # The states of the broker's and the coordinator's hosts, as read by older_root. The first plan of each
-        # of these hosts uses the state from here.
+        # The states of the broker's host and of the coordinator's host, which the method `older_root` has read.
+        # The first plan for each of these two hosts uses this state and does not read the host again.
         self._looked: dict[str, Facts] = {}
 
     def older_root(self) -> str:

@@ -433,7 +433,8 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
 def broker_conf(fleet: Fleet, enrolled: int = 0) -> str:
     """Return mosquitto.conf of a deployed broker.
 
-    The limits are made for the number of devices in the fleet or of enrolled devices, whichever is larger.
+    The limits are computed for the number of devices in the fleet or for the number of enrolled devices,
+    whichever is larger.
     """
     role = ROLES[BROKER]
     limits = fleet.mosquitto

@@ -139,7 +139,8 @@ def service_names(devices: Iterable[str]) -> dict[str, str]:
     """Return the compose service of each device.
 
     A service's name is also a host name, so it has no capitals, dots or underscores, and at most 63 characters. If
-    two devices would get the same name, or if a name is not a host name, digits of the device's hash are added.
+    two devices would get the same service name, or if a service name would not be a valid host name, digits of the
+    device's hash are added to the service name.
     """
     plain = {name: "device-" + name.lower().replace("_", "-").replace(".", "-") for name in devices}
     counts = Counter(plain.values())

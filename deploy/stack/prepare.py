@@ -188,7 +188,8 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 def compose_devices(stack: Stack) -> dict[str, Any]:
     """Return the compose file of the devices: one service for each device, or one service for all devices."""
-    healthy = {"condition": "service_healthy", "required": False}  # A stack has only one of the two brokers.
+    # No broker is required, because a stack has either the single broker or the RabbitMQ nodes.
+    healthy = {"condition": "service_healthy", "required": False}
     template = {
         "extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"},
         "depends_on": {BROKER: healthy, RABBITMQ_NODES[0]: healthy},

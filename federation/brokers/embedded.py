@@ -13,7 +13,7 @@ from iotcore import IotCoreBroker
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The broker logs every packet as an error, which would fill the log and take most of the broker's time.
+    # The broker logs every packet as an error. These messages would fill the log and take most of the broker's time.
     logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
     logging.getLogger("tracing").setLevel(logging.CRITICAL)
     broker = IotCoreBroker(config_path=sys.argv[1])

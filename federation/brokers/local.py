@@ -87,7 +87,8 @@ class BrokerProgram:
     command: tuple[str, ...]  # The command, to which the path of the settings file is added.
     description: str
     settings: str
-    # A text in the broker's log after it has begun to listen. The text proves that this broker uses the port.
+    # The broker writes this text into its log when it has begun to listen. The text proves that this broker, and no
+    # other program, uses the port.
     ready: str
 
 
@@ -163,7 +164,7 @@ class LocalBroker:
 
     @property
     def process_group(self) -> int:
-        """Return the id of the broker's process group; 0 while it does not run."""
+        """Return the id of the broker's process group; 0 while the broker does not run."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -238,7 +239,8 @@ class LocalBroker:
 
     def _settings(self) -> Path:
         """Write the settings file; each start writes it again, because the port may have changed."""
-        # If root starts Mosquitto, it would change to a user who may not be allowed to read these files.
+        # If root starts Mosquitto and the settings name no user, Mosquitto changes to a user of its own. This user
+        # may not be allowed to read these files.
         user = "root" if os.geteuid() == 0 else ""
         lines = "".join(f"{line}\n" for line in self.extra_lines)
         if self._mutual_tls is not None:

@@ -35,7 +35,7 @@ max_keepalive 120
 """
 
 MOST_QUEUE: Final = 512 << 20  # Largest queue of a session in bytes.
-# Smallest queue of a session in bytes. The blocks that a device requests at a time must fit into this queue.
+# Smallest queue of a session in bytes. All blocks of one request of a device must fit into this queue.
 LEAST_QUEUE: Final = 4 << 20
 # Smallest limit on the messages of a queue, equal to the largest number of blocks on their way to a coordinator.
 LEAST_MESSAGES: Final = 256
@@ -171,9 +171,9 @@ def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
     """Return the text of the ACL file.
 
-    The patterns at the end of the file allow each name with a certificate the topics of a device. Two exceptions
-    need rules of their own. The coordinator may not use topics of a device under its own name. A revoked name may
-    not use any topic, because its client may still be connected.
+    The patterns at the end of the file apply to every name that has a certificate. They allow the name to use the
+    topics of a device with this name. Two exceptions need rules of their own. The coordinator may not use topics of
+    a device under its own name. A revoked name may not use any topic, because its client may still be connected.
     """
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; all other topics are denied."]

@@ -13,14 +13,15 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 FIRST = 12_000
-# The first port that is not used, on a machine that does not report its ports for connections.
+# If the machine does not report the ports that it gives to connections, `free_port` returns only ports below this
+# number.
 USUAL_END = 30_000
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWS = 1 << 30
 
 
 def free_port() -> int:
-    """Return a free port below the ports that the machine gives to connections; use the ports in turn.
+    """Return a free port below the ports that the machine gives to connections; try the next port in each call.
 
     A free port may be taken before the caller's program listens on it: by a connection of any process, or by
     another process that also looks for a port. Because the ports are used in turn, the processes of a user get

@@ -65,7 +65,7 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 
 def definitions(federation: str, devices: Iterable[str]) -> str:
-    """Return the definitions of users: no passwords, the topics of each user's role, and limits."""
+    """Return the definitions: users without passwords, the topics that each user may use, and limits."""
     names = [*devices]
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],

@@ -27,7 +27,8 @@ from protofleet.protocol.wire.names import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096
-# Bytes of the longest list, with 48 bytes for each entry: the entries of an X.509 list are the longest.
+# Bytes of the longest list. The entries of an X.509 list are longer than the entries of other lists; 48 bytes are
+# counted for each entry.
 MAX_LISTS: Final = 48 * MAX_SERIALS
 MAX_RULES: Final = 1 << 18
 MAX_ROOTS: Final = 1 << 14

@@ -126,7 +126,7 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """Return the newest root's fingerprint, which the owner of a device compares when it is enrolled."""
+        """Return the newest root's fingerprint; the owner of a device compares it when the device is enrolled."""
         return fingerprint(self.roots[-1].public)
 
     @property

@@ -154,7 +154,8 @@ def fleet(o: Options) -> int:
 def _federation_of(o: Options) -> str:
     """Return the federation of the fleet in the folder, or the chosen name if there is no fleet yet.
 
-    The hosts of the fleet's broker cannot be changed.
+    If there is a fleet, --federation and --host must agree with it; otherwise SettingsError is raised. The host names
+    in the certificate of the fleet's broker cannot be changed.
     """
     local = LocalFederation(o.folder)
     if not local.root.exists():

@@ -1,7 +1,9 @@
 """Make requests and install approvals in the key folder of a device, coordinator or broker.
 
-<folder>/pending/  private keys, which never leave this machine, and their request, until it is approved
+<folder>/pending/  private keys and the request for them, until the approval is installed
 <folder>/set<N>/   the same keys and the approved files; <folder>/current is a link to the newest set
+
+The private keys never leave this machine.
 """
 
 from __future__ import annotations
@@ -131,9 +133,9 @@ def install(
 
 
 def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
-    """Return the trust and the approval, which a known root must have signed.
+    """Check that a known root has signed the approval; return the trust and the approval.
 
-    Before the first approval no root is known, so a person must confirm the root's fingerprint.
+    Before the first approval, no root is known, so a person must confirm the root's fingerprint.
     """
     claimed = unverified_roots(data)
     if (folder / CURRENT).exists():
@@ -222,7 +224,7 @@ def _switch_current(folder: Path, name: str, durable: bool) -> None:
 
 
 def _remove_used(folder: Path, used: Path) -> None:
-    """Remove the pending keys, which are also in the new set, and remove all sets except the two newest."""
+    """Remove the pending keys, because the new set contains them too; keep only the two newest sets."""
     if used.name == PENDING:
         shutil.rmtree(used)
     for old in _all_sets(folder)[:-KEPT_SETS]:

@@ -28,7 +28,9 @@ CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", r
 class Held:
     """The revocation lists and the version of the root keys on a host. Lists of another root are ignored."""
 
-    version: int = 0  # The version of the revocation list. For a broker, it is the smallest possible version.
+    # The version of the revocation lists. For a broker, it is computed from the date of an X.509 list, and the true
+    # version may be higher.
+    version: int = 0
     serials: frozenset[int] = frozenset()  # The serial numbers in the host's revocation lists.
     roots_version: int = 0
 

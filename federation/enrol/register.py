@@ -12,7 +12,8 @@ from protofleet.protocol.security.records import MAX_SERIALS
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
-# The part in the short-lived certificates for tests of a broker. No participant has this part.
+# The value of the field `part` for the short-lived certificates with which we test a broker. No participant has this
+# value.
 CHECK: Final = "check"
 
 
@@ -41,7 +42,7 @@ class RegisterEntry:
 class Register:
     federation: str
     roots: tuple[int, ...] = (1,)  # The numbers of the roots in use, with the newest root last.
-    began: tuple[int, ...] = ()  # Only in registers of an earlier form. The value is not used.
+    began: tuple[int, ...] = ()  # Only registers of an earlier form have this field. Its value is not used.
     roots_version: int = 1
     version: int = 0  # The version of the revocation lists.
     # The serial numbers in the lists of this version. None means that the register has an earlier form.

@@ -1,4 +1,6 @@
-"""Count the numbers that one device sends and receives in a round, in settings for which papers state these numbers.
+"""Count the numbers that one device sends and receives in a round.
+
+The settings are taken from papers that state how many numbers a device sends and receives.
 
 Each count comes from a method's formula for its cost and from the shapes of a network. The network is made without
 values, on torch's meta device. tests/methods/contract/test_cost.py compares the formulas with the sent bytes.
@@ -25,8 +27,8 @@ class CostRow:
     feature_size: int | None = None
     examples: int = 0
     clients: int = 1
-    # Number of a device's own prototypes and of the global prototypes (the same number), for a method with several
-    # prototypes per class.
+    # For a method with several prototypes per class: the number of a device's own prototypes, which is also the
+    # number of global prototypes.
     prototypes: int = 0
 
     def description(self) -> str:

@@ -56,9 +56,10 @@ def known_method(name: str) -> tuple[Method, str]:
 
 
 def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
-    """Return the method of a plug-in, and the text of its file followed by the bytes of arrays in a round.
+    """Return the method of a plug-in and a text about the method.
 
-    A device sends and receives these bytes. For built-in methods, they are in docs/methods.md.
+    The text is the docstring of the plug-in's file, followed by the bytes of the arrays that a device sends and
+    receives in a round. For built-in methods, docs/methods.md lists these bytes.
     """
     method, reference = load(name, sha256), Reference()
     plan = Plan(

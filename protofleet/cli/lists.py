@@ -1,6 +1,6 @@
 """Implement `protofleet methods`, `networks`, `data`, `public-set` and `weights`.
 
-These commands list the methods, networks and data that a user can choose, and the contents of data.
+These commands list the methods, networks and data that a user can choose, and describe the data of participants.
 """
 
 from __future__ import annotations

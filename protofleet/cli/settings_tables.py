@@ -83,7 +83,10 @@ LOCAL: Final = SettingsTable(METHOD, (), LocalHyper)
 
 
 def _matches(given: str, name: str) -> bool:
-    """Return whether the text matches this name. The part NAME matches any word, and may be left out at the end."""
+    """Return whether the text `given` matches the name of a table.
+
+    The part NAME of a table's name matches any word. If NAME is the last part, `given` may lack this word.
+    """
     words, parts = given.split("."), name.split(".")
     if parts[-1] == ANY_NAME and len(words) == len(parts) - 1:
         parts = parts[:-1]

@@ -89,7 +89,7 @@ class Installed:
     status: Status | None = None
     # The health of a service that writes no status file: "ok", or a description of the problem.
     answers: str = ""
-    # The served versions of the model by the name of their link: current, champion or pinned.
+    # The served versions of the model. Each key is the name of a link to a version: current, champion or pinned.
     models: Mapping[str, ServedVersion] = field(default_factory=dict)
 
 
@@ -206,7 +206,7 @@ def read_service(said: Fields) -> Service:
 def _served(text: str) -> tuple[str, ServedVersion] | None:
     """Read a served version from the text "LINK VERSION ROUND"; return None for any other text.
 
-    The device's own user can write any text into the links and files from which this text comes.
+    `facts.sh` makes this text from links and files that the device's own user can change, so any text is possible.
     """
     found = MODEL.fullmatch(text)
     return (found[1], ServedVersion(found[2], int(found[3]))) if found else None

@@ -20,7 +20,8 @@ NUMBER: Final = re.compile(r"[0-9]{1,15}")
 # Unix time of the end of the year 9999, the last year of Python's dates.
 LATEST: Final = 253_402_300_799
 LONGEST_TEXT: Final = 4096  # Largest number of characters in a text.
-LONGEST_SHOWN: Final = 80  # Largest number of characters of a refused value that are shown.
+# If a value is refused, the error message shows at most this number of its characters.
+LONGEST_SHOWN: Final = 80
 
 
 class Fields:

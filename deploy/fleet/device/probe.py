@@ -126,8 +126,8 @@ def torch_bytes(folder: Path) -> int:
 def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:
     """Print the end of the certificate's validity, and whether the broker accepts the certificate.
 
-    While the service is connected, this function does not connect: the broker would end the connection of the
-    service.
+    If `connected` is true, the service is connected to the broker, and this function makes no connection. The
+    broker would end the service's connection when a second client with the same name connects.
     """
     from cryptography import x509
 

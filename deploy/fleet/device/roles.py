@@ -18,7 +18,7 @@ BROKER: Final = "broker"
 @dataclass(frozen=True, slots=True)
 class Role:
     name: str
-    user: str  # The user as which the service runs.
+    user: str  # The user account under which the service runs.
     label: str  # The name of the role's folders in /opt, /etc, /var/lib and /run.
 
     @property
@@ -83,5 +83,5 @@ ROLES: Final = {
         DEVICE,
     )
 }
-# The name that stands for the release on a host that runs the host's own packages.
+# The name in place of a release's name on a host that runs a package of its operating system and no release of ours.
 HOST_PACKAGES: Final = "0"

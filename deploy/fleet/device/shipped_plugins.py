@@ -30,8 +30,8 @@ def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
 def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
     """Add the hashes of the plug-in files to the settings.
 
-    If an operator signs settings with the name of a file, the signature must allow only the present content of
-    this file. Therefore the signed settings contain the hash.
+    If the signed settings contained only the names of the files, the signature would allow any later content of
+    the files. With the hashes, the signature allows only the present content.
     """
     files = files_in(table)
     if not files:

@@ -122,8 +122,9 @@ WantedBy=multi-user.target
 
 # When a run is over, the service stays active, so that a deployment does not begin the run again. After exit
 # code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would occur again.
-# systemd stops the service with SIGINT, which no other program sends. Only SIGINT counts as success: if SIGTERM
-# counted too, another program could end the process, and the service would stay active without a process.
+# systemd stops the service with SIGINT, a signal that no other program sends to the service. Therefore an end by
+# SIGINT counts as success. If an end by SIGTERM counted as success too, another program could end the process with
+# SIGTERM, and the service would stay active without a process.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOTS: Final = "roots"  # The statement of the roots, which the programs of a release read.
+ROOTS: Final = "roots"  # The file with the statement of the roots; programs of a release read it.
 SIGNERS: Final = "allowed_signers"  # The roots of the statement, in the form that ssh-keygen reads.
 HELD_SIGNERS: Final = "held_signers"
 MANIFEST: Final = "manifest"
@@ -79,8 +79,9 @@ def check_roots(folder: str, etc: str) -> None:
 def held_signers(etc: str, *sent: str) -> Signers:
     """Return the roots that this host holds.
 
-    Earlier releases store only the statement. For a host with such a release, the operator's machine sends a
-    file with the roots of this statement; the paths in `sent` name this file.
+    Earlier releases store only the statement of the roots, and no file of allowed signers. To a host with such a
+    release, the operator's machine sends a file of allowed signers with the same roots. `sent` has the path of
+    this file.
     """
     statement = digest_of(f"{etc}/{ROOTS}")
     for path in (f"{etc}/{SIGNERS}", *sent):

@@ -21,10 +21,10 @@ from protofleet.methods.contract.public import PublicSet
 
 WIRE: Final = 1.1  # Bytes of all packets, divided by the bytes of the arrays in them.
 TALK: Final = 1_500.0  # Bytes per round, in each direction, of the messages without arrays.
-# Bytes written to a board's disk, divided by the bytes of the files. According to /proc/PID/io, a round of
-# cnn23, which has 0.25 MB, writes 1.04 MB with FedAvg and 0.83 MB with FedProto.
+# Bytes written to a board's disk, divided by the bytes of the files. In a round with the network
+# cnn23 (0.25 MB), a device writes 1.04 MB with FedAvg and 0.83 MB with FedProto, according to /proc/PID/io.
 FLASH: Final = 1.05
-NOTES: Final = 50_000.0  # Bytes per round of model cards and of the device's own records.
+NOTES: Final = 50_000.0  # Bytes that a device writes in a round for model cards and for its own records.
 DAY_SECONDS: Final = 86_400.0
 MB: Final = 1e6
 

@@ -64,7 +64,8 @@ def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) 
 def ask_for_key(host: Host) -> HostKey:
     command = ["ssh-keyscan", "-T", str(SECONDS), "-t", KEY_TYPE]
     found = _run([*command, *(["-p", str(host.port)] if host.port else []), host.address])
-    # Lines of other hosts and comment lines with this host's banner are ignored: they contain no key of this host.
+    # Only lines that begin with the address of this host contain its key. Other lines are ignored, such as comments
+    # with the host's banner.
     wanted = _place(host).lower()
     lines = [
         line for line in found.split("\n") if line.split(" ")[0].lower() == wanted and line.isprintable()

@@ -44,7 +44,7 @@ RUN: Final[Mapping[str, Any]] = {
 PAUSE_SECONDS: Final = 960.0
 # A run ends after this number of evaluations without an improvement; this takes about five hours.
 STOP_PATIENCE: Final = 20
-# The limits allow each domain to all devices, because any device may have digits of any domain.
+# These limits allow every device to use every domain, because any device may have digits of any domain.
 SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
 # After the first board has connected, the coordinator waits this number of seconds for more boards. The installation
 # of torch takes several minutes on a small board.
@@ -181,7 +181,10 @@ def own_digits(number: int, parts: int) -> dict[str, Any]:
 
 
 def _digits_beside(fleet: Fleet, number: int) -> dict[str, Any]:
-    """Return the domain and part for a new device; {} if the file does not use the digits of `init` any more."""
+    """Return the domain and the part for a new device.
+
+    The result is {} if the data settings in the fleet's file are no longer the digits that `init` wrote.
+    """
     data = fleet.device.get("data", {})
     dealt = data.get("source") == "digits" and "parts" in data and not {"domain", "part"} & data.keys()
     return own_digits(number, data["parts"]) if dealt else {}
