@@ -2,8 +2,8 @@
 
 A proxy between the device and the broker delays the bytes. It cannot lose a packet of a TCP stream that it forwards,
 so it imitates the effect of a loss on the stream. A lost segment arrives one round trip and 200 ms later. The
-segments behind a lost segment do not arrive before it. A real system sends a lost segment twice, so the proxy lets the
-segment use the line twice. Congestion control would lower the rate after a loss. The proxy does not lower the
+segments behind a lost segment do not arrive before it. A real system sends a lost segment twice, so the proxy lets
+the segment use the line twice. Congestion control would lower the rate after a loss. The proxy does not lower the
 rate, so a real line with many losses is slower.
 """
 

@@ -32,7 +32,7 @@ class Certificates:
         if latest is None or not latest.is_valid(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
             return frozenset()
         if self._fleet.hosts[name].role == BROKER and self.broker_address not in self.names_in(name):
-            # Clients that connect to the broker's present address would refuse this certificate.
+            # The certificate does not have the broker's present address, so clients would refuse it.
             return frozenset()
         return frozenset({digest_if_present(Path(self._fleet.root) / "certs" / f"{name}.crt")})
 

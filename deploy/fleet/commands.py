@@ -108,7 +108,8 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
         releases = Releases(fleet, Path(folder) / "releases")
         control = ControlPlane(fleet, releases, _ask_for_fingerprint(o), getattr(o, "replace", False))
         for name in {**chosen, **above}:
-            control.desired.text(name)  # A mistake in the fleet's file is found before any host is changed.
+            # This call finds a mistake in the fleet's file before any host is changed.
+            control.desired.text(name)
         with connect(fleet, {**above, **chosen}) as hosts:
             log, force = DeployLog(Path(fleet.log)), getattr(o, "force", False)
             rollout = Rollout(fleet, control, log, _print, force, {name: hosts[name] for name in above})
@@ -382,7 +383,7 @@ def tune(d: Deployment, o: Options) -> int:
         return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no setting is overridden any more"
 
     _demand_devices(d, "tune", "change [coordinator] or [mosquitto] in the fleet's file and deploy it")
-    for name in d.hosts:  # A mistake in the settings is found before any device is changed.
+    for name in d.hosts:  # This loop finds a mistake in the settings before any device is changed.
         control.signer.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 

@@ -83,7 +83,7 @@ class ServiceState:
     service: Service
     status: Status | None
     answers: str = ""
-    # The reason why the last process has ended or the present process will end.
+    # The reason why the last process has ended, or why the present process will end soon.
     over: str = ""
 
     @property

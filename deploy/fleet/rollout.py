@@ -46,7 +46,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.command.errors import RunError
 
-# The reason for the block of a release that did not fail, but was rolled back by an operator.
+# The reason that is stored for a blocked release if the release did not fail, but an operator rolled it back.
 BY_HAND: Final = "by hand"
 # Time limit for the end of the work in progress, before a failed release is stopped.
 ROLLBACK_DRAIN_SECONDS: Final = 30.0
@@ -341,7 +341,7 @@ class Rollout:
         """Restore a state that the device has kept.
 
         The settings of this state are signed again with a new version, because a device refuses settings
-        whose version is older than the installed version.
+        with a lower version than the version of the installed settings.
         """
         facts = gather_facts(executor.ssh, executor.place)
         here, name = facts.installed, executor.ssh.name
