@@ -25,10 +25,10 @@ class CodedAnswer:
 
 
 def code_answer(
-    plan: Plan, device: str, state: DeviceState, question: Question, payload: Arrays, broadcast: Arrays
+    plan: Plan | None, device: str, state: DeviceState, question: Question, payload: Arrays, broadcast: Arrays
 ) -> CodedAnswer:
     """Return the coded update and the residuals to save with it; without a codec, return the arrays unchanged."""
-    if plan.codec is None:
+    if plan is None or plan.codec is None:
         return CodedAnswer(payload, ())
     kept = residuals_before(state.saved.residuals, question.took)
     before = kept[-1].objects.get(question.phase, "")

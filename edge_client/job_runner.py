@@ -64,7 +64,6 @@ class JobRunner:
         self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
         if question.phase == EVALUATE and not self.tells_confusion():
             payload = NOTHING
-        assert self._plan is not None, "a job has a plan"
         coded = code_answer(self._plan, self.device, state, question, payload, arrays)
         name = state.store.put(coded.arrays, self.block_bytes()).object.hex()
         passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)

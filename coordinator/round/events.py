@@ -157,7 +157,7 @@ class Blame:
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     trial: bool = False  # True if the search has only to choose one update that was not left out before.
     tried: tuple[str, ...] = ()  # Devices whose updates were left out before.
-    # True if an update may be named a second time after every update was left out once.
+    # True if the search may choose an update again after each update was left out once.
     endless: bool = False
 
 

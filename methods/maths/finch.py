@@ -147,7 +147,7 @@ class _Search:
         return cosines
 
     def _look(self, cosines: NDArray[np.float32], peaks: NDArray[np.float32], i: int, j: int) -> None:
-        """For each row of the block at i, look for its nearest row in the block at j.
+        """Look in the block at j for the nearest row of each row of the block at i.
 
         `cosines` are the rough cosines of these two blocks, and `peaks` the highest of them in each segment.
         """

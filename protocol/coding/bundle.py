@@ -242,7 +242,9 @@ def _opened(data: bytes, rules: Rules) -> tuple[memoryview, bool]:
         raise Rejected(Reason.BAD_BODY, f"a bundle that begins with {data[:2].hex()}")
     if not data[1] & PACKED:
         if len(data) - 2 > rules.most_raw:
-            raise Rejected(Reason.TOO_LARGE, f"a bundle of {len(data)} bytes, at most {rules.most_raw + 2}")
+            raise Rejected(
+                Reason.TOO_LARGE, f"a bundle has {len(data)} bytes; the limit is {rules.most_raw + 2}"
+            )
         return memoryview(data)[2:], bool(data[1] & NAMED)
     if not rules.packed or len(data) < 6:
         raise Rejected(Reason.BAD_BODY, "a zlib stream, which the plan does not have")

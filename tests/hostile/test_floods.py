@@ -96,4 +96,4 @@ def test_a_want_that_names_thousands_of_objects_for_nothing_costs_no_work(tmp_pa
             bad.say("want", {"object": broadcast, "ranges": [], "more": [[broadcast, []]] * count})
         refused = 'protofleet_messages_total{direction="up",kind="want",result="malformed"}'
         f.wait_until(lambda: f.metrics().get(refused) == 2, "two of three to be refused")
-        assert "over 64" in f.log_of(coordinator)
+        assert "the limit is 64" in f.log_of(coordinator)

@@ -49,7 +49,7 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
             0,
             0,
         ]
-        assert "are called circle, line, square, as 2 of 3 devices say" in f.log_of(coordinator)
+        assert "are circle, line, square, because 2 of 3 devices sent them" in f.log_of(coordinator)
         assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
 
 

@@ -318,5 +318,5 @@ def test_the_defaults_are_those_of_the_paper():
 def test_anchors_that_would_take_hours_are_refused_before_they_are_begun():
     model = nets.build("mlp", classes=20_000, image=(3, 8, 8))
     hyper = fedhp.Hyper(init_steps=10_000)
-    with pytest.raises(SettingsError, match=r"init_steps is 10000.* take 1562 steps at most"):
+    with pytest.raises(SettingsError, match=r"init_steps is 10000.* at most 1562 steps"):
         fedhp.Server(model, hyper, 0)

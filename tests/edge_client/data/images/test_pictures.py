@@ -119,7 +119,7 @@ def test_grey_of_16_bits_is_the_same_picture_as_that_of_8_and_32_bits_are_refuse
     shape = InputShape((3, 9, 9))
     eight, sixteen = (named_pictures([tmp_path / f"{bits}.png"], shape) for bits in (8, 16))
     assert np.array_equal(eight, sixteen) and len(np.unique(eight)) > 20
-    with pytest.raises(DataError, match=r"32\.tif cannot be read \(it has 32 bits a pixel"):
+    with pytest.raises(DataError, match=r"32\.tif cannot be read \(it has 32 bits for each pixel"):
         named_pictures([tmp_path / "32.tif"], shape)
 
 
