@@ -284,7 +284,7 @@ def test_a_prometheus_that_is_set_up_by_the_page_of_the_first_day_loads_the_rule
     assert main(["init", str(tmp_path / "fleet"), *hosts]) == 0
     page = (RULES.parents[3] / "docs/day-0.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (copied,) = re.findall(r"the rules of `(\S+)` in this\s+checkout", page)
+    (copied,) = re.findall(r"the rules\s+of\s+`(\S+)` in this checkout", page)
     config = tmp_path / "prometheus.yml"
     config.write_text(block)
     checked = [PROMTOOL, "check", "config", str(config)]
