@@ -59,7 +59,6 @@ def encode_kind(
 
     `reference` are the arrays of the task's broadcast, which the reader has too. `residual` is what rounding lost in
     the last update; a residual of another shape is dropped. `chance` is needed if the stage rounds stochastically.
-    All numbers must be finite.
     """
     chance = chance if stage.rounding == STOCHASTIC else None
     chosen = {
@@ -75,27 +74,67 @@ def encode_kind(
     return Encoded(write_bundle(coded, list(reference), stage.pack), lost)
 
 
+def planned_form(name: str, dtype: str, shape: tuple[int, ...], referred: bool, stage: CodecStage) -> Form:
+    """Return the form of an array in a stage, as far as it follows from the array's name, dtype and shape.
+
+    `referred` is true if the reference has an array of this name, dtype and shape. The numbers of an array may need
+    another form (see `choose`).
+    """
+    if dtype != "float32" or not stage.rounds:
+        return Form.PLANES if stage.pack else Form.EXACT
+    half = Form.BFLOAT16 if stage.form == "bfloat16" else Form.FLOAT16
+    is_small = math.prod(shape) < SMALL or len(shape) < 2
+    if is_statistic(name) or (stage.against == BROADCAST and not referred):
+        return half
+    if stage.against != BROADCAST and len(shape) < 2:
+        return half
+    if stage.against == BROADCAST and is_small and stage.form not in HALVES:
+        return Form.INT8
+    return Form[stage.form.upper()]
+
+
+def is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in STATISTICS
+
+
 def choose(
     name: str, value: Array, stage: CodecStage, reference: Array | None, residual: Array | None
 ) -> Choice:
-    """Return the form of an array in a stage, by the array's own dtype, shape and numbers."""
+    """Return the form of an array, and the numbers to code: the array itself, or its difference from the reference.
+
+    A reader refuses an array that is not finite, so its rounding errors are not kept.
+    """
     held = reference if stage.against == BROADCAST and _is_like(reference, value) else None
     if held is not None and _equal(held, value) and not _is_open(residual, value, stage):
         return Choice(Form.SAME, value, True)
     if value.dtype.kind in "iub":
         return _whole(value, held)
-    if value.dtype != np.float32 or not stage.rounds:
-        return Choice(Form.PLANES if stage.pack else Form.EXACT, value, False)
-    if name.rpartition(".")[2] in STATISTICS:
-        return Choice(_half(value, stage), value, False)
-    if held is None:
-        return _without_reference(value, stage)
-    difference = _difference(value, held, residual if stage.feedback else None)
-    if not np.isfinite(difference).all():  # the difference of two huge numbers may overflow
-        return Choice(Form.EXACT, value, False)
-    small = value.size < SMALL or value.ndim < 2
-    form = Form.INT8 if small and stage.form not in HALVES else _form(stage, difference)
-    return Choice(form, difference, True, stage.feedback)
+    form = planned_form(name, dtype_of(value), value.shape, held is not None, stage)
+    if form in forms.LOSSLESS:
+        return Choice(form, value, False)
+    is_difference = held is not None and not is_statistic(name)
+    values = value
+    if held is not None and is_difference:
+        values = _difference(value, held, residual if stage.feedback else None)
+    if not np.isfinite(value).all():
+        return Choice(form, values, is_difference)
+    form = _form_for(values, form)
+    if form is Form.EXACT:
+        return Choice(form, value, False)
+    return Choice(form, values, is_difference, is_difference and stage.feedback)
+
+
+def _form_for(values: Array, planned: Form) -> Form:
+    """Return the planned form, or the next one that can hold these numbers; EXACT can hold all numbers."""
+    if not np.isfinite(values).all():  # the difference of two huge numbers may overflow
+        return Form.EXACT
+    if planned in (Form.UINT8, Form.UINT4) and (np.asarray(values, np.float32) < 0).any():
+        return Form.INT8 if planned is Form.UINT8 else Form.INT4
+    if planned is Form.FLOAT16 and not np.isfinite(float16_of(values)).all():
+        planned = Form.BFLOAT16
+    if planned is Form.BFLOAT16 and not np.isfinite(from_bfloat16(bfloat16_of(values))).all():
+        return Form.EXACT
+    return planned
 
 
 def _difference(value: Array, held: Array, residual: Array | None) -> Floats:
@@ -104,34 +143,6 @@ def _difference(value: Array, held: Array, residual: Array | None) -> Floats:
     if residual is not None and _is_like(residual, value):
         difference += np.asarray(residual, np.float32)
     return difference
-
-
-def _without_reference(value: Array, stage: CodecStage) -> Choice:
-    """Return the choice for an array that is not coded as a difference from a reference.
-
-    If the stage does not use a reference, its form is used for small matrices too. The reason is that the prototypes
-    of ten classes are a small matrix.
-    """
-    if stage.against == BROADCAST or value.ndim < 2:
-        return Choice(_half(value, stage), value, False)
-    return Choice(_form(stage, value), value, False)
-
-
-def _form(stage: CodecStage, values: Array) -> Form:
-    match stage.form:
-        case form if form in HALVES:
-            return _half(values, stage)
-        case "uint8" | "uint4":
-            signed = bool((np.asarray(values, np.float32) < 0).any())
-            return Form[stage.form.upper().removeprefix("U") if signed else stage.form.upper()]
-    return Form[stage.form.upper()]
-
-
-def _half(values: Array, stage: CodecStage) -> Form:
-    """Return a form of 16 bits whose range contains all numbers, or EXACT if the numbers are too large."""
-    if stage.form != "bfloat16" and np.isfinite(float16_of(values)).all():
-        return Form.FLOAT16
-    return Form.BFLOAT16 if np.isfinite(from_bfloat16(bfloat16_of(values))).all() else Form.EXACT
 
 
 def _whole(value: Array, held: Array | None) -> Choice:
@@ -193,18 +204,14 @@ def _lost(choice: Choice, coded: Coded) -> Floats:
 
 def rules_of(stage: CodecStage, names: Iterable[str], reference: SlicedArrays | None, most_raw: int) -> Rules:
     """Return the rules for the reader of a bundle; `names` are the arrays of its kind in `reference`."""
-    sizes = (
-        ternary_numbers(name, *reference.dtype_and_shape(name)) for name in names if reference is not None
-    )
-    most = most_kept(sum(sizes), stage) if stage.form == TERNARY else 0
+    most = 0
+    if stage.form == TERNARY and reference is not None:
+        expected = ((name, *reference.dtype_and_shape(name)) for name in names)
+        most = most_kept(
+            sum(math.prod(one[2]) for one in expected if planned_form(*one, True, stage) is Form.TERNARY),
+            stage,
+        )
     return Rules(allowed_forms(stage), most_raw, most, stage.pack)
-
-
-def ternary_numbers(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return how many numbers an array has, or 0 if a ternary stage does not code this array as ternary."""
-    count = math.prod(shape)
-    is_small = count < SMALL or len(shape) < 2 or name.rpartition(".")[2] in STATISTICS
-    return 0 if is_small or dtype != "float32" else count
 
 
 def most_kept(numbers: int, stage: CodecStage) -> int:

@@ -64,12 +64,16 @@ def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
 def quantize(
     values: Floats, grid: CodeGrid, chance: np.random.Generator | None = None
 ) -> tuple[NDArray[np.uint16], Floats]:
-    """Return a scale for each row and the codes [rows, numbers]; with `chance`, rounding is stochastic."""
+    """Return a scale for each row and the codes [rows, numbers]; with `chance`, rounding is stochastic.
+
+    If a row is not finite, its scale is not finite either, so a reader refuses the row.
+    """
     rows = values.reshape(rows_of(values.shape))
     scales = bfloat16_not_below(np.abs(rows).max(1, initial=0) / np.float32(grid.top))
     steps = from_bfloat16(scales)[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        exact = np.where(steps > 0, rows / steps, np.float32(0))
+    with np.errstate(all="ignore"):
+        ratios = rows / steps
+    exact = np.where(np.isfinite(ratios), ratios, np.float32(0))
     codes = np.rint(exact) if chance is None else np.floor(exact + chance.random(exact.shape, np.float32))
     return scales, np.clip(codes, -grid.top if grid.signed else 0, grid.top)
 

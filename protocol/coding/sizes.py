@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from protofleet.protocol.coding import forms, rows
-from protofleet.protocol.coding.coder import HALVES, SMALL, STATISTICS, most_kept, ternary_numbers
+from protofleet.protocol.coding.coder import most_kept, planned_form
 from protofleet.protocol.coding.forms import Form
 from protofleet.protocol.coding.ternary import HEAD
-from protofleet.protocol.settings.codec import BROADCAST, TERNARY, CodecStage
+from protofleet.protocol.settings.codec import CodecStage
 from protofleet.protocol.wire.arrays import DTYPES
 
 # Bytes for the form, the dtype, the number of dimensions and the size of the content. Each dimension adds five bytes.
@@ -32,15 +32,14 @@ class ExpectedArray:
 
 def most_bytes_of_kind(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:
     """Return the largest size in bytes of a bundle, without zlib."""
-    sparse = [one for one in arrays if _is_ternary(one, stage)]
+    sparse = [one for one in arrays if _form_of(one, stage) is Form.TERNARY]
     dense = sum(_most_bytes(one, stage) for one in arrays if one not in sparse)
     heads = sum(_head_bytes(one) for one in arrays)
     return BUNDLE_HEAD + heads + dense + _most_ternary_bytes(sparse, stage)
 
 
-def _is_ternary(one: ExpectedArray, stage: CodecStage) -> bool:
-    numbers = ternary_numbers(one.name, one.dtype, one.shape) if one.in_broadcast else 0
-    return stage.form == TERNARY and numbers > 0
+def _form_of(one: ExpectedArray, stage: CodecStage) -> Form:
+    return planned_form(one.name, one.dtype, one.shape, one.in_broadcast, stage)
 
 
 def _head_bytes(one: ExpectedArray) -> int:
@@ -50,21 +49,15 @@ def _head_bytes(one: ExpectedArray) -> int:
 
 def _most_bytes(one: ExpectedArray, stage: CodecStage) -> int:
     """Return the largest content of an array that is not ternary."""
-    count = math.prod(one.shape)
-    if one.dtype != "float32" or not stage.rounds:
-        return int(count * DTYPES[one.dtype].itemsize)
-    if one.name.rpartition(".")[2] in STATISTICS or stage.form in HALVES:
-        return 2 * count
-    if not one.in_broadcast and (stage.against == BROADCAST or len(one.shape) < 2):
-        return 2 * count
-    if stage.against == BROADCAST and (count < SMALL or len(one.shape) < 2):
-        return rows.size_of_rows(one.shape, rows.INT8)
-    match stage.form:
-        case "rice":
+    form, count = _form_of(one, stage), math.prod(one.shape)
+    if form in forms.GRIDS:
+        return rows.size_of_rows(one.shape, forms.GRIDS[form])
+    match form:
+        case Form.RICE:
             return rows.most_rice_bytes(one.shape)
-        case "int8" | "uint8" | "int4" | "uint4":
-            return rows.size_of_rows(one.shape, forms.GRIDS[Form[stage.form.upper()]])
-    return 2 * count  # a small array of a ternary stage without a reference
+        case Form.FLOAT16 | Form.BFLOAT16:
+            return 2 * count
+    return int(count * DTYPES[one.dtype].itemsize)
 
 
 def _most_ternary_bytes(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:

@@ -40,9 +40,12 @@ def largest(arrays: Sequence[Floats], count: int) -> list[Whole]:
     """Return for each flat array the positions of its numbers that are among the `count` largest of all arrays.
 
     Absolute values are compared. If absolute values are equal, numbers in earlier arrays and at lower positions are
-    chosen first. A zero is never chosen.
+    chosen first. A zero is never chosen. If some numbers are not finite, only such numbers are chosen. Then a reader
+    refuses the arrays.
     """
     sizes = np.abs(np.concatenate([np.zeros(0, np.float32), *arrays]))
+    if not (finite := np.isfinite(sizes)).all():
+        sizes = np.where(finite, np.float32(0), np.float32(1))
     count = min(count, int(np.count_nonzero(sizes)))
     if not count:
         return [np.zeros(0, np.int64) for _ in arrays]
@@ -73,15 +76,6 @@ def encode_ternary(values: Floats, positions: Whole) -> bytes:
     width = width_for(count, len(values))
     gaps = np.diff(positions, prepend=-1) - 1
     return HEAD.pack(count, size, width) + pack_rice(gaps, width) + pack_bits((kept > 0).astype(np.uint8))
-
-
-def most_ternary_bytes(count: int, numbers: int) -> int:
-    """Return the largest number of bytes for `count` kept numbers, if the sender chooses the width by `width_for`."""
-    if not count:
-        return HEAD.size
-    width = width_for(count, numbers)
-    unary = count + (numbers - count >> width)
-    return HEAD.size + bytes_of(unary) + bytes_of(count * width) + bytes_of(count)
 
 
 def decode_ternary(data: bytes | memoryview, numbers: int, most: int) -> Floats:

@@ -174,3 +174,17 @@ def test_a_run_without_a_codec_has_the_messages_of_today():
     made = plan("fedavg")
     assert b"codec" not in made.encode()
     assert b"codec" in replace(made, codec=CodecSettings({"weights": RICE})).encode()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedproto", "moon"])
+def test_updates_that_are_not_finite_end_a_run_as_they_do_without_a_codec(tmp_path, method):
+    """A coordinator that refused them for their size would not learn that the training has diverged."""
+    found = []
+    for stages in (None, STAGES[method]):
+        run = coded(
+            tmp_path / str(bool(stages)), method, stages, hyper={"lr": 1000.0, "epochs": 30}, policy=POLICY
+        )
+        run.run(until=lambda r=run: bool(r.service.run.diverged) or r.service.finished)
+        rejected = {reason for reason, number in run.service.link.meter.rejected.items() if number}
+        found.append((bool(run.service.run.diverged), rejected))
+    assert found[0] == found[1] and found[0][0]
