@@ -8,6 +8,7 @@ whole run once more, without a network, from the plan, the data and the particip
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from tests.chaos.world import World
 from tests.support.events import events_in
 
 SAID = re.compile(r"INFO round (\d+) (\S+): answer ([0-9a-f]{64})")
+FINISHED = re.compile(r'\{"event": "round", "round": (\d+)')
 Said = tuple[int, str, str]  # Round, phase and name of the answer.
 
 
@@ -42,6 +44,7 @@ class Evidence:
     copies: list[dict[str, Any]]  # The lines of the copy of rounds.jsonl.
     logs: Mapping[str, str] = field(default_factory=dict)
     weights: int = 0  # Bytes of the weights in one answer; 0 if the answers differ in size.
+    full_disk: frozenset[int] = frozenset()  # The rounds in which the coordinator's disk was full.
 
     @property
     def final(self) -> list[ClosedPhase]:
@@ -119,15 +122,17 @@ def bytes_add_up(e: Evidence) -> Iterable[str]:
                 yield f"round {line['round']}: {up} bytes of weights went up, not {least} to {most}"
 
 
-def bounds(e: Evidence, line: Mapping[str, Any]) -> tuple[int, int]:
+def bounds(e: Evidence, line: Mapping[str, Any]) -> tuple[int, float]:
     """Return the least and the most bytes of weights that may have come in a round.
 
-    Each asked device sends its answer once. If a round began again, its line describes the last attempt, and
-    the bytes are those of all attempts.
+    Each asked device sends its answer once. If a round begins again, the coordinator deletes unfinished answers,
+    so an answer may cross once in each attempt. The line has the bytes of all attempts, but the devices of the
+    last. A full disk has no upper bound, because the coordinator deletes unfinished answers each time it needs
+    the space.
     """
     took_part, asked = set(line["participants"]), {d for phase in line["phases"] for d in phase["asked"]}
-    could = len(e.said) if line["attempt"] else len(asked | took_part)
-    return e.weights * len(took_part), e.weights * could
+    could = len(e.said) * (1 + line["attempt"]) if line["attempt"] else len(asked | took_part)
+    return e.weights * len(took_part), math.inf if line["round"] in e.full_disk else e.weights * could
 
 
 def no_traceback(e: Evidence) -> Iterable[str]:
@@ -150,12 +155,25 @@ def evidence_of(world: World) -> Evidence:
         read_rounds(copy_of(results / "rounds.jsonl")),
         logs,
         weights if plan.method == "fedavg" else 0,
+        full_disk_in(logs[COORDINATOR]),
     )
 
 
 def given_in(log: Path) -> list[ClosedPhase]:
     counted = [event for event in events_in(log) if event["event"] == "counted"]
     return [ClosedPhase(event["round"], event["phase"], event["answers"]) for event in counted]
+
+
+def full_disk_in(log: str) -> frozenset[int]:
+    """Return the rounds in which the coordinator's disk was full, by its log."""
+    found, seen, is_full = set(), False, False
+    for line in log.splitlines():
+        if "the disk that holds" in line:
+            seen, is_full = True, "there is room again" not in line
+        elif seen and (finished := FINISHED.match(line)):
+            found.add(int(finished[1]))
+            seen = is_full
+    return frozenset(found)
 
 
 def said_in(log: str) -> set[Said]:

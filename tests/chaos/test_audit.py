@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos.audit import Evidence, said_in, violations
+from tests.chaos.audit import Evidence, full_disk_in, said_in, violations
 from tests.chaos.closed_phases import ClosedPhase
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -107,8 +107,30 @@ def test_a_round_that_began_again_may_have_answers_of_those_it_asked_before(soun
     sound.lines[1] = {**line(2, "x", up=200), "attempt": 1, "phases": [{"asked": ["x"]}]}
     sound.copies[1] = sound.lines[1]
     assert violations(sound) == []
-    sound.lines[1] = {**line(2, "x", up=300), "attempt": 1, "phases": [{"asked": ["x"]}]}
+
+
+def test_an_unfinished_answer_may_cross_again_in_each_attempt(sound):
+    for most, is_sound in ((400, True), (401, False)):
+        sound.lines[1] = {**line(2, "x", up=most), "attempt": 1, "phases": [{"asked": ["x"]}]}
+        sound.copies[1] = sound.lines[1]
+        assert (violations(sound) == []) is is_sound
+    assert "not 100 to 400" in violations(sound)[-1]
+
+
+def test_an_unfinished_answer_may_cross_again_after_a_full_disk(sound):
+    sound.lines[1] = sound.copies[1] = line(2, "x", up=250)
     assert "not 100 to 200" in violations(sound)[-1]
+    assert violations(replace(sound, full_disk=frozenset({2}))) == []
+
+
+def test_the_rounds_with_a_full_disk_are_in_the_log():
+    finished = [f'{{"event": "round", "round": {number}, "attempt": 0}}' for number in range(1, 6)]
+    full, room = (
+        "ERROR the disk that holds /a is full (why)",
+        "WARNING there is room again on the disk that holds /a",
+    )
+    log = [finished[0], full, finished[1], room, finished[2], finished[3], full, room, finished[4]]
+    assert full_disk_in("\n".join(log)) == {2, 3, 5}
 
 
 def test_a_devices_log_says_what_it_said():
