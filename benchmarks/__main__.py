@@ -48,14 +48,14 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         "--against",
         default="",
         metavar="TREE",
-        help="measure in turn with another tree: a folder, or a git ref of this repository",
+        help="measure this tree and TREE in turn; TREE is a folder, or a git ref of this repository",
     )
     parser.add_argument(
         "--times",
         type=int,
         default=PAIRS,
         metavar="N",
-        help=f"number of values, or of pairs with --against (default {PAIRS})",
+        help=f"number of values of each figure; with --against, number of pairs (default {PAIRS})",
     )
     parser.add_argument("--keep", action="store_true", help=f"add the figures to {history.FILE.name}")
     jobs = [word for word in words if word in ("list", "check")]
@@ -79,7 +79,7 @@ def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int
 
 
 def check(chosen: Sequence[Measure], times: int) -> int:
-    """Run each measure that has stored figures, with this tree and with the commit of these figures in turn.
+    """Run each measure that has stored figures, in turn with this tree and with the commit of the stored figures.
 
     If a figure seems worse, the measure is run once more, and the figure is reported only if it is worse again.
     Even without a change of the code, about one figure in thirty seems worse by chance.

@@ -95,7 +95,7 @@ BROADCAST = Curve(
     "", ("down: wire / payload", "wire / payload"), robots("broadcast", 100, 1000),
 )  # fmt: skip
 CROWD = Curve(
-    "crowd-memory", "Peak of a coordinator", "robots connected; asked are 10, of 10,000 robots 1,000", "MB",
+    "crowd-memory", "Peak of a coordinator", "connected robots; 10 are asked (of 10,000 robots: 1,000)", "MB",
     ("coordinator's peak",), CROWDS,
 )  # fmt: skip
 HOSTED_MEMORY = Curve(
@@ -217,20 +217,22 @@ def ends(entries: Sequence[Entry]) -> str:
     uplink = 60e6 / 8 / (c.wire * ANSWER_BYTES)
     return table(
         ("resource", "unit cost", "where it ends"),
-        ("a coordinator's CPU (one event loop)", f"{number(c.answer_ms, 'ms')} an answer of 20 kB",
-         f"{1000 / c.answer_ms:,.0f} answers a second and core"),
+        ("a coordinator's CPU (one event loop)", f"{number(c.answer_ms, 'ms')} for each answer of 20 kB",
+         f"{1000 / c.answer_ms:,.0f} answers per second and core"),
         ("a coordinator's memory",
-         f"{number(c.coordinator_base_mb, 'MB')}, and {number(c.connected_kb, 'kB')} a robot that is connected",
-         f"{1e6 / c.connected_kb:,.0f} robots a gigabyte"),
-        ("its memory for a large model", f"{number(c.model_coordinator)} models at its peak", ""),
-        ("its disk", f"{number(c.written)} of what comes",
+         f"{number(c.coordinator_base_mb, 'MB')}, and {number(c.connected_kb, 'kB')} for each connected robot",
+         f"{1e6 / c.connected_kb:,.0f} robots per gigabyte"),
+        ("a coordinator's memory for a large model",
+         f"at its peak, {number(c.model_coordinator)} times the model", ""),
+        ("a coordinator's disk", f"{number(c.written)} times the payload",
          f"{human_bytes(c.written * ANSWER_BYTES)} for an answer of 20 kB"),
-        ("the wire", f"{number(c.wire)} of what is carried", f"{uplink:,.0f} answers of 20 kB a second at 60 Mbit/s"),
-        ("memory of hosted devices", f"{number(c.hosted_mb, 'MB')} a device",
-         f"{1000 / c.hosted_mb:,.0f} devices a gigabyte"),
-        ("CPU of hosted devices, coordinator and broker", f"{number(c.hosted_ms, 'ms')} a device's round",
-         f"{1000 / c.hosted_ms:,.0f} of them a second and core"),
-        ("a device's memory for a large model", f"{number(c.model_device)} models at its peak", ""),
+        ("the wire", f"{number(c.wire)} times the payload",
+         f"{uplink:,.0f} answers of 20 kB per second at 60 Mbit/s"),
+        ("memory of hosted devices", f"{number(c.hosted_mb, 'MB')} for each device",
+         f"{1000 / c.hosted_mb:,.0f} devices per gigabyte"),
+        ("CPU of hosted devices, coordinator and broker", f"{number(c.hosted_ms, 'ms')} for one round of a device",
+         f"{1000 / c.hosted_ms:,.0f} such rounds per second and core"),
+        ("a device's memory for a large model", f"at its peak, {number(c.model_device)} times the model", ""),
     )  # fmt: skip
 
 
@@ -242,14 +244,23 @@ def fleet(entries: Sequence[Entry]) -> str:
     return table(
         (f"for {FLEET:,} devices", ""),
         ("the coordinator's memory, all connected", human_bytes(coordinator)),
-        ("its CPU in a round in which all answer", f"{FLEET * c.answer_ms / 1000:,.0f} s of one core"),
-        ("its CPU in one in which 1,000 are asked", f"{c.answer_ms:,.1f} s"),
-        ("answers of 20 kB of all, on the wire", human_bytes(c.wire * payload)),
-        ("what the coordinator writes for them", human_bytes(c.written * payload)),
-        ("the broker's connections, and its open files", f"{FLEET:,}"),
-        (f"hellos of devices that nobody asks (one in {quiet:.0f} s each)", f"{FLEET / quiet:,.0f} a second"),
-        ("simulated in shared processes: memory", human_bytes(hosted)),
-        ("simulated: CPU of a round, all in", f"{FLEET * c.hosted_ms / 3.6e6:,.2f} core hours"),
+        (
+            "the coordinator's CPU in a round if all answer",
+            f"{FLEET * c.answer_ms / 1000:,.0f} s of one core",
+        ),
+        ("the coordinator's CPU in a round if 1,000 are asked", f"{c.answer_ms:,.1f} s"),
+        ("answers of 20 kB from all devices, on the wire", human_bytes(c.wire * payload)),
+        ("the coordinator's writes for these answers", human_bytes(c.written * payload)),
+        ("connections and open files of the broker", f"{FLEET:,}"),
+        (
+            f"hellos of devices that are not asked (each device sends one in {quiet:.0f} s)",
+            f"{FLEET / quiet:,.0f} per second",
+        ),
+        ("simulation in shared processes: memory", human_bytes(hosted)),
+        (
+            "simulation: CPU of a round, with coordinator and broker",
+            f"{FLEET * c.hosted_ms / 3.6e6:,.2f} core hours",
+        ),
     )
 
 

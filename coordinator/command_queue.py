@@ -150,8 +150,8 @@ class CommandQueue:
     def _warn_of_lock(self, why: str) -> None:
         if not self._is_locked:
             log.error(
-                "%s is held by another program (%s): the run waits and tries again every %.0f s. Wait until that "
-                "program, for example a shell or a backup, has finished, or end it",
+                "%s is held by another program (%s), for example a shell or a backup: the run waits and tries again "
+                "every %.0f s. End that program, or wait until that program has finished",
                 self._spool.folder / "spool.sqlite", why, RETRY_SECONDS,
             )  # fmt: skip
         self._is_locked = True

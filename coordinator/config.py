@@ -70,8 +70,8 @@ class CoordinatorSettings:
     channels: Channels = USUAL_CHANNELS
     """Number of channels of an image, 3 for colour or 1 for shades of grey."""
     shape: Axes = ()
-    """Shape of a sample in place of `size` and `channels`, which is [F] for vectors, [C, T] for series and
-    [C, H, W] for images; empty means `size` and `channels`.
+    """Shape of a sample, [F] for vectors, [C, T] for series or [C, H, W] for images; empty means that `size` and
+    `channels` are used.
     """
     network: Network = field(default_factory=Network)
     """Network of the run."""
@@ -90,7 +90,7 @@ class CoordinatorSettings:
     the whole network is trained.
     """
     codec: CodecSettings | None = None
-    """Rounding of what devices send, which saves bytes; left out, nothing is rounded."""
+    """Rounding of what devices send, which saves bytes; if left out, nothing is rounded."""
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     plugins: PlugIns = field(default_factory=PlugIns)
@@ -106,17 +106,17 @@ class CoordinatorSettings:
     key: str = "keys/coordinator.key"
     """Path of the coordinator's private key, if `enrolled` is empty."""
     devices: str = "keys"
-    """Folder of the files `<device>.record` of the devices that may take part, or of `<device>.pub` if
+    """Folder of the files `<device>.record` of the devices that may take part, or of the files `<device>.pub` if
     `enrolled` is empty.
     """
     security: str = "sealed"
-    """Protection of messages, which is `sealed`, or `off` for signed messages that every broker can read."""
+    """Protection of messages, `sealed`, or `off` for signed messages that every broker can read."""
     threads: Threads = 0
     """Number of threads of torch; 0 means that torch chooses the number."""
     metrics_port: OptionalPort = 0
-    """Port of the page of metrics and health; 0 means that there is no page."""
+    """Port of the page of metrics and health; 0 means no page."""
     metrics_host: str = LOOPBACK
-    """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
+    """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
     watchdog_seconds: Watchdog = 900.0
     """Seconds without a sign of life after which the process ends itself; 0 means no watchdog."""
     patience_seconds: PositiveSeconds = 60.0
@@ -162,7 +162,7 @@ def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the method, and its settings without the keys `name` and `file`."""
     name = table.get("name", Path(file_of_method(table)).stem or None)
     if not isinstance(name, str):
-        raise SettingsError('method.name is missing; set for example name = "fedlsa" under [method]')
+        raise SettingsError('method.name is missing; add a name under [method], for example name = "fedlsa"')
     return name, {key: value for key, value in table.items() if key not in ("name", "file")}
 
 

@@ -1,4 +1,4 @@
-"""The objects that each coordinator has once, and that its run uses.
+"""The objects of a coordinator that its run uses. A coordinator has exactly one object of each kind.
 
 One Python process can contain several coordinators. Each coordinator has its own objects.
 """

@@ -100,7 +100,7 @@ def run_coordinator(
                 scrapes.wait_for_last(stopped)
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
-            raise DivergedError(f"the run has come to nothing: {run.diverged}")
+            raise DivergedError(f"the run cannot continue: {run.diverged}")
         return service.stopped
     finally:
         transport.close()

@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass
 class _Owners:
-    """The layer that set each key, and the method that was named when that layer set the key."""
+    """The owner of each key: the layer that set the key, and the method that was chosen at that moment."""
 
     setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
     named: str = ""
@@ -95,8 +95,9 @@ def _demand_one_identity(owners: _Owners, final: Mapping[str, Any]) -> None:
         (file, _), (name, _) = owners.setters["file"], owners.setters["name"]
         if file is not name:
             raise SettingsError(
-                f"{file.place('file')}: method.file is {final['file']!r}, and {name.place('name')} names "
-                f"{final['name']}, a method without a file; set name and file in one place (file = '' for no file)"
+                f"{file.place('file')}: method.file is {final['file']!r}, but {name.place('name')} names "
+                f"{final['name']}, which is a method without a file; set name and file in the same place, and set "
+                "file = '' for a method without a file"
             )
 
 

@@ -113,7 +113,7 @@ class Participants:
             hello = replace(hello, plan=b"")
         before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
-        self._spool.check_claim()  # devices do not accept a reply of a coordinator that was replaced
+        self._spool.check_claim()  # devices ignore a replaced coordinator, so do not reply
         if before is not None and before[1] == received.boot and self._says_nothing_new(before[0], hello):
             return
         if self.name_vote.is_open and received.epoch != self._link.epoch:
@@ -199,7 +199,7 @@ class Participants:
         self._hello_requests.discard(device)
 
     def unasked_answer_received(self, device: str, round: int) -> None:
-        """Record an update for a task that is not open: it may show that this folder is an older copy.
+        """Record an update for a task that is not open, because it may be a sign that this folder is an older copy.
 
         Nothing is recorded until the device has sent a hello with the plan of this run. Before this hello, the
         update may belong to an earlier run.
@@ -267,7 +267,8 @@ class Participants:
         for device in sorted(devices):
             if reason := why_unknown(self._link.keyring, device):
                 log.warning(
-                    "%s is not enrolled any more: %s; no phase waits for it, and it takes no further part in the run",
+                    "%s is not enrolled any more: %s; the run does not wait for this device, and the device takes no "
+                    "further part in the run",
                     device,
                     reason,
                 )

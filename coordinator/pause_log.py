@@ -10,7 +10,8 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.coordinator")
 
-SHORT_SECONDS: Final = 60.0  # A pause that is shorter, or a change of its end that is smaller, is not logged.
+# A pause of fewer seconds is not logged. If the end of a pause changes by fewer seconds, this is not logged either.
+SHORT_SECONDS: Final = 60.0
 
 
 class PauseLog:

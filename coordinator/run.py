@@ -182,7 +182,7 @@ class Run:
         if recovered := self.spool.recover():
             past, members = recovered
             self.participants.resume(members, self.spool.domains(), past.roster)
-            log.info("resuming in round %d, attempt %d", past.round, past.attempt)
+            log.info("the run is resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
             commands = self.machine.resume(past)
             # The earlier coordinator died after the last round, so only the end of the run is left to do.
@@ -250,8 +250,8 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            # Free the space of unfinished updates. The devices offer these updates again later. Without this write,
-            # the round could not go on.
+            # Free the space of unfinished updates, and write again, because the round cannot go on without this
+            # write. The devices offer the unfinished updates again later.
             self._link.answers.abandon()
             write()
 
@@ -315,7 +315,7 @@ class Run:
 
     def _put_aside(self, command: PutAside) -> None:
         log.error(
-            "back to round %d, which is repeated without the answer of %s: %s",
+            "the run goes back to round %d, which is repeated without the answer of %s: %s",
             command.round, ", ".join(command.aside), command.words,
         )  # fmt: skip
         if command.returned:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-STAY_SECONDS: Final = 150.0  # A device needs fewer seconds to notice that no `here` message arrives.
+# Seconds for which the coordinator keeps running. Within this time, each device notices that no `here` message
+# arrives.
+STAY_SECONDS: Final = 150.0
 AGAIN_SECONDS: Final = 15.0
 
 

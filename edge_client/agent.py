@@ -165,7 +165,7 @@ class Agent:
             # Only this message is lost. The coordinator sends a lost task again after the next hello.
             self._context.notify("erred", round=self.state.last_round)
             if self._context.log_limit.take(now):
-                log.exception("an error in handling a message on %.100s", topic)
+                log.exception("an error occurred while a message on the topic %.100s was handled", topic)
 
     def _handle_message(self, received: Received, now: float) -> None:
         if received.run != self.link.run:

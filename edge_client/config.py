@@ -50,12 +50,11 @@ class DeviceSettings:
     folder: str = "state"
     """Folder of the files that survive a reboot."""
     durable: bool = True
-    """If true, files are synced to the disk before they count; if false, a power cut may lose them, but a
-    killed process loses none.
+    """If true, files are synced to the disk before they count; if false, a power cut may lose files, but a killed
+    process loses none.
     """
     enrolled: str = ""
-    """Folder that `protofleet enrol` has filled, in place of `key` and `coordinator_key`; empty means that the
-    device is not enrolled.
+    """Folder that `protofleet enrol` has filled, in place of `key` and `coordinator_key`; empty means no enrolment.
     """
     key: str = "keys/device.key"
     """Path of the device's private key, if `enrolled` is empty."""
@@ -68,7 +67,8 @@ class DeviceSettings:
     data: DataSettings = field(default_factory=DataSettings)
     """Data of the device."""
     network: Network | None = None
-    """Network of this device, if the method allows different networks; left out, the network of the run is used."""
+    """Network of this device, if the method allows different networks; if left out, the network of the run is used.
+    """
     plugins: PlugIns = field(default_factory=PlugIns)
     """Python files that the device may run, by their hashes."""
     keep_models: bool = True
@@ -76,18 +76,18 @@ class DeviceSettings:
     pictures: Snapshots = field(default_factory=Snapshots)
     """Snapshots of embeddings for the pictures of a report."""
     models: ModelSettings | None = None
-    """Models that the device serves to programs of its machine; left out, no model is served."""
+    """Models that the device serves to programs of its machine; if left out, no model is served."""
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     """Limits on the work and memory that a run's plan can ask of this device."""
     compute: str = "auto"
     """Processor for training, `auto` (the GPU if it is faster), `cpu` or `cuda`."""
     threads: Threads = 0
-    """Number of threads of torch; 0 leaves it to torch."""
+    """Number of threads of torch; 0 means that torch chooses the number."""
     slots: Slots = field(default_factory=Slots)
     """Places for work that the devices of one machine share."""
     trainer: str = "inside"
-    """Place of the training, `inside` the process or `child` for a separate process, whose death from lack of
-    memory the device reports.
+    """Place of the training, `inside` (the process of the device) or `child` (a separate process; the device reports
+    if this process dies from lack of memory).
     """
     trainer_memory_bytes: Bytes = 0
     """Largest private memory, in bytes, that the child may take; 0 means no limit."""
@@ -96,21 +96,21 @@ class DeviceSettings:
     board: BoardSettings = field(default_factory=BoardSettings)
     """Board whose sensors are read."""
     hottest_celsius: Celsius = 0.0
-    """Temperature in degrees Celsius of the board's hottest zone above which the device takes no new work; 0
-    means no limit.
+    """Temperature of the board's hottest zone, in degrees Celsius, above which the device takes no new work; 0 means
+    no limit.
     """
     metrics_port: OptionalPort = 0
     """Port of the page of metrics and health; 0 means none."""
     metrics_host: str = LOOPBACK
-    """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
+    """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
     watchdog_seconds: Watchdog = 900.0
     """Seconds without a sign of life after which the process ends itself; 0 means no watchdog."""
     status: str = ""
-    """Path of the status file, best in memory; empty means none."""
+    """Path of the status file, best on a file system in memory; empty means none."""
     tuning: str = ""
-    """Path of a file with temporary settings that the root has signed; empty means that the device looks for none."""
+    """Path of a file with temporary settings that the root has signed; empty means none."""
     stays: bool = True
-    """If true, the device waits for the next run when a run is over; if false, it ends."""
+    """If true, the device waits for the next run when a run is over; if false, the device ends."""
     patience_seconds: Patience = 60.0
     """Seconds to wait for the broker's first answer; `inf` lets the device work offline."""
     session_seconds: SessionSeconds = 600
@@ -125,7 +125,9 @@ class DeviceSettings:
         if self.trainer not in TRAINERS:
             raise ValueError(f"trainer is {self.trainer!r}, it must be one of {', '.join(TRAINERS)}")
         if self.tuning and not self.enrolled:
-            raise ValueError("tuning is set, but no root is known that could have signed it; set enrolled")
+            raise ValueError(
+                "tuning is set, but without enrolled there is no root to verify the tuning file; set enrolled"
+            )
         try:
             self.data.check_shape()
         except ValueError as error:

@@ -86,7 +86,7 @@ class JobRunner:
         again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch, took))
         if again.object != lost.object:
             log.error(
-                "the update for round %d %s, computed again, differs from the lost one",
+                "the update for round %d %s was computed again, and it differs from the lost update",
                 lost.round,
                 lost.phase,
             )

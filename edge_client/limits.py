@@ -42,15 +42,15 @@ class DeviceLimits:
     disk_bytes: PositiveBytes = 8 << 30
     """Largest disk space, in bytes, of the device's state and one more update."""
     epochs: Epochs = 1000
-    """Largest number of epochs of a round, which is the sum of `epochs` and all `..._epochs` of the method
+    """Largest number of epochs of a round; this number is the sum of `epochs` and all `..._epochs` of the method
     except the server's.
     """
     confusion: ConfusionClasses = MOST_CLASSES
-    """Largest number of classes with which the device reports at the end which classes it confuses; 0 means
-    that it never reports this.
-    """
+    """Largest number of classes with which the device reports at the end which classes it confuses; 0 means never."""
     work_seconds: WorkSeconds = 86_400.0
-    """Longest time, in seconds, of one piece of work inside the agent, after which it is ended and started again."""
+    """Longest time, in seconds, of one piece of work inside the agent, after which the work is ended and started
+    again.
+    """
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -138,7 +138,7 @@ def public_set(plan: Plan) -> PublicSet:
 
 
 def public_bytes(plan: Plan) -> int:
-    """Return the bytes of the run's public samples and of the cosines, one for each pair of public samples."""
+    """Return the bytes of the run's public samples, and of the cosines of all pairs of public samples."""
     if not plan.load().public:
         return 0
     chosen = public_set(plan)
@@ -148,8 +148,8 @@ def public_bytes(plan: Plan) -> int:
 def demand(takes: str, holds: bool, limit: str, other: str) -> None:
     if not holds:
         raise SettingsError(
-            f"the run's plan takes {takes}, over this device's limits.{limit}; raise this limit if the device can "
-            f"do the work, or plan {other}"
+            f"the run's plan takes {takes}, which is more than this device's limits.{limit}; raise this limit if the "
+            f"device can do the work, or plan {other}"
         )
 
 
@@ -166,7 +166,7 @@ def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
     if (own.rank, own.channels) != (wanted.rank, wanted.channels):
         raise SettingsError(
             f"the run's samples are {wanted}, but this device's samples are {own}; set data.shape = "
-            f"{list(wanted.axes)} if the device's source can give such samples, or name a source that has them"
+            f"{list(wanted.axes)} if the device's source can give such samples, or name another source"
         )
 
 

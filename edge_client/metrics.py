@@ -45,7 +45,7 @@ class DeviceSeries:
         self.energy = Counter(
             f"{PREFIX}energy_joules",
             "Energy that the board has used up to the last computed answer, on boards with a readable power "
-            "sensor. phase is train (work on answers) or send (everything else: sending, waiting)",
+            "sensor. `phase` is train (work on answers) or send (everything else: sending, waiting)",
             ["phase"],
             registry=r,
         )
@@ -77,7 +77,7 @@ class DeviceSeries:
 
 
 class DeviceMetrics:
-    """An observer of the agent that counts events in its own registry, never in the global one."""
+    """An agent's observer, which counts events in a registry of its own, never in the global registry."""
 
     def __init__(self, device: AgentView, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()

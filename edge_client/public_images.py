@@ -48,7 +48,7 @@ def images_of(
     there = len(domain.train.labels)
     if there < public.samples:
         raise DataError(
-            f"{domain.name} has {there:,} training samples, fewer than public.samples = {public.samples:,}; "
+            f"{domain.name} has {there:,} training samples, but public.samples is {public.samples:,}; "
             "plan fewer public samples"
         )
     order = StableRandom(public.seed, public.source, domain.name, "public").permutation(there)

@@ -84,7 +84,7 @@ class TaskHandler:
         self._link.peer_forms, self._link.metric_names = frozenset(about.can), about.metrics
         try:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
-                raise SettingsError(f"it needs {', '.join(missing)}; update the software of this device")
+                raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
         except SettingsError as error:
             self._refuse_plan(error)
@@ -224,7 +224,7 @@ class TaskHandler:
     def _back_off(self, error: TrainerDiedError) -> None:
         """Send a bye at once, so that the coordinator does not wait, and send the next hello after a pause."""
         seconds = self.hellos.back_off()
-        log.error("%s; asking for work again in %.0f s", error, seconds)
+        log.error("%s; the device asks for work again in %.0f s", error, seconds)
         self._link.send(Bye(str(error)))
         self._context.notify("died", round=self._state.last_round)
 

@@ -21,7 +21,7 @@ class Question:
     phase: str
     broadcast: bytes  # name of the broadcast in the store; empty if the task has no arrays
     epoch: int  # epoch of the coordinator that sent the task
-    # Round and phase of this device's update that the coordinator has used last.
+    # Round and phase of the last update of this device that the coordinator has used.
     took: tuple[int, str] | None = None
 
     @property

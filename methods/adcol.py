@@ -3,9 +3,9 @@
 Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: D must not recognise the device of a feature z
 Server  : D <- SGD on CE(D(z), i) over the features of all samples of the round's devices
 
-From the first network of the run on, each device has its own model. After training, a device sends the features
-of all its samples, computed in evaluation mode. D and its optimizer continue from round to round. Differences from
-the paper, or between the public codes:
+Each device begins with the first network of the run, and then keeps its own model. After training, a device sends
+the features of all its samples, computed in evaluation mode. D and its optimizer continue from round to round.
+Differences from the paper, or between the public codes:
   clients  the paper's D has an output for each client of the run from the start. Here devices may join at any
            time. D has one output for each device that ever took part, and gets an output for each new device. A
            device always keeps its output. `clients` set to the number of devices gives the paper's D.
@@ -39,14 +39,14 @@ from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Rate, W
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     mu: Weight = 0.1
-    """Weight of the loss that makes features look alike to the discriminator, which is 0.3 in FedPall's copy
-    and 0.5 in FL-bench; 0 means off.
+    """Weight of the loss that makes features look alike to the discriminator (0.3 in FedPall's copy, 0.5 in
+    FL-bench); 0 means off.
     """
     average_models: bool = False
     """If true, the models are also averaged, as in FL-bench."""
     clients: Outputs = 0
-    """Number of outputs (K) of the discriminator at the start, also for devices that come later; 0 means that
-    outputs are only added as devices take part.
+    """Number of outputs (K) of the discriminator at the start, also for devices that come later; 0 means that an
+    output is added when a device first takes part.
     """
     server_epochs: Epochs = 3
     """Number of passes of the server over the features of a round."""

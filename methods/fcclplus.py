@@ -12,8 +12,8 @@ cosines are computed in evaluation mode. S and M count each device once. Both le
 lr_last times their first value. "public" cannot begin from the mean of all models: all devices would have the same
 scores, and nothing would change.
 The first sum leaves out class y, so its probabilities do not sum to 1. For this reason the sum also lowers the score
-of the label: its gradient there is T (1 - p_y) q_y. T must stay below the number of classes, or the model learns
-nothing.
+of the label: its gradient for this score is T (1 - p_y) q_y. T must stay below the number of classes, or the model
+learns nothing.
 Differences from MarsFL or the authors' code:
   teacher     "global": the model that the device has just received, as in MarsFL.
   fresh_adam  a new Adam for each public batch, as in the authors' code. In that code the devices also exchange
@@ -68,16 +68,16 @@ class Hyper(LocalHyper):
     epochs: Epochs = 20
     batch: Batch = 128
     lr: Rate = 0.001
-    """Learning rate of Adam in local training, which falls linearly to `lr_last` of itself."""
+    """Learning rate of Adam in local training; the rate falls linearly to `lr_last` times this value."""
     momentum: Momentum = BETA1
     """First beta of Adam."""
     public_lr: Rate = 0.001
-    """Learning rate of Adam on the public images, which falls linearly to `lr_last` of itself."""
+    """Learning rate of Adam on the public images; the rate falls linearly to `lr_last` times this value."""
     lr_last: PositiveShare = 0.1
     """Part of both learning rates that is left at the end of the run."""
     temperature: Temperature = 3.0
-    """Temperature T of the distillation from the teacher, which must be below the number of classes; the
-    authors use 1 for Office.
+    """Temperature T of the distillation from the teacher; T must be below the number of classes; the authors use 1
+    for Office.
     """
     tau: Temperature = 0.02
     """Temperature of the similarities between public images."""
@@ -90,7 +90,8 @@ class Hyper(LocalHyper):
     that has just come, as in MarsFL).
     """
     average: bool = True
-    """If true, the models are averaged; if false, they may be of any kind, and each device's own is measured."""
+    """If true, the models are averaged; if false, they may be of any kind, and each device's own model is measured.
+    """
     fresh_adam: bool = False
     """If true, every public batch begins with a new Adam, as in the authors' code."""
     train_mode: bool = False

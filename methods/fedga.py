@@ -42,7 +42,7 @@ from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 Gap = Literal["accuracy", "loss"]
 When = Literal["next", "phase"]
 
-# The device that averaging harms most must get the largest increase of its weight.
+# If averaging harms a device most, the weight of this device must increase most.
 SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}
 HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 
@@ -52,12 +52,12 @@ class Hyper(LocalHyper):
     gap: Gap = "accuracy"
     """Measure of the gap between the averaged and the trained model on validation samples, `accuracy` or `loss`."""
     when: When = "next"
-    """Time at which the averaged model is measured, `next` (when it comes in the next round) or `phase` (at
-    once, in a phase of its own).
+    """Time at which the averaged model is measured, `next` (in the next round) or `phase` (at once, in a phase of its
+    own).
     """
     step: Share = 0.2
-    """Largest step of the weights in the first round, which falls linearly over the rounds; 0 keeps the
-    weights equal.
+    """Largest step of the weights in the first round; the step falls linearly over the rounds; 0 keeps the weights
+    equal.
     """
 
     def __post_init__(self) -> None:

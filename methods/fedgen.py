@@ -192,7 +192,7 @@ class Client(SharedHead, SharingClient):
 
 
 def generator_of(model: Net, hyper: Hyper, seed: int) -> Generator:
-    """Return a generator with first weights that are the same everywhere."""
+    """Return a generator whose first weights are the same on every machine."""
     first, like = seeded(seed, "generator").initial_seed(), next(model.parameters())
     made = embedding_generator(hyper.noise, model.classes, hyper.hidden, model.embedding_size, seed=first)
     return made.to(like.device, like.dtype).eval()

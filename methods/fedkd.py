@@ -163,7 +163,7 @@ class Unpacked(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         value, shape = self._message[name], self._like[name].shape
         if value.dtype != self._like[name].dtype:
-            raise WrongArraysError(f"{name} is {value.dtype}, but the network has {self._like[name].dtype}")
+            raise WrongArraysError(f"{name} is {value.dtype}, but the network needs {self._like[name].dtype}")
         if value.shape == shape:
             return value
         return unpacked(value, shape[0], shape[1:].numel()).reshape(shape)

@@ -18,7 +18,7 @@ Choices where the paper cannot be followed:
   ablation  com="l2" is the "L2-norm" of Tables 4 and 5: mean |h - a_y|^2. com="none" with use_sep=false is
             FedAvg on h.
 The paper does not print the two learning rates. The server uses plain SGD, as in lines 23-24: 500 steps at 0.1 give
-the same anchors as 0.5 and 1.0 (10 classes: mean cosine -1/9, L_ACE as low as phi's row norms allow).
+the same anchors as steps at 0.5 or 1.0 (10 classes: mean cosine -1/9, L_ACE as low as phi's row norms allow).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Hyper(LocalHyper):
     """
 
     tau: Temperature = 0.1
-    """Temperature of the contrast with the anchors and of their separation; for Office-Caltech and PACS 0.2
-    is a guess from fig. 5.
+    """Temperature of the contrast with the anchors and of their separation (0.2 for Office-Caltech and PACS is a
+    guess from fig. 5).
     """
     alpha: Weight = 0.02
-    """Weight of the separation loss L_SEP on the server, 0.4 for Office-Caltech and PACS."""
+    """Weight of the separation loss L_SEP on the server (0.4 for Office-Caltech and PACS)."""
     lam: Weight = 0.1
-    """Weight (lambda) of the compactness loss L_COM on the device, 0.7 for Office-Caltech and PACS; 0 means off."""
+    """Weight (lambda) of the compactness loss L_COM on the device (0.7 for Office-Caltech and PACS); 0 means off."""
     server_epochs: Epochs = 500
     """Number of training steps of the anchors on the server in a round."""
     server_lr: Rate = 0.1
@@ -73,7 +73,9 @@ class Hyper(LocalHyper):
     anchors_first_round: FirstRound = "pretrain"
     """Anchors of round 1, `pretrain` (trained on the first classifier) or `skip` (round 1 has no L_COM)."""
     separation: Separation = "inside"
-    """Place of tau in L_SEP, `inside` the exponential or as in the `paper`, where it has no gradient."""
+    """Place of tau in L_SEP, `inside` (in the exponential) or `paper` (as in the paper, where tau has no effect on
+    gradients).
+    """
     use_sep: bool = True
     """If false, the anchors are trained without L_SEP."""
     com: Compactness = "vmf"

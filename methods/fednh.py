@@ -63,10 +63,10 @@ class Hyper(LocalHyper):
     fixed_scale: bool = False
     """If true, the scale is not learned and not sent."""
     lr_decay: PositiveShare = 0.99
-    """Factor on the learning rate after each round; 1 means that it stays."""
+    """Factor on the learning rate after each round; 1 means that the rate stays."""
     final_fit: bool = False
-    """If true, every device fits the model once more to its own data after the last broadcast, at the rate of
-    a next round, and is measured with the result.
+    """If true, every device fits the model once more to its own data after the last broadcast, at the learning rate
+    of a next round, and is measured with the result.
     """
 
 

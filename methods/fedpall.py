@@ -108,16 +108,16 @@ class Hyper(LocalHyper):
     classifier: Classifier = "paper"
     """Form of the classifiers H and C_g, `paper` (d-512-512-K) or `network` (the network's own last layers)."""
     mu: Weight = 0.7
-    """Weight of L_KL, which is 0.1 for Office and PACS."""
+    """Weight of L_KL (0.1 for Office and PACS)."""
     delta: Weight = 0.3
-    """Weight of L_InfoNCE, which is 0.1 for Office and PACS."""
+    """Weight of L_InfoNCE (0.1 for Office and PACS)."""
     tau: Temperature = 3.0
     """Temperature of L_InfoNCE."""
     kl: Direction = "paper"
     """Direction of L_KL, `paper` (eq. 6) or `reverse` (the authors' code)."""
     infonce: InfoNCE = "standard"
-    """Form of L_InfoNCE, `standard`, `paper` (eq. 7, without the own class in the sum) or `code` (prototypes
-    in it are not normalised).
+    """Form of L_InfoNCE, `standard`, `paper` (eq. 7, without the own class in the sum) or `code` (with prototypes
+    that are not normalised).
     """
     use_kl: bool = True
     """If false, the loss has no L_KL."""
@@ -126,7 +126,7 @@ class Hyper(LocalHyper):
     use_global_classifier: bool = True
     """If false, devices keep their own classifier and do not take C_g."""
     alpha_low: Share = 0.8
-    """Lower bound of alpha, the part of a device's own feature in a mixed one; 1 means no mixing."""
+    """Lower bound of alpha, the part of a device's own feature in a mixed feature; 1 means no mixing."""
     alpha_high: Share = 1.0
     """Upper bound of alpha."""
     alpha_round: Annotated[int, Within(0, 15)] = 2
@@ -144,8 +144,8 @@ class Hyper(LocalHyper):
     amplifier: Mode = "eval"
     """Mode of the amplifier in local training, `eval`, or `train` as in the authors' code."""
     clients: Outputs = 0
-    """Number of outputs (N) of the amplifier at the start, also for devices that come later; 0 means that
-    outputs are only added as devices take part.
+    """Number of outputs (N) of the amplifier at the start, also for devices that come later; 0 means that an
+    output is added when a device first takes part.
     """
     server_epochs: Epochs = 1
     """Number of passes of the server over the features of a round."""
@@ -321,7 +321,7 @@ class Client(singleset.Client):
 
 
 def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
-    """Make H or C_g the head of the model, and return it; its first weights are the same everywhere."""
+    """Make H or C_g the head of the model, and return it; its first weights are the same on every machine."""
     if hyper.classifier == "paper":
         first = seeded(seed, "classifier").initial_seed()
         model.head = fedpall_classifier(model.embedding_size, model.classes, seed=first).to(
@@ -341,9 +341,10 @@ def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost with the paper's classifier in round 1, or if the whole cohort was in the round before.
+    """Return the cost with the paper's classifier.
 
-    In other rounds, the devices receive the K d numbers of the prototypes twice.
+    The cost is that of round 1, or of a round whose whole cohort took part in the round before. In other rounds,
+    the devices receive the K d numbers of the prototypes twice.
     """
     with torch.device("meta"):
         C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)

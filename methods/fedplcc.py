@@ -1,4 +1,4 @@
-"""FedPLCC: several prototypes a class, weighted by their numbers of samples; devices train towards the nearest.
+"""FedPLCC: several prototypes a class, weighted by sample counts; devices train towards the nearest prototype.
 
 Client k, after training: per class, FINCH* over all h(x) -> prototypes P and counts W           (eq. 9)
 Server, per class       : FINCH* over all devices' prototypes -> G, weights summed               (eq. 10)
@@ -15,7 +15,8 @@ Choices where the paper states nothing, or cannot be followed:
   eqs. 6, 11  W sums to 1 in each class. So the numerator of eq. 6 is a mean, and all classes have the same weight in
               the denominator of eq. 6. We follow the paper here.
   eq. 8       the k = ceil(phi |G^y|) largest values are those of s W.
-  eqs. 9, 10  clusters of weighted members are averaged plainly; weighted_centroid gives the true mean of the samples.
+  eqs. 9, 10  each member of a cluster counts once in the mean, without its weight. weighted_centroid gives the true
+              mean of the samples.
   tau         is 0.07. Section IV-B2 of the paper calls two values "optimal": 0.55, and a lower value.
   E           counts epochs, as in line 16 of alg. 1.
   lambda2     if left out, it is 10 lambda1, as in IV-B4. At lambda1 = 100, this multiplies a loss between -1 and 0 by
@@ -75,15 +76,15 @@ class Hyper(LocalHyper):
     tau: Temperature = 0.07
     """Temperature of L_contra."""
     phi: PositiveShare = 0.5
-    """Part of the prototypes of a class, those with the largest weighted cosines, that L_corr uses."""
+    """Part of the prototypes of a class that L_corr uses (the prototypes with the largest weighted cosines)."""
     lambda1: Weight = 100.0
-    """Weight of L_contra, which is 20 for Office-10 and 1 for DomainNet; 0 means off."""
+    """Weight of L_contra (20 for Office-10, 1 for DomainNet); 0 means off."""
     lambda2: Weight | None = None
-    """Weight of L_corr; left out, it is 10 times `lambda1`."""
+    """Weight of L_corr; if left out, the weight is 10 times `lambda1`."""
     negative: Negative = "clamp"
     """Treatment of a negative cosine, `clamp` (held at 1e-6) or `signed` (the power keeps its sign)."""
     weighted_centroid: bool = False
-    """If true, clusters are averaged by the numbers of samples of their members, and not plainly."""
+    """If true, the members of a cluster are averaged with their numbers of samples as weights."""
     use_weights: bool = True
     """If false, every prototype has the weight 1."""
     use_contra: bool = True

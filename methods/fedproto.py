@@ -73,7 +73,7 @@ class Hyper(LocalHyper):
     inference: Inference = "prototype"
     """Prediction, by the nearest global `prototype` or by the device's own `classifier`."""
     average_models: bool = False
-    """If true, the models are averaged too, as in FPL's code, and the global one is reported."""
+    """If true, the models are averaged too, as in FPL's code, and the global model is reported."""
     final_fit: bool = False
     """If true, every device fits once more to its own data after the last broadcast, as in FedHP's table."""
 

@@ -28,9 +28,11 @@ from protofleet.protocol.settings.bounds import Epochs
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     head_epochs: Epochs | None = None
-    """Number of epochs for the head; left out, it is the same as `epochs`."""
+    """Number of epochs for the head; if left out, `epochs` is used."""
     base_epochs: Epochs = 1
-    """Number of epochs for the representation, which is FedPall's value; PFLlib has a setting for each part."""
+    """Number of epochs for the representation; the default is FedPall's value, and PFLlib has a setting for each
+    part.
+    """
 
     @property
     def device_epochs(self) -> int:

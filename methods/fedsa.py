@@ -29,8 +29,9 @@ Choices where the paper cannot be followed, or the authors' code differs (with t
                 also predicts until there is a P.
   download      devices receive P only to predict, and P doubles the download. With send_prototypes = false, P is not
                 sent, and the classifier predicts.
-We shuffle the samples and keep the last small batch. The code does not. Rows of Table 4: anchors = "random" or not,
-lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would also learn statistics of the anchors.
+We shuffle the samples and keep the last small batch. The code does not. The rows of Table 4 differ in three
+settings: anchors = "random" or not, lambda2 = 0 or not, and lambda3 = 0 or not. A head with batch norms
+would also learn statistics of the anchors.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ class Hyper(LocalHyper):
     momentum: Momentum = 0.0
     weight_decay: Weight = 0.0
     lambda1: Weight | None = None
-    """Weight of L_R; left out, it is 10 for `samples` and 0.1 for `batch_prototypes`, as `regularisation` says."""
+    """Weight of L_R; if left out, the weight is 10 if `regularisation` is `samples`, and 0.1 otherwise."""
     lambda2: Weight = 0.01
-    """Weight of L_MCL, 0.01 for heterogeneous data and 1 for heterogeneous networks; 0 means off."""
+    """Weight of L_MCL (0.01 for heterogeneous data, 1 for heterogeneous networks); 0 means off."""
     lambda3: Weight = 1.0
     """Weight of L_CC; 0 means off."""
     decay: Share = 0.9999
@@ -123,7 +124,7 @@ class Hyper(LocalHyper):
     `paper` (eq. 6 as printed).
     """
     cc_bias: bool = True
-    """If true, L_CC trains the bias of the head too; if false, it has none, as in eq. 8."""
+    """If true, L_CC trains the bias of the head too; if false, L_CC has no bias, as in eq. 8."""
     proto_source: Source = "eval"
     """Source of a device's prototypes, `eval` (a pass after training) or `training` (the features seen in all
     epochs of the round).
@@ -135,7 +136,7 @@ class Hyper(LocalHyper):
     inference: Inference = "prototype"
     """Prediction, by the nearest global `prototype` or by the device's own `classifier`."""
     send_prototypes: bool = True
-    """If false, no prototypes are sent to devices, which halves the download and leaves the classifier to predict."""
+    """If false, no prototypes are sent to devices, so the download is half as large and the classifier predicts."""
     keep_prototypes: bool = True
     """If false, only prototypes of the last round are used, as in the authors' code."""
 

@@ -1,4 +1,4 @@
-"""FedSR (Nguyen et al., NeurIPS 2022): FedAvg on random representations that are short and know only the class.
+"""FedSR (Nguyen et al., NeurIPS 2022): FedAvg on random representations that are short and describe only the class.
 
 (mu, s) = projector(features(x)),  z = mu + softplus(s) eps,  eps ~ N(0, I) for each image and step
 L   = L_CE(head(z)) + c_l2r L2R + c_cmi CMI
@@ -162,7 +162,7 @@ class Client(fedavg.Client):
 
 
 def with_moments(model: Net, seed: int) -> Net:
-    """Replace the projector of the model with one that returns mu and sigma; the head stays."""
+    """Replace the projector of the model by a projector that returns mu and sigma; the head stays."""
     like = next(model.parameters())
     with initialised_from(seed):
         projector = Gaussian(model.feature_size, model.embedding_size)

@@ -1,4 +1,4 @@
-"""FedTGP (Zhang et al., AAAI 2024): FedProto, whose server trains the prototypes that it sends.
+"""FedTGP (Zhang et al., AAAI 2024): FedProto with prototypes that the server trains.
 
 t_c = F(e_c)                        e_c is trained for each class, F has two linear layers (eq. 5)
 m = min(M, margin_limit)            M: a distance between the devices' mean prototypes Q_c (eq. 8)
@@ -57,8 +57,8 @@ class Hyper(LocalHyper):
     last local epoch).
     """
     margin: Margin = "nearest"
-    """Margin between prototypes, the largest distance of one to its `nearest` other (the authors' code) or to
-    the `farthest` one (the text).
+    """Margin between prototypes, the largest distance of a prototype to the `nearest` other one (the authors' code)
+    or to the `farthest` one (the text).
     """
     margin_limit: Weight = 100.0
     """Upper bound of the margin."""

@@ -28,13 +28,11 @@ from protofleet.protocol.settings.bounds import Share
 @dataclass(frozen=True)
 class Hyper(MutualHyper):
     alpha: Share = 0.5
-    """Weight of the labels in the loss of a device's own network, where the rest is the weight of the shared
-    network's scores.
+    """Weight of the labels in the loss of a device's own network; the rest is the weight of the shared network's
+    scores.
     """
     beta: Share = 0.5
-    """Weight of the labels in the loss of the shared network, where the rest is the weight of the own
-    network's scores.
-    """
+    """Weight of the labels in the loss of the shared network; the rest is the weight of the own network's scores."""
 
 
 class Client(MutualClient):

@@ -57,10 +57,10 @@ Source = Literal["training", "eval"]
 class Hyper(LocalHyper):
     epochs: Epochs = 10
     tau: Temperature = 0.02
-    """Temperature of L_cluster, which is 0.2 in MarsFL."""
+    """Temperature of L_cluster (0.2 in MarsFL)."""
     proto_source: Source = "training"
-    """Source of a device's prototypes, `training` (features before each step of the last epoch) or `eval` (a
-    pass after it).
+    """Source of a device's prototypes, `training` (features before each step of the last epoch) or `eval` (a pass
+    after this epoch).
     """
 
     def __post_init__(self) -> None:

@@ -34,9 +34,9 @@ from protofleet.protocol.settings.bounds import Rate, Within
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     batch: Annotated[int, Within(1, 500_000_000)] = 64
-    """Number B of samples in each half of a batch, which has 2B samples."""
+    """Number B of samples in each half of a batch; a batch has 2B samples."""
     beta: Rate | None = None
-    """Learning rate of the second step; left out, it is the same as `lr`."""
+    """Learning rate of the second step; if left out, `lr` is used."""
 
     @property
     def pairs(self) -> LocalHyper:

@@ -15,7 +15,7 @@ A round has two exchanges, "means" and "train". Differences from the authors' co
   D_c    is computed from the last means of every device that ever took part. The authors' code asks all devices in
          the last rounds, and begins one round earlier.
   f      each feature is used at most once if there are `virtual` or more. Otherwise features are drawn with
-         repetition, where the authors' code stops.
+         repetition. In this case, the authors' code stops.
 """
 
 from __future__ import annotations

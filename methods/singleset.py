@@ -1,4 +1,4 @@
-"""SingleSet: every device learns alone, with the same local budget as the others. Nothing is sent.
+"""SingleSet: every device learns alone, with the same local budget as in other methods. Nothing is sent.
 
 This is the baseline in FedPall's tables. Other papers call it Local.
 """

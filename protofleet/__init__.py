@@ -79,7 +79,9 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
-        raise AttributeError(f"module 'protofleet' has no public {name!r}; there are {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'protofleet' has no public {name!r}; the public names are {', '.join(__all__)}"
+        )
     module, _, thing = _PLACES[name].partition(":")
     found = getattr(_import_module(f"protofleet.{module}"), thing)
     globals()[name] = found

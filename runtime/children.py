@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
-# Environment variable of a child with the id of its parent process. The child ends when this process ends.
+# Environment variable of a child with the id of its parent process. The child ends when the parent ends.
 PARENT: Final = "PROTOFLEET_PARENT"
 PR_SET_PDEATHSIG: Final = 1
 TAIL: Final = 1 << 14  # Number of bytes that are read from the end of a log.

@@ -55,7 +55,7 @@ class Worker(Protocol):
 
 
 class EndedWorkError(RuntimeError):
-    """The error for work whose code has tried to end the process, if this code is not from a plug-in."""
+    """The error for work that has tried to end the process; the code of the work is not from a plug-in."""
 
 
 class WorkThread:

@@ -54,7 +54,9 @@ class Heartbeats:
 
 def end_at_once(seconds: float, part: str) -> None:
     log.critical(
-        "%s has shown no sign of life for %.0f s; this process ends, to be started again", part, seconds
+        "%s has shown no sign of life for %.0f s; this process ends, so that its supervisor starts it again",
+        part,
+        seconds,
     )
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     os._exit(STUCK)  # A normal exit would wait for the part that hangs.

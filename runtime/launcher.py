@@ -1,6 +1,6 @@
 """Start processes fast, by forking a process that has already imported the needed modules.
 
-The classes for the forked processes have methods of subprocess.Popen.
+The classes of forked processes have some methods with the same names as in subprocess.Popen.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild
 
 
 def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoReturn:
-    """Turn this fork into a forking process: detach it like a new interpreter, and serve requests."""
+    """Turn this fork into a forking process: make it independent, as a new interpreter is, and serve requests."""
     try:
         os.setsid()
         children.end_with_parent(environment)

@@ -1,7 +1,7 @@
 """Import modules, and then fork on request.
 
-The command is `python -m protofleet.runtime.launcher_process SOCKET MODULE ...`. A child runs a module like
-`python -m MODULE ARGUMENTS`, but all imports are in its memory already. Other threads do not exist in a
+The command is `python -m protofleet.runtime.launcher_process SOCKET MODULE ...`. A child runs a module as
+`python -m MODULE ARGUMENTS` does, but has all imported modules in memory already. Other threads do not exist in a
 child, and a lock that another thread holds during the fork stays locked for ever in the child. So the process
 that forks never has a second thread.
 """

@@ -30,7 +30,7 @@ def release_library_pages() -> None:
 
 
 def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
-    """Yield the private mappings of files that contain only the bytes of the file.
+    """Yield the private mappings of files whose memory still has the same bytes as the file.
 
     In other mappings the loader has changed addresses, and these changes would be lost.
     """

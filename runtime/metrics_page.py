@@ -98,20 +98,20 @@ class MeterCollector:
         return [
             CounterMetricFamily(
                 "protofleet_message_bytes",
-                "Bytes of arrays, without repeated packets. kind is an array that the method declares, at most 16 "
-                "of them: weights, prototypes, generator ... method is empty before a device has a plan",
+                "Bytes of arrays, without repeated packets. `kind` is one of at most 16 kinds of arrays "
+                "that the method declares, such as weights. `method` is empty before a device has a plan",
                 labels=each,
             ),
             CounterMetricFamily(
                 "protofleet_message_wire_bytes",
-                "All bytes of all PUBLISH packets, including repeated ones; kind is control for everything but "
-                "declared arrays: headers, tables, signatures, topics, confusion matrices",
+                "All bytes of all PUBLISH packets, including repeated ones. `kind` is control for all bytes "
+                "other than declared arrays: headers, tables, signatures, topics, confusion matrices",
                 labels=each,
             ),
             CounterMetricFamily(
                 "protofleet_messages",
-                "Messages and blocks; result is sent or, for a received one, accepted, duplicate, for_others (on a "
-                "shared topic), or the reason why it was rejected",
+                "Messages and blocks. `result` is sent, accepted, duplicate, for_others (on a shared "
+                "topic), or the reason why a received message was rejected",
                 labels=["direction", "kind", "result"],
             ),
             CounterMetricFamily(
@@ -167,8 +167,8 @@ class ConnectionErrors:
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
         words = (
-            "Errors in handling messages of the broker, and connections that such errors ended; the log has one "
-            "traceback per place and hour"
+            "Errors in handling messages of the broker, and connections that such errors ended; the log has "
+            "one traceback an hour for each place"
         )
         return [CounterMetricFamily("protofleet_connection_errors", words)]
 

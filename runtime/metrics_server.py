@@ -91,7 +91,8 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
         made.setsockopt(socket.IPPROTO_IP, FREEBIND, 1)
         made.bind(address)
         log.warning(
-            "metrics_host is %s, but this machine does not have this address now; metrics can be read once it does",
+            "metrics_host is %s, but this machine does not have this address now; the metrics can be read as "
+            "soon as the machine has the address",
             host,
         )
 
@@ -174,7 +175,7 @@ class MetricsServer:
         try:
             return await asyncio.get_running_loop().run_in_executor(worker, page, request)
         except Exception:
-            log.exception("the page %s could not be made, so the request got an error", request.path)
+            log.exception("the page %s could not be made, so the response was an error", request.path)
             return Response("500 Internal Server Error")
 
 

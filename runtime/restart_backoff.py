@@ -10,7 +10,7 @@ from typing import Final
 
 FIRST_SECONDS: Final = 0.5
 LONGEST_SECONDS: Final = 60.0
-STABLE_SECONDS: Final = 60.0  # After a run that was longer, the next pause is FIRST_SECONDS.
+STABLE_SECONDS: Final = 60.0  # After a run longer than this, the next pause is FIRST_SECONDS.
 
 
 @dataclass

@@ -59,7 +59,7 @@ def test_every_reason_that_the_page_names_is_one():
         ({"answer_bytes": 2**31}, "at most"),
         ({"answer_bytes": 100, "spool_bytes": 99}, "spool_bytes = 99"),
         ({"spool_bytes": -1}, "at least 1"),
-        ({"domains": {"a\nb": ()}}, "domains has 'a.*nb'; a domain has 1 to 64 letters"),
+        ({"domains": {"a\nb": ()}}, "domains contains 'a.*nb', but the name of a domain must have 1 to 64"),
     ],
 )
 def test_limits_that_cannot_be_are_said_with_the_value_and_what_may_be(change, words):

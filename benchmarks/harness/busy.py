@@ -14,10 +14,10 @@ from benchmarks.harness.processes import cpu_seconds
 
 
 class BusyProcesses:
-    """Processes that keep cores busy inside a `with processes.running()` block, and are stopped outside.
+    """Processes that keep cores busy inside a `with processes.running()` block. They are stopped when the block ends.
 
     Each process has its own session, like the processes of other programs. Some Linux systems divide the cores among
-    sessions, and processes of one session would count as one.
+    sessions, and all processes of one session would together get the share of one process.
     """
 
     def __init__(self, number: int) -> None:

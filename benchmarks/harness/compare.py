@@ -41,7 +41,9 @@ def once(measure: Measure, tree: Tree) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         values = measure.take(tree, Path(place))
     if values.keys() != measure.figures.keys():
-        raise MeasureError(f"{measure.name} gave {sorted(values)}, not {sorted(measure.figures)}")
+        raise MeasureError(
+            f"{measure.name} gave {sorted(values)}, but its figures must be {sorted(measure.figures)}"
+        )
     return values
 
 

@@ -85,7 +85,7 @@ def read(file: Path = FILE) -> list[Entry]:
         try:
             found.append(Entry(**json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{file}, line {number} is no entry of the history: {error}") from None
+            raise ValueError(f"{file}, line {number} is not an entry of the history: {error}") from None
     return found
 
 

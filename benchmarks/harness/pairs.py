@@ -47,7 +47,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def outside_interval(n: int) -> int:
-    """Return how many of n sorted values are outside the interval for their median, at each end."""
+    """Return how many of n sorted values are below the interval for their median.
+
+    The number of values above the interval is the same.
+    """
     skipped, tail = 0, 0.0
     while skipped < n // 2:
         tail += math.comb(n, skipped) / 2**n

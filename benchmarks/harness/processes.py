@@ -159,8 +159,8 @@ class Counters:
     """The kernel's counters of a running process, summed over all its threads."""
 
     cpu_ns: int
-    # Bytes that the process has written to the page cache, without bytes that were deleted before they reached
-    # the disk.
+    # Bytes that the process has written to the page cache. Bytes that were deleted before they reached the disk are
+    # not counted.
     written: int
 
     def __sub__(self, before: Counters) -> Counters:
@@ -185,7 +185,7 @@ def resident_megabytes(field: str, process: object = "self") -> float:
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024 / MB
-    raise LookupError(f"no {field} for process {process}")
+    raise LookupError(f"no field {field} in the kernel's status of process {process}")
 
 
 def listens(port: int) -> bool:

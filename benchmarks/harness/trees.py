@@ -1,7 +1,8 @@
 """The code that is measured: this checkout, another folder, or the content of a git ref.
 
-All trees run on one Python with the same packages. For each tree, a folder has links to the tree's folders
-under their import names. Python searches this folder before the installed packages.
+All trees run on one Python with the same packages. Each tree has one folder with links. The
+name of a link is an import name, and its target is a folder of the tree. Python searches the folder with links
+before the installed packages.
 
 The programs that play devices come from this checkout, if they can be imported with the other tree's code.
 Both trees then have the same load. Otherwise the other tree's own programs are used.
@@ -65,7 +66,9 @@ def unpack(ref: str, folder: Path) -> str:
     """
     commit = git(ROOT, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if not commit:
-        raise TreeError(f"{ref} is neither a folder nor a commit of {ROOT}; fetch it, or name a folder")
+        raise TreeError(
+            f"{ref} is neither a folder nor a commit of {ROOT}; fetch the commit, or give the path of a folder"
+        )
     made = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True)
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
@@ -92,7 +95,7 @@ def link_packages(folder: Path, into: Path) -> None:
     try:
         places: dict[str, str] = read_toml(folder / "pyproject.toml")["tool"]["setuptools"]["package-dir"]
     except (SettingsError, KeyError) as error:
-        raise TreeError(f"{folder} is no checkout of protofleet: {error}") from None
+        raise TreeError(f"{folder} is not a checkout of protofleet: {error}") from None
     for name, place in sorted(places.items()):
         target = into.joinpath(*name.split("."))
         if "." in name:

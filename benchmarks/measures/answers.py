@@ -220,7 +220,10 @@ class Swarm:
             answered = [len(phase["answered"]) for phase in record["phases"]]
             asked = len(self.names) if record["kind"] == "evaluation" else self.cohort
             if set(answered) != {asked} or record["late"] or record["dropped"] or record["attempt"] > 1:
-                raise MeasureError(f"round {record['round']} went wrong: {answered} answered of {asked}")
+                raise MeasureError(
+                    f"round {record['round']} cannot be measured: its phases got {answered} updates of {asked}, or "
+                    "an update was late or dropped, or the round was repeated"
+                )
         if odd := {k: n for k, n in told.items() if k.startswith(("connections lost", "receipts: refused"))}:
             raise MeasureError(f"the robots counted errors: {odd}")
         if not self.syncs.count:

@@ -1,6 +1,7 @@
 """All measures, by name.
 
-Some measures take minutes, or need something that is not on every machine. These run only if they are named.
+Some measures take minutes, or need something that is not on every machine. Such a measure runs only if the command
+line names it.
 """
 
 from __future__ import annotations

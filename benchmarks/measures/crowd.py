@@ -99,6 +99,6 @@ class Restart:
                     return first, last, time.monotonic() - began
             time.sleep(POLL_SECONDS)
         raise MeasureError(
-            f"after {LIMIT_SECONDS:.0f} s {swarm.ask_robots()}, {swarm.heard_since(killed)} robots have sent a "
-            "message"
+            f"after {LIMIT_SECONDS:.0f} s, the robots report {swarm.ask_robots()}, and the coordinator has received "
+            f"messages from {swarm.heard_since(killed)} robots"
         )

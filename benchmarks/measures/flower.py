@@ -2,8 +2,8 @@
 
 Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in its own
 virtual environment with Flower and NumPy. Its app does not train and does not need torch, so the app is as light as
-an app of Flower can be. Our devices load torch and train a real network. Telemetry, the check for updates and
-`uv sync` for every task are off. No other setting is changed.
+an app of Flower can be. Our devices load torch and train a real network. In Flower, telemetry, the check for updates
+and `uv sync` for every task are switched off. No other setting of Flower is changed.
 
 A round of Flower is timed from the end of the previous round to its own end. A round of protofleet is timed from the
 task to the last update. The same proxy counts the bytes of both systems. The proxy is in front of the superlink or
@@ -40,7 +40,7 @@ from protofleet.federation.brokers.ports import free_port
 VERSION = "1.41.0"  # The version is fixed, because Flower's command line changes every few versions.
 PEER = f"Flower {VERSION}"
 WANTED = (f"flwr=={VERSION}", "numpy>=2,<3")
-# These limits are long enough for a busy machine, which needs ten times as long.
+# These limits are long enough for a busy machine, which needs ten times as long as an idle machine.
 INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 600.0, 1800.0
 SHAPES = [list(w.shape) for w in MODEL.model().state_dict().values()]
 QUIET = {
@@ -114,7 +114,7 @@ class Flower:
             notes = submit(family, link, self.devices, self.rounds)
             marks = follow(notes, proxy, self.rounds)
             if len(marks) < 2:
-                raise RuntimeError(f"Flower ended no round; {family.last_words()}")
+                raise RuntimeError(f"no round of Flower has ended; {family.last_words()}")
         seconds = [after - before for (before, _), (after, _) in itertools.pairwise(marks)]
         return {
             "rounds": len(seconds),
@@ -174,7 +174,9 @@ def until(what: str, true: Callable[[], bool], family: Family) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not true():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"still not true after {START_SECONDS:.0f} s: {what}; {family.last_words()}")
+            raise RuntimeError(
+                f"after {START_SECONDS:.0f} s, this is still not true: {what}; {family.last_words()}"
+            )
         time.sleep(0.2)
 
 

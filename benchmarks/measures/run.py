@@ -1,4 +1,8 @@
-"""`protofleet run` as a user starts it: seconds, CPU and memory until the end of its first round, and of the run."""
+"""The costs of `protofleet run`, as a user starts it.
+
+The figures are the seconds and the CPU until the end of the first round, the memory at that moment, and the seconds
+and the CPU of the whole run.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ class Run:
             def wait_for(number: int) -> float:
                 while not lines.exists() or lines.read_bytes().count(b"\n") < number:
                     if process.poll() is not None or time.monotonic() > began + LIMIT_SECONDS:
-                        raise MeasureError(f"{number} rounds did not end: {family.last_words()}")
+                        raise MeasureError(f"fewer than {number} rounds have ended: {family.last_words()}")
                     time.sleep(POLL_SECONDS)
                 return time.monotonic() - began
 
@@ -102,4 +106,7 @@ class Run:
             )
         missing = [r["round"] for r in records[:-1] if len(r["participants"]) != self.devices]
         if missing:
-            raise MeasureError(f"rounds {missing} ended without all of the {self.devices} devices")
+            raise MeasureError(
+                f"in the rounds {missing}, not all of the {self.devices} devices took part, so these "
+                "rounds cannot be measured"
+            )

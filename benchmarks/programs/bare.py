@@ -32,7 +32,10 @@ BATCH, LR, MOMENTUM, DECAY = 32, 0.01, 0.9, 1e-5
 def measure(
     devices: int = 10, examples: int = 600, rounds: int = 6, width: int = WIDTH, epochs: int = 1
 ) -> dict[str, float]:
-    """Return the medians of the CPU and the seconds of a round, and the median ratio of the CPU of each pair."""
+    """Return medians over the rounds.
+
+    They are the CPU and the seconds of the plain loop, and the CPU of the trainer divided by the CPU of the loop.
+    """
     torch.set_num_threads(1)
     Process("bare").heartbeats.beat("work")
     hyper = {"epochs": epochs, "batch": BATCH, "lr": LR}

@@ -30,7 +30,7 @@ POLICY = Policy(
     settle_seconds=0.5,
 )
 KINDS = ("task", "block", "want", "update", "receipt")
-# The width of the embedding for each size of ten prototypes. The size includes labels and counts.
+# Size of ten prototypes, with their labels and counts -> width of the embedding.
 WIDTHS = {
     "10 kB": 256,
     "3.5 kB": 85,

@@ -82,7 +82,7 @@ def measure(devices: int, processes: int = 1, rounds: int = ROUNDS, epochs: int 
             conduct(folder, plan, policy, running.address, clock)
     (first, began), (last, ended), counted = clock.marks[0], clock.marks[-1], len(clock.marks) - 1
     if counted != rounds - 1:
-        raise RuntimeError(f"{counted + 1} training phases of {rounds} have ended")
+        raise RuntimeError(f"only {counted + 1} of {rounds} training phases have ended")
     return {
         "memory of all": clock.memory, "first round": clock.first_round,
         "CPU a device's round": 1000 * (last - first) / counted / devices,

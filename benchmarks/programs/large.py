@@ -66,7 +66,8 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: i
         came < 0.99 * devices * rounds * model * MB
     ):  # Updates may be 1% smaller than the model, because they may lack small arrays such as counters.
         raise RuntimeError(
-            f"{came / MB:.0f} MB of answers came, not {rounds} rounds of {devices} x {model:.0f} MB"
+            f"only {came / MB:.0f} MB of updates arrived, but {rounds} rounds of {devices} devices with a model of "
+            f"{model:.0f} MB give more"
         )
     return {
         "written over what came": made_dirty / came,

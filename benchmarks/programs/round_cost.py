@@ -59,7 +59,7 @@ def measure() -> dict[str, float]:
             conduct(folder, MODEL, policy, running.address, clock)
     (first, began), (last, ended), rounds = clock.marks[0], clock.marks[-1], len(clock.marks) - 1
     if rounds != MODEL.rounds - 1:
-        raise RuntimeError(f"{rounds + 1} training phases of {MODEL.rounds} have ended")
+        raise RuntimeError(f"only {rounds + 1} of {MODEL.rounds} training phases have ended")
     cpu, seconds = (last - first) / rounds, (ended - began) / rounds
     return {
         "cpu": cpu, "seconds": seconds, "cpu over bare": cpu / alone["bare cpu"],

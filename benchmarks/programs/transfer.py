@@ -58,7 +58,7 @@ class TakeAll:
 def measure(qos: int = 1, busy: int = 0, size: int = SIZE) -> dict[str, float]:
     """Measure one transfer of our protocol, and then one plain publish.
 
-    The order has less effect on the result than the noise between calls.
+    The results of two calls differ more by noise than by the order of the two transfers.
     `qos` is the QoS of our blocks. `busy` is the number of processes that use a core during both transfers.
     """
     with tempfile.TemporaryDirectory() as place:

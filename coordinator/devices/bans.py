@@ -117,7 +117,8 @@ class Bans:
         except OSError as error:  # The disk has no room for the file of the ban.
             seconds = self.pause(name, now, BAN_SECONDS)
             log.warning(
-                "%s floods: it is banned for %.0f s; a restart ends the ban, because it could not be stored (%s)",
+                "%s floods the coordinator: messages under this name are ignored for %.0f s; a restart ends the ban, "
+                "because the ban could not be stored (%s)",
                 name,
                 seconds,
                 error.strerror,
@@ -128,7 +129,7 @@ class Bans:
         self._logged_at = now
         command = f"protofleet unban {name} --folder {self._folder.parent}"
         log.warning(
-            "%s floods: its messages are ignored until %s, or until you run `%s`",
+            "%s floods the coordinator: messages under this name are ignored until %s, or until you run `%s`",
             name,
             _as_time(ban.until),
             command,
@@ -155,7 +156,7 @@ class Bans:
         self._delete_old(now)
         self._update(now)
         for name in sorted(before - self.ignored):
-            log.warning("messages of %s are read again", name or "devices that are not enrolled")
+            log.warning("messages of %s are no longer ignored", name or "devices that are not enrolled")
         self._log_bans(now)
         with self._lock:
             uncounted, self._uncounted = self._uncounted, 0

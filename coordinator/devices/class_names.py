@@ -56,7 +56,7 @@ class ClassNameVote:
         self._names_of: dict[bytes, Names] = {}
         self._waiting: dict[str, Hello] = {}
         self._warned: set[str] = set()
-        # Digest of the names of the devices that took part at the last check.
+        # Digest of the names with which devices could take part at the last check.
         self._last_accepted_digest = b""
         self._has_listened = False
         self._log_limit = TokenBucket(1 / LOG_SECONDS, LOG_BURST)
@@ -200,9 +200,9 @@ class ClassNameVote:
         if self._log_limit.take(now):
             digest = self._digests[hello.device]
             log.error(
-                "%s has other class names than other devices, so it waits (%d of %d devices wait). It waits until "
-                "two devices and more than half of all that sent names agree, or until class_names in the "
-                "coordinator's settings decides: %s",
+                "%s has other class names than other devices, so it waits (%d of %d devices wait). The wait ends "
+                "when two devices, and more than half of all devices that sent names, agree. To decide now, set "
+                "class_names in the coordinator's settings. The difference is: %s",
                 hello.device, len(self._waiting), len(self._digests),
                 self._explain(digest, self._names_of.get(digest, ())),
             )  # fmt: skip

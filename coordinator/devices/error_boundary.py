@@ -47,7 +47,7 @@ class ErrorBoundary:
             pause = self._bans.pause(who, self._now())
             if self._log_rate.take(self._now()):
                 log.exception(
-                    "an internal error with %s, whose messages are ignored for %.0f s",
+                    "an internal error occurred in the work for %s: messages under this name are ignored for %.0f s",
                     who or "an unknown name",
                     pause,
                 )

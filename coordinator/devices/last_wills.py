@@ -24,9 +24,9 @@ LEFT: Final = "left"
 RETURNED: Final = "returned"
 REFUTED: Final = "refuted"
 OUTCOMES: Final = {
-    LEFT: "nothing was heard of it after that",
-    RETURNED: "it had lost its connection and came back",
-    REFUTED: "it was there all the time",
+    LEFT: "the device sent nothing after that",
+    RETURNED: "the device had lost its connection and came back",
+    REFUTED: "the device was there all the time",
 }
 
 # A birth message may arrive up to this many seconds after other messages of the same connection.

@@ -39,8 +39,8 @@ class CoordinatorLimits:
     """The [limits] table: what one device may claim, and how much of the disk updates may use."""
 
     examples: Examples = 1_000_000
-    """Largest number of examples that a device may state, which are its weight in FedAvg and limit what it
-    may upload in FedPall and FedPLCC.
+    """Largest number of examples that a device may state; this number is the device's weight in FedAvg, and limits
+    its uploads in FedPall and FedPLCC.
     """
     answer_bytes: AnswerBytes = 1 << 30
     """Largest update in bytes, even if the method would accept more."""
@@ -53,10 +53,10 @@ class CoordinatorLimits:
     means no limit.
     """
     outlier: Outlier = 100.0
-    """Multiple of the median norm of its cohort from which an update is put aside; 0 means that no update is."""
+    """Norm from which an update is put aside, as a multiple of the median norm of its cohort; 0 means off."""
     confusion: ConfusionClasses = MOST_CLASSES
-    """Largest number of classes of a run in which devices are asked at the end which classes they confuse; 0
-    means that they are never asked.
+    """Largest number of classes with which a run asks the devices at the end which classes they confuse; 0 means
+    never.
     """
 
     def __post_init__(self) -> None:
@@ -64,7 +64,8 @@ class CoordinatorLimits:
         for domain in self.domains:
             if not is_domain(domain):
                 raise ValueError(
-                    f"domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, all of them printable"
+                    f"domains contains {domain[:99]!r}, but the name of a domain must have 1 to {MAX_DOMAIN} "
+                    "printable letters"
                 )
         if self.answer_bytes > self.spool_bytes:
             raise ValueError(

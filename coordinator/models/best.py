@@ -76,7 +76,8 @@ class BestModel:
         saved = self._spool.saved_round(number)
         if saved is None:
             log.warning(
-                "the best model by validation, of round %d, cannot be stored: its snapshot was deleted",
+                "the model of round %d has the best validation accuracy, but its snapshot was deleted, so the model "
+                "cannot be stored",
                 number,
             )
             return
@@ -91,7 +92,8 @@ class BestModel:
                 raise
             self._unwritten = number
             log.error(
-                "could not store the best model by validation: %s; the next event of the run tries again",
+                "the model with the best validation accuracy could not be stored: %s; the coordinator tries again "
+                "at the next event of the run",
                 error,
             )
             return

@@ -17,7 +17,7 @@ ByDomain = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of one view after a number of training rounds, with the number of devices that measured it."""
+    """The result of one view after a number of training rounds, and the number of devices that measured the view."""
 
     rounds: int  # Number of training rounds before the measurement.
     line: int  # Index of the line of rounds.jsonl that holds the result.

@@ -54,7 +54,7 @@ class LogLines:
             else f"accuracy {accuracy:.1%} ({self._view}{who_words(record, self._view)}), "
         )
         log.info(
-            "%s: %d of %d answered, %stensors up %s, down %s, %.1f s",
+            "%s: %d of %d devices answered, %stensors up %s, down %s, %.1f s",
             named, len(record.participants), len(asked), mean, human_bytes(up), human_bytes(down), record.seconds,
             extra=fields(
                 event="round", round=record.round, answered=len(record.participants), asked=len(asked),
@@ -65,7 +65,10 @@ class LogLines:
 
 
 def who_words(record: RoundRecord, view: str) -> str:
-    """Return the words for a log line about how many devices measured; "" if all present devices were asked."""
+    """Return the words for a log line about how many devices measured this view.
+
+    Return "" if all present devices were asked to measure it.
+    """
     words = sampled_words(record.measured.get(view))
     return f", {words}" if words else ""
 

@@ -46,9 +46,10 @@ VERDICTS: Final = ("accepted", "late", "refused")
 
 
 class BoundedLabels:
-    """The values of a label that devices choose: the first `most` values are kept, and all others become "other".
+    """The values of a label, which devices choose.
 
-    Without this limit a lying device could create any number of series.
+    The first `most` values are kept, and all other values become "other". Without this limit, a lying device could
+    create any number of series.
     """
 
     def __init__(self, most: int) -> None:
@@ -78,9 +79,9 @@ class DamageCounts:
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
         words = (
-            "Damaged files that this coordinator replaced: snapshot (it replays the round before), index (it "
-            "uses the copy), answer (it asks the device again). folder is 1 if most devices know later rounds "
-            "than the coordinator's folder; docs/reliability.md"
+            "Damaged files that this coordinator replaced, by `what`: snapshot (the previous round is "
+            "replayed), index (the copy is used), answer (the device is asked again). `folder` is 1 if most "
+            "devices know later rounds than the coordinator's folder; docs/reliability.md"
         )
         return [CounterMetricFamily("protofleet_checkpoint_fallbacks", words, labels=["what"])]
 
@@ -157,9 +158,9 @@ class OlderCopyCounts(PerDeviceCounts):
 
     name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
-        "Signs of an older copy of a folder in a device's messages. whose is device (it came back in an earlier "
-        "state), or coordinator (the device knows later rounds than the coordinator's folder; one device alone "
-        "proves nothing); docs/reliability.md"
+        "Signs of an older copy of a folder in a device's messages. `whose` is device (the device came back "
+        "in an earlier state) or coordinator (the device knows later rounds than the coordinator's folder; "
+        "one device alone proves nothing); docs/reliability.md"
     )
 
 
@@ -174,8 +175,8 @@ class Errors:
         return [
             CounterMetricFamily(
                 "protofleet_peers_cut_off",
-                "Errors in handling a message from or to a device, after which its messages were ignored for a "
-                "while",
+                "Errors in handling a message from or to a device, after which the device's messages were "
+                "ignored for a while",
             ),
             CounterMetricFamily(
                 "protofleet_observer_errors", "Errors in writing rounds.jsonl, metrics or events"

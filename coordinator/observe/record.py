@@ -102,20 +102,23 @@ class RoundRecord:
     by_device: dict[str, ByKind] = field(default_factory=dict)
 
     def is_of_all(self, view: str) -> bool:
-        """Return whether all present devices were asked to measure this view, even if some sent no update."""
+        """Return whether all present devices were asked to measure this view.
+
+        A device that was asked may have sent no update.
+        """
         return is_of_all(self.measured.get(view))
 
 
 def is_of_all(who: Mapping[str, int] | None) -> bool:
-    """Return whether all present devices were asked.
+    """Return whether all present devices were asked to measure a view.
 
-    In a line of an earlier version `who` is None. Then return True.
+    If an earlier version wrote the line, `who` is None, and the result is True.
     """
     return who is None or who["asked"] >= who["present"]
 
 
 def sampled_words(who: Mapping[str, int] | None) -> str:
-    """Describe how many of the present devices measured; return "" if all were asked."""
+    """Describe how many of the present devices measured a view; return "" if all of them were asked."""
     return "" if who is None or is_of_all(who) else f"by {who['devices']} of {who['present']} devices"
 
 
@@ -237,9 +240,9 @@ def odd_summary(table: Mapping[str, Any]) -> str:
 def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[str, ByKind]:
     """Divide `wire` into rows by device.
 
-    The devices with the most bytes have a row each, but only `most` devices. After these rows come the row ALL for
-    broadcasts and the row OTHER for the remaining bytes. The sum of the rows is always `wire`. If an earlier process
-    counted a part of `wire`, that part is in OTHER.
+    At most `most` devices have a row of their own: the devices with the largest numbers of bytes. After these rows
+    come the row ALL for broadcasts and the row OTHER for the remaining bytes. The sum of the rows is always `wire`.
+    If an earlier process counted a part of `wire`, that part is in OTHER.
     """
     totals: Counter[str] = Counter()
     for (device, _, _), size in crossed.items():

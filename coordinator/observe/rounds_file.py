@@ -72,7 +72,11 @@ class RoundsFile:
             for path, size in before.items():
                 if path.exists():
                     os.truncate(path, size)
-            log.error("could not write %s: %s; the next event of the run tries again", self._path, error)
+            log.error(
+                "could not write %s: %s; the coordinator tries again at the next event of the run",
+                self._path,
+                error,
+            )
         else:
             self._unwritten = []
 
@@ -95,7 +99,11 @@ class RoundsFile:
         before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
         if before != whole:
             if before:
-                log.warning("%s was damaged; it has %d whole lines now", self._path, whole.count(b"\n"))
+                log.warning(
+                    "%s was damaged and was repaired; the file now has %d lines",
+                    self._path,
+                    whole.count(b"\n"),
+                )
             self._disk.replace(self._path, whole)
         if copied != whole:  # The copy may lack a line after a crash, and earlier versions wrote no copy.
             self._disk.replace(self._copy, whole)
@@ -167,7 +175,13 @@ def restored(path: Path, until: int) -> bytes:
     missing = [number for number in range(1, until) if number not in lines]
     found = {number: copies[number] for number in missing if number in copies}
     if found:
-        log.error("%s lacked the lines of rounds %s; they are taken from its copy", path, sorted(found))
+        log.error(
+            "%s lacked the lines of rounds %s; the lines are taken from the copy of the file",
+            path,
+            sorted(found),
+        )
     if lost := [number for number in missing if number not in found]:
-        log.error("%s lacks the lines of rounds %s, and so does its copy", path, lost)
+        log.error(
+            "%s lacks the lines of rounds %s, and the copy of the file lacks these lines too", path, lost
+        )
     return b"".join(line + b"\n" for _, line in sorted((lines | found).items()))

@@ -34,13 +34,15 @@ class RunProgress:
         )
         self.over = Gauge(
             "protofleet_run_over",
-            "1 after the end of the run; how is finished, or diverged (no usable state is left). The "
+            "1 after the end of the run. `how` is finished or diverged (no usable state is left). The "
             "coordinator waits until Prometheus has scraped this value, at most 75 s",
             ["how"],
             registry=r,
         )
         self.connected = Gauge(
-            "protofleet_coordinator_connected", "1 while it is connected to the broker", registry=r
+            "protofleet_coordinator_connected",
+            "1 while the coordinator is connected to the broker",
+            registry=r,
         )
         self.round = Gauge("protofleet_round", "Number of the current round, from 1", registry=r)
         self.planned = Gauge("protofleet_rounds_planned", "Number of rounds of the whole run", registry=r)
@@ -57,7 +59,8 @@ class RunProgress:
         )
         self.unclean_start = Gauge(
             "protofleet_unclean_start_timestamp_seconds",
-            "Unix time of the last start after an unclean end (not by a signal, and not with the run); 0: never",
+            "Unix time of the last start after a crash; an end by SIGTERM, SIGINT or with the run is no crash. "
+            "0: never",
             registry=r,
         )
         self.commit = Gauge(
@@ -72,8 +75,8 @@ class RunProgress:
         )
         self.next_round = Gauge(
             "protofleet_round_next_timestamp_seconds",
-            "Unix time at which the next round may begin, while policy.pause_seconds or policy.hours hold it back; "
-            "else 0",
+            "Unix time at which the next round may begin, while policy.pause_seconds or policy.hours hold "
+            "the round back; else 0",
             registry=r,
         )
         self.seconds = Gauge("protofleet_round_seconds", "Duration of the last round", registry=r)
@@ -138,8 +141,8 @@ class Attendance:
         )
         self.aside = Counter(
             "protofleet_answers_aside",
-            "Accepted answers that were not used, because they differ too much from the others (limits.outlier) or "
-            "made a round's result unusable; rounds.jsonl and the log name the devices",
+            "Accepted answers that were not used: they differed too much from the others (limits.outlier), "
+            "or made a round's result unusable; rounds.jsonl and the log name the devices",
             registry=r,
         )
         self.staleness = Histogram(
@@ -269,10 +272,11 @@ class Learned:
     def __init__(self, r: CollectorRegistry) -> None:
         self.accuracy = Gauge(
             "protofleet_accuracy_ratio",
-            "Accuracy by domain, as all present devices measured it; rounds of a sampled cohort are only in "
-            "rounds.jsonl. split is test or validation. view is global (the model at the start of the round) "
-            "or personal (after local training; in the last evaluation, the device's model after the last "
-            "broadcast). A method with several ways to predict adds the way to the view: personal-classifier",
+            "Accuracy by domain, if all present devices measured; rounds of a sampled cohort are only in "
+            "rounds.jsonl. `split` is test or validation. `view` is global (the model at the start of the "
+            "round) or personal (the model after local training; in the last evaluation, the device's model "
+            "after the last broadcast). A method with several ways to predict adds the way to the view: "
+            "personal-classifier",
             ["domain", "split", "view"],
             registry=r,
         )
@@ -289,7 +293,8 @@ class Learned:
         )
         self.holders = Gauge(
             "protofleet_class_holders",
-            "Present devices that have samples of a class; only for methods that know it (needs_counts)",
+            "Present devices that have samples of a class; only for methods that know this number "
+            "(needs_counts)",
             ["class"],
             registry=r,
         )
@@ -317,14 +322,15 @@ class Devices:
     def __init__(self, r: CollectorRegistry) -> None:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds",
-            "Unix time of the last new message from a device; its will does not count, because the broker sends it",
+            "Unix time of the last new message from a device; a will does not count, because the broker "
+            "sends the will",
             ["device"],
             registry=r,
         )
         self.missing = Gauge(
             "protofleet_device_messages_missing",
-            "Messages of a device since the last new connection of it or of the coordinator that had not "
-            "arrived at the end of the last round: lost, held back or on their way",
+            "Messages of a device that had not arrived at the end of the last round: lost, held back or on "
+            "their way. Counted since the last new connection of the device or coordinator",
             ["device"],
             registry=r,
         )

@@ -30,12 +30,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read: {str(error)[:80]}; {WAY_OUT}") from None
     if not isinstance(summary, dict):
-        raise DamagedError(f"{path} is no summary of a run; {WAY_OUT}")
+        raise DamagedError(f"{path} is not a summary of a run; {WAY_OUT}")
     sealed = summary.pop("seal", None)
     if sealed is None and (odd := sorted(summary.keys() - UNSEALED)):
-        raise DamagedError(f"{path} is damaged: {odd[0][:40]!r} is no key of a summary; {WAY_OUT}")
+        raise DamagedError(f"{path} is damaged: {odd[0][:40]!r} is not a key of a summary; {WAY_OUT}")
     if sealed is None and (words := odd_summary(summary)):
-        raise DamagedError(f"{path} is no summary of a run: {words}; {WAY_OUT}")
+        raise DamagedError(f"{path} is not a summary of a run: {words}; {WAY_OUT}")
     if sealed is not None and sealed != _seal(summary):
         raise DamagedError(f"{path} is damaged: its content does not match its checksum; {WAY_OUT}")
     return summary

@@ -155,7 +155,7 @@ class Blame:
     server_half: bool = False
     # Round -> devices whose updates were put aside so far.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    trial: bool = False  # True if the search has only to choose one update that was not left out before.
+    trial: bool = False  # True if the search must only choose one update that was not left out before.
     tried: tuple[str, ...] = ()  # Devices whose updates were left out before.
     # True if the search may choose an update again after each update was left out once.
     endless: bool = False
@@ -175,7 +175,7 @@ class PutAside:
     words: str
     # True if the updates are left out only to see whether the next round then reaches its quorum.
     trial: bool = False
-    # Devices whose updates were left out as a trial, were not the cause, and are used again.
+    # Devices whose updates were left out as a trial. These updates were not the cause, so they are used again.
     returned: tuple[str, ...] = ()
 
 
@@ -295,6 +295,6 @@ class Recovered:
     judged: Mapping[int, float] = field(default_factory=dict)
     # The round with which policy.stop has ended the training, and the reason.
     stopped: tuple[int, str] | None = None
-    # The last round that a pause followed, and the Unix time at which the round ended.
+    # The last round that was followed by a pause, and the Unix time at which the round ended.
     ended: tuple[int, float] = (0, 0.0)
     ahead: tuple[Recovered, ...] = ()  # Later rounds that had begun; they are replayed after this round.

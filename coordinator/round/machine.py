@@ -434,7 +434,7 @@ class RoundMachine:
 
     def _start_timing(self, now: float, closed: bool) -> None:
         question = self.round, self.asked, self.base
-        if closed:  # the same devices must answer, however long it takes them
+        if closed:  # the same devices must answer, so there is no deadline
             self.straggler_deadline.asked(question, (), (), now)
             return
         earlier, self._earlier = self._earlier, None

@@ -38,12 +38,12 @@ def hours_of(text: str) -> Hours | None:
     found = HOURS.fullmatch(text)
     if found is None:
         raise ValueError(
-            f'hours is {text[:40]!r}, it must be one window HH:MM-HH:MM, such as "22:00-06:00", or ""'
+            f'hours is {text[:40]!r}, it must be one window HH:MM-HH:MM, such as "22:00-06:00", or "" for all day'
         )
     hours = Hours(60 * int(found[1]) + int(found[2]), 60 * int(found[3]) + int(found[4]))
     if hours.start == hours.end:
         raise ValueError(
-            f'hours is {text!r}, which ends at the time at which it starts; set it to "" for all day'
+            f'hours is {text!r}, but the end of a window must differ from its start; set hours to "" for all day'
         )
     return hours
 

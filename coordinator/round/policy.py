@@ -65,39 +65,38 @@ class Policy:
     spares: Devices = 0
     """Number of devices that are invited in addition to the cohort; the first `cohort` updates end the phase."""
     straggler_factor: StragglerFactor = 2.5
-    """Multiple of the median time of an update for which a quorum waits for the other devices, but at least for
+    """Time that a quorum waits for the other devices, as a multiple of the median time of an update, but at least
     `straggler_seconds`; 0 means that the quorum waits for `patience_seconds`.
     """
     straggler_seconds: Seconds = 0.5
     """Shortest time, in seconds, that a quorum waits for stragglers."""
     flaps: Flaps = 5
-    """Number of lost connections within `flap_seconds` from which the run does not wait for a device, although
-    the device still gets tasks; 0 means that the run waits for every device.
+    """Number of lost connections within `flap_seconds` after which the run no longer waits for a device, although the
+    device still gets tasks; 0 means that the run waits for every device.
     """
     flap_seconds: Seconds = 300.0
-    """Seconds within which lost connections are counted; after this time without a loss, a device is steady again."""
+    """Seconds for which lost connections are counted; after this time without a loss, a device is steady again."""
 
     pause_seconds: Seconds = 0.0
     """Seconds from the end of a round to the start of the next round."""
     hours: str = ""
-    """Hours in which rounds may begin, by the coordinator's local time, in a form such as
-    `22:00-06:00`; empty means all day.
+    """Hours in which rounds may begin, such as `22:00-06:00`, in the coordinator's local time; empty means all day.
     """
 
     # "auto" is 1 + the size of the cohort. So each update of the previous server step can be left out once.
     attempts: Attempts = "auto"
-    """Number of times that a round may miss its quorum because of broken updates before the run counts as
-    diverged; `auto` is 1 + the size of the cohort, and 0 means that there is no limit.
+    """Number of times that a round may miss its quorum because of broken updates before the run counts as diverged;
+    `auto` is 1 + the size of the cohort, and 0 means no limit.
     """
 
     weight_cap: WeightCap = 3.0
-    """Largest weight of a device, in training and in reports, as a multiple of the median weight of its cohort;
-    0 means that there is no limit.
+    """Largest weight of a device, in training and in reports, as a multiple of the median weight of its cohort; 0
+    means no limit.
     """
 
     evaluate_every: EvaluateEvery = 5
-    """Number of rounds after which all present devices measure the model, if rounds leave present devices
-    out; 0 means that they measure the model only at the end.
+    """Number of rounds after which all present devices measure the model, if not all of them take part in each round;
+    0 means only at the end.
     """
     stop: Stop | None = None
     """Conditions under which the run ends early; without this setting, the run has all its rounds."""

@@ -177,7 +177,8 @@ class CulpritSearch:
             )
             most = (len(order) + len(before) - 1) // 2 - len(before)
             log.warning(
-                "trying round %d without some of its %d updates of phase %s; at most %d of them may be put aside",
+                "the coordinator is trying round %d without some of its %d updates of phase %s; at most %d of these "
+                "updates may be put aside",
                 failed.round, len(order), phase, max(0, most),
             )  # fmt: skip
             if found := GroupTest(self._trial_of(failed, phase), most).left_out(order):

@@ -98,7 +98,7 @@ class ServerRunner:
                 raise
             self.errors += 1
             where = f"after {advance.phase}" if advance.phase else "at its start"
-            log.exception("an error of the server half in round %d, %s", advance.round, where)
+            log.exception("the server half raised an error in round %d, %s", advance.round, where)
             place = place_of(error.__traceback__)
             words = printable(f"the server half raised {type(error).__name__}{place} {where}: {error}")
             words = words[:MAX_FAULT_LETTERS]

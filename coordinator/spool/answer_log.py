@@ -92,7 +92,7 @@ class AnswerLog:
         self._synced = self._end
 
     def begin_file(self) -> None:
-        """Begin a new file, so that older files can be deleted without the later updates."""
+        """Begin a new file for the later updates, so that the older files can be deleted."""
         if self._handle is not None:
             self._handle.close()
             self._handle, self._file, self._end, self._synced = None, self._file + 1, 0, 0
@@ -127,7 +127,7 @@ class AnswerLog:
         if whole:
             self._sound.add(key)
             return True
-        log.error("an update of %s is damaged or missing: the hash of bytes %d to %d of %s is not its name",
+        log.error("an update of %s is damaged or missing: the hash of bytes %d to %d of %s is not the update's name",
                   device, place.start, place.start + place.size, self._path(place.file))  # fmt: skip
         self.damaged += 1
         del self._places[key]

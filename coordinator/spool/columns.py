@@ -25,7 +25,7 @@ def names_in(text: object) -> list[str]:
     """Read a column that holds a list of names, or raise DamagedError."""
     found = _json(text)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise DamagedError("a column for a list of devices holds no list of names")
+        raise DamagedError("a column that must hold a list of device names has another content")
     return found
 
 

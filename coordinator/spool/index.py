@@ -56,7 +56,7 @@ ADDED_TABLES: Final = {
     # Validation accuracy, for policy.stop. If the run ended with the round, the column `words` holds the reason.
     "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # Names of the classes.
-    # The last round that a pause followed, and the time at which that round ended.
+    # The last round that was followed by a pause, and the time at which that round ended.
     "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",
     # Places of updates in the log of small updates.
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",
@@ -116,7 +116,10 @@ class SpoolConnection(sqlite3.Connection):
                 if self.in_transaction or not statement.startswith("SELECT"):
                     raise
                 if not logged:
-                    log.error("the run's index is held by another program (%s): waiting to read it", error)
+                    log.error(
+                        "the run's index is held by another program (%s); the coordinator waits to read the index",
+                        error,
+                    )
                 logged = True
             else:
                 if logged:
@@ -266,8 +269,8 @@ class Index:
         row = self.db.execute("SELECT epoch FROM run").fetchone()
         if row and self.epoch is not None and row[0] != self.epoch:
             raise FencedError(
-                f"another coordinator, of epoch {row[0]}, has taken over {self.folder}; this one, of epoch "
-                f"{self.epoch}, stops"
+                f"another coordinator, of epoch {row[0]}, has taken over {self.folder}, so this "
+                f"coordinator, of epoch {self.epoch}, stops"
             )
 
     @contextlib.contextmanager
@@ -472,8 +475,8 @@ def how_to_go_on(folder: Path) -> str:
     Nothing can restore the state of the run, because it is stored only in this folder.
     """
     return (
-        f"put {folder} back from a backup, where an older one goes on with `protofleet go-on {folder.parent} "
-        "--from-round N` and loses what came after it; or begin the run anew under another name"
+        f"put {folder} back from a backup (after an older backup, `protofleet go-on {folder.parent} --from-round N` "
+        "continues the run without the lost rounds); or begin the run anew under another name"
     )
 
 

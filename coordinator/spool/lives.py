@@ -28,8 +28,8 @@ class Life:
         """Record that a coordinator has started."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # Unix time of the newest start before which a coordinator had not ended in order. This may be the start of
-        # this process or of an earlier process.
+        # Unix time of the newest start that found that the previous coordinator had not ended in order. This may be
+        # the start of this process or of an earlier process.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 

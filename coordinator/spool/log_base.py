@@ -73,8 +73,8 @@ def put_foreign_log_aside(path: Path, disk: Disk) -> None:
     disk.rename(log_file, aside)
     disk.remove(memory_beside(path))
     log.error(
-        "%s belongs to another version of %s than the one next to it, for example because a backup was put back: the "
-        "log is not used, and is kept as %s", log_file, path.name, aside.name,
+        "%s does not belong to the present version of %s, for example because a backup was put back: the log is not "
+        "used, and is kept as %s", log_file, path.name, aside.name,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _belongs(path: Path) -> bool:
 
 
 def _row_of(path: Path, how: str = "") -> tuple[int, int] | None:
-    """Read both numbers from the file and its log. With an option in `how`, SQLite ignores the log."""
+    """Read both numbers from the file and its log. `how` may contain an option with which SQLite ignores the log."""
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{how}", uri=True)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'log_base'").fetchone():
             return None

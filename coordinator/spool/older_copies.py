@@ -72,7 +72,7 @@ def go_on_from(folder: Path, round: int) -> None:
     """Let an older copy of a coordinator's folder go on in a round for which no device has sent an update yet."""
     if not (folder / "spool.sqlite").exists():
         raise SettingsError(
-            f"{folder} holds no run: there is no spool.sqlite in it; name the run's folder, such as runs/demo"
+            f"{folder} holds no run: there is no spool.sqlite in it; give the run's folder, such as runs/demo"
         )
     keep_to_ourselves(folder)
     spool = Spool(folder)
@@ -162,8 +162,8 @@ class OlderCopyDetector:
         self._spool.fallbacks["folder"] = 1
         log.error(
             "%d of %d devices (%s) know more of this run than %s. If that folder is an older copy, no round "
-            "can end, because devices do not answer rounds before their last one. Then put the newest copy back; or "
-            "see `protofleet go-on --help`; or begin the run anew under another name",
+            "can end, because a device sends no updates for rounds before its last round. In this case, put the "
+            "newest copy back; or see `protofleet go-on --help`; or begin the run anew under another name",
             len(who), len(present), _first_three(who), self._spool.folder,
         )  # fmt: skip
 
@@ -199,8 +199,8 @@ class OlderCopyDetector:
             self._judged_boots[device] = boot
             if behind and self._count_and_may_log(device, ITS_OWN, now):
                 log.error(
-                    "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part "
-                    "with this folder, but later training is lost, so the results of the run differ",
+                    "%s has answered %s: its folder is an older copy, was emptied, or was damaged. The device "
+                    "takes part with this folder. Its later training is lost, so the results of the run differ",
                     device, behind,
                 )  # fmt: skip
 

@@ -269,7 +269,9 @@ class Spool:
         if self.disk.free_bytes(self.folder) < size:
             self.free_space()
         if (room := self.disk.free_bytes(self.folder)) < size:
-            raise OSError(errno.ENOSPC, f"{size} bytes are needed, {room} are free", str(self.folder))
+            raise OSError(
+                errno.ENOSPC, f"{size} bytes are needed, but only {room} bytes are free", str(self.folder)
+            )
 
     def check_claim(self) -> None:
         """Raise FencedError if another coordinator has taken over the folder.
@@ -561,7 +563,7 @@ class Spool:
         last = self.final_round
         if self.newest_round >= last:
             raise ValueError(
-                f"{self.folder} has the final evaluation, round {last}: there is no later round to go on in. "
+                f"{self.folder} has the final evaluation, round {last}, so no later round is left. "
                 "If the run is not finished, start its coordinator as usual; a finished run needs nothing"
             )
         if not self.newest_round < round <= last:
@@ -620,7 +622,9 @@ class Spool:
         """Record a damaged update in memory; its row is deleted later, because the index is being read now."""
         if (round, phase, device) in self.damaged_answers:
             return
-        log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
+        log.error(
+            "the answer of %s to round %d %s is damaged; the device is asked again", device, round, phase
+        )
         self.fallbacks["answer"] += 1
         self.damaged_answers.append((round, phase, device))
 
@@ -639,14 +643,16 @@ class Spool:
                 if i:
                     self.fallbacks["snapshot"] += i
                     log.error(
-                        "the snapshot of round %d is damaged; going back to that of round %d, whose updates are here",
+                        "the snapshot of round %d is damaged; the run goes back to the snapshot of round %d and uses "
+                        "the saved updates of that round",
                         latest[0][1], row[1],
                     )  # fmt: skip
                 return latest[i::-1]
         if rows:
             lost = ", ".join(row[5] for row in latest)
             raise DamagedError(
-                f"{self.snapshots.folder} has no undamaged snapshot of these: {lost}; put one back from a backup; or "
+                f"all snapshots in {self.snapshots.folder} are damaged or missing: {lost}; put one of them back from "
+                "a backup; or "
                 f"{how_to_go_on(self.folder)}"
             )
         return []

@@ -24,7 +24,7 @@ class Certificates:
         self._fleet, self._authority = fleet, authority
 
     def valid(self, name: str) -> frozenset[str]:
-        """Return a set with the SHA-256 of the certificate of a host, which has the name `name`.
+        """Return a set with one element, the SHA-256 of the certificate of the host `name`.
 
         The set is empty if the certificate must be renewed.
         """

@@ -138,7 +138,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
-    """Check the interpreter in the setting `software.python`, with which the venv of a release is made."""
+    """Check the Python of the setting `software.python`. This Python makes the venv of a release."""
     named = f"{use.python} (software.python)"
     package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = _numbers(f.python)[:2]

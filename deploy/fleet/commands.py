@@ -91,7 +91,7 @@ def run(step: str, o: Options, connect: Connect = connections) -> int:
     if command.needs_hosts and not o.hosts:
         example = COORDINATOR if step in ("backup", "restore") else "board-1"
         words = f"as in `protofleet deploy {step} {example}`; without names, this command does not run on all hosts"
-        raise SettingsError(f"name the hosts to {step}, {words}")
+        raise SettingsError(f"give the names of the hosts to {step}, {words}")
     with _open(o, command.changes, command.devices_only, connect) as deployment:
         return command.run(deployment, o)
 
@@ -140,7 +140,7 @@ def known_hosts(o: Options) -> int:
     if unasked:
         raise RunError(
             f"there is no terminal to confirm {counted(len(unasked), 'fingerprint')}: compare each shown "
-            "fingerprint with the one that the host itself shows, then repeat the command with --yes "
+            "fingerprint with the fingerprint that the host itself shows, then repeat the command with --yes "
             f"(make: ARGS=--yes) for {', '.join(unasked)}"
         )
     return OK if all(words.endswith((" known", " known now")) for words in told.values()) else FAILED
@@ -436,7 +436,7 @@ def _tell_who_is_revoked(d: Deployment) -> int:
 
 def _demand_devices(d: Deployment, step: str, way_out: str) -> None:
     if others := [name for name in d.hosts if d.fleet.hosts[name].role != DEVICE.name]:
-        raise SettingsError(f"{others[0]} is no device, and {step} works only on devices: {way_out}")
+        raise SettingsError(f"{others[0]} is not a device, and {step} works only on devices: {way_out}")
 
 
 def _revoke(authority: Authority, name: str, reason: str, broker: Path | None, remote: bool) -> None:
@@ -494,7 +494,9 @@ def _ask_for_fingerprint(
             if getattr(o, "yes", False):
                 return True
             if not sys.stdin.isatty():
-                raise RunError("there is no terminal to confirm this fingerprint; --yes skips the comparison")
+                raise RunError(
+                    "there is no terminal on which you can confirm this fingerprint; use --yes to skip the comparison"
+                )
             answer = input(f"{name}: {question} [y/N] ")
             return answer.strip().lower() in ("y", "yes")
 

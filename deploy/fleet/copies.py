@@ -61,8 +61,9 @@ def check(folder: Path, run: str) -> None:
     )
     if run not in held:
         raise SettingsError(
-            f"{folder / COPY} holds {', '.join(held) or 'no run'}, and coordinator.name in the fleet's file is "
-            f"{run}; set coordinator.name to the run that you want to restore, with its method and settings"
+            f"{folder / COPY} holds {', '.join(held) or 'no run'}, but coordinator.name in the fleet's file is "
+            f"{run}; set coordinator.name to the run that you want to restore, and set the method and the settings "
+            "of that run"
         )
 
 
@@ -90,10 +91,12 @@ def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Execut
 def demand_coordinator(hosts: dict[str, Ssh], coordinator: list[str], step: str) -> Ssh:
     if not coordinator:
         raise SettingsError(
-            f"the fleet's file names no coordinator, and {step} works only on the coordinator's host"
+            f"the fleet's file has no coordinator, but {step} works only on the coordinator's host"
         )
     if list(hosts) != coordinator:
         named = ", ".join(name for name in hosts if name not in coordinator)
         way_out = f"run `protofleet deploy {step} {coordinator[0]}`"
-        raise SettingsError(f"{named} is not the coordinator, and {step} works only on its host; {way_out}")
+        raise SettingsError(
+            f"{named} is not the coordinator, and {step} works only on the coordinator's host; {way_out}"
+        )
     return hosts[coordinator[0]]

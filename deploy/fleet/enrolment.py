@@ -142,6 +142,6 @@ class HostEnrolment:
         if same and latest.revoked_at:
             problem = f"{name} was revoked with the keys that it still has"
             raise RunError(
-                f"{problem}; `protofleet deploy revoke {name}` destroys these keys, then deploy again"
+                f"{problem}; destroy these keys with `protofleet deploy revoke {name}`, and then deploy again"
             )
         return same

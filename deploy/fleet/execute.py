@@ -344,7 +344,7 @@ def read_state(name: str, result: CommandResult) -> ServiceState:
     try:
         service, answers = read_service(said), said.text("answers")
     except SettingsError as error:
-        raise NonsenseError(f"{name}: the state of its service cannot be read: {error}") from None
+        raise NonsenseError(f"{name}: the state of the service cannot be read: {error}") from None
     status = read_object(Status, said.raw("status"))
     own = status if status and status.pid == service.pid else None
     return ServiceState(service, own, answers, status.over if status else "")

@@ -17,7 +17,7 @@ from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.protocol.wire.names import COORDINATOR
 
 DAY: Final = 86_400
-# If a restarted process has run for fewer seconds than this, the plan assumes that its service ends again and again.
+# If a restarted process has run for fewer seconds than this, the plan assumes that the service ends again and again.
 YOUNG_SECONDS: Final = 60
 
 
@@ -45,7 +45,7 @@ class Desired:
 
     @property
     def blocked_key(self) -> str:
-        """Return the name under which a host blocks this release with these settings after they have failed."""
+        """Return the name under which a host blocks this pair of release and settings after a failure."""
         return f"{self.release}-{self.settings}"
 
 

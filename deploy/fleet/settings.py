@@ -112,7 +112,9 @@ class Software:
             words = f"dependencies is {self.dependencies!r}, it must be one of {', '.join(DEPENDENCIES)}"
             raise ValueError(words)
         if self.dependencies == "shipped" and not self.wheels:
-            raise ValueError('dependencies is "shipped", but no folder of wheels is named; set wheels')
+            raise ValueError(
+                'dependencies is "shipped", but wheels is empty; set wheels to a folder of wheels'
+            )
         if not PATH_PATTERN.fullmatch(self.python):
             raise ValueError(f"python is {self.python!r}, it must be a command or a path without spaces")
         if self.kind == "container" and bool(self.image) == bool(self.archive):
@@ -140,22 +142,22 @@ class RolloutSettings:
     parallel: Annotated[int, Within(1, 1024)] = 8
     """Number of hosts that are changed at once."""
     drain_seconds: Seconds = 900.0
-    """Seconds that a device has to finish its work in progress before its process is stopped."""
+    """Seconds for a device to finish its work in progress before its process is stopped."""
     health_seconds: Seconds = 120.0
-    """Seconds that the coordinator has to answer a hello of the new process."""
+    """Seconds within which the coordinator must answer a hello of the new process."""
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1
-    """Number of rounds that a device must serve before a change is accepted as good."""
+    """Number of rounds that a device must complete before a change is accepted as good."""
     soak_seconds: Seconds = 1800.0
-    """Seconds that a device has to serve these rounds; a device that gets no task in this time is accepted as good,
-    and a message reports this device.
+    """Seconds for a device to complete these rounds; a device that gets no task in this time is accepted as good,
+    with a message.
     """
     accuracy_drop: Share = 0.0
-    """Largest drop of any domain's accuracy after a wave, from 0 to 1, with which the rollout continues; 0 means
-    that the accuracy is not checked.
+    """Largest drop of any domain's accuracy after a wave, from 0 to 1, with which the rollout continues; 0 means no
+    check.
     """
     metrics: str = ""
-    """URL of the coordinator's metrics, which the setting `care.accuracy_drop` needs, such as
-    `http://host:9100/metrics`; empty means none.
+    """URL of the coordinator's metrics, such as `http://host:9100/metrics`; `care.accuracy_drop` needs this URL;
+    empty means none.
     """
 
     def __post_init__(self) -> None:
@@ -221,8 +223,8 @@ class Fleet:
     known_hosts: str = ""
     """Path of the file with the hosts' keys; empty means the file of ssh."""
     broker: str = ""
-    """Folder of the broker's keys on this machine, which `protofleet enrol broker` makes; empty means that
-    the fleet deploys no broker.
+    """Folder of the broker's keys on this machine, which `protofleet enrol broker` makes; empty means no deployed
+    broker.
     """
     log: str = "deploy.log"
     """Path of the log of deployments."""
@@ -248,8 +250,8 @@ class Fleet:
             other = known.setdefault((host.address.lower(), host.port, host.role), name)
             if other != name:
                 raise ValueError(
-                    f"hosts {other} and {name} have one address, {host.address}; a host runs one {host.role}, so the "
-                    "second would replace the first: leave one of them out"
+                    f"hosts {other} and {name} have the same address, {host.address}; a machine can run only one "
+                    f"{host.role}, so the second host would replace the first: leave out one of the two hosts"
                 )
         if len(brokers := self.of_role(BROKER)) > 1:
             raise ValueError(
@@ -315,7 +317,7 @@ class Fleet:
         The broker comes first, then the coordinator, then the devices in the order of the file.
         """
         if unknown := [name for name in names if name not in self.hosts]:
-            raise SettingsError(f"there is no host {unknown[0]!r}; there are {', '.join(self.hosts)}")
+            raise SettingsError(f"there is no host {unknown[0]!r}; the hosts are {', '.join(self.hosts)}")
         chosen = [name for name in self.hosts if not names or name in names]
         turns = list(ROLES)
         return {
@@ -330,7 +332,8 @@ def _check_name(name: str, role: str) -> None:
     """
     if (name == COORDINATOR) != (role == COORDINATOR):
         raise ValueError(
-            f"host {name} has the role {role}; the coordinator's host is [hosts.{COORDINATOR}], and no other"
+            f"host {name} has the role {role}; the coordinator's host must be [hosts.{COORDINATOR}], and no other "
+            "host can have this name"
         )
     valid_name(name)
 
@@ -339,8 +342,8 @@ def read_fleet(path: Path) -> Fleet:
     """Read a fleet's file. Relative paths in it are relative to the folder of the file."""
     if not path.exists():
         raise SettingsError(
-            f"there is no file {path}; name the fleet's file with --fleet FILE (make: HOSTS=FILE), or make one with "
-            "`protofleet init`"
+            f"there is no file {path}; name the fleet's file with --fleet FILE (for make: HOSTS=FILE), or write a "
+            "new fleet's file with `protofleet init`"
         )
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
     broker = str(base / fleet.broker) if fleet.broker else ""
@@ -394,7 +397,9 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     table = merge(merge(DEVICE_DEFAULTS, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
-            raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")
+            raise SettingsError(
+                f"device.{key} of {name} is {table[key]!r}; for a deployed device, it must be {value!r}"
+            )
     if table.get("metrics_port") and "metrics_host" not in table:
         table["metrics_host"] = metrics_address(name, fleet.hosts[name].address)
     broker = dict(table.get("broker", {}))
@@ -415,7 +420,9 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
     table = merge(merge(COORDINATOR_DEFAULTS, {"broker": fleet.device.get("broker", {})}), fleet.coordinator)
     for key, value in {"federation": federation, "enrolled": str(role.keys)}.items():
         if table.setdefault(key, value) != value:
-            raise SettingsError(f"coordinator.{key} is {table[key]!r}; a deployed coordinator has {value!r}")
+            raise SettingsError(
+                f"coordinator.{key} is {table[key]!r}; for a deployed coordinator, it must be {value!r}"
+            )
     if not table["metrics_port"]:
         words = "`protofleet deploy` reads the coordinator's health at this port; set a port from 1 to 65535"
         raise SettingsError(f"coordinator.metrics_port is 0; {words}")
@@ -464,6 +471,6 @@ def metrics_address(name: str, address: str) -> str:
         return str(ipaddress.ip_address(address))
     except ValueError:
         raise SettingsError(
-            f"metrics_port of {name} is set, but its address is the name {address!r}; set metrics_host to "
-            'the address at which Prometheus reaches the host, or to "0.0.0.0" for all addresses of the host'
+            f"metrics_port of {name} is set, but the address of this host is a name, {address!r}; set metrics_host "
+            'to the address at which Prometheus reaches the host, or to "0.0.0.0" for all addresses of the host'
         ) from None

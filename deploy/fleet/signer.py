@@ -32,7 +32,7 @@ DIGEST_DIGITS: Final = 16  # Number of hexadecimal digits in a digest of setting
 
 
 class Signer:
-    """The signer of settings and manifests, which also reads back what it has signed."""
+    """The signer of settings and manifests, which also reads the settings that it has signed."""
 
     def __init__(self, authority: Authority, lock: AbstractContextManager[object]) -> None:
         """Sign with the keys of this root; `lock` ensures that only one thread signs at a time."""

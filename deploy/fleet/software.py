@@ -123,7 +123,7 @@ def make_image(software: Software, folder: Path) -> Release:
     archive = Path(software.archive)
     if not archive.is_file():
         raise SettingsError(
-            f"software.archive is {archive}, which is no file; `docker save -o` writes an archive"
+            f"software.archive is {archive}, but there is no such file; write an archive with `docker save -o`"
         )
     (folder / IMAGE).symlink_to(archive.absolute())
     description = f"image {archive.name}, {archive.stat().st_size / 1e6:.0f} MB"
@@ -139,7 +139,9 @@ def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) 
     folder.mkdir(parents=True, exist_ok=True)
     given = sorted(Path(software.wheels).glob("*.whl")) if software.wheels else []
     if software.wheels and not given:
-        raise SettingsError(f"software.wheels is {software.wheels}, a folder without a wheel (*.whl)")
+        raise SettingsError(
+            f"software.wheels is {software.wheels}, but this folder contains no wheel (*.whl)"
+        )
     for wheel in given:
         (folder / wheel.name).write_bytes(wheel.read_bytes())
     if not any(wheel.name.startswith("protofleet-") for wheel in given):

@@ -30,7 +30,7 @@ EXPLANATIONS: Final = (
      "`protofleet deploy known-hosts` shows its fingerprint and adds the key, or connect once by hand"),
     ("No matching host key", "it offers no key of a type that is known here; `ssh-keyscan {host}` shows its keys"),
     ("Permission denied", "it does not accept our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
-    ("Could not resolve hostname", "its name cannot be resolved; correct address in the fleet file"),
+    ("Could not resolve hostname", "its name cannot be resolved; correct the host's address in the fleet's file"),
     ("Connection refused", "nothing listens on {port}; is sshd running, is the port right?"),
     ("timed out", "no answer; is the host switched on, does a firewall drop the port?"),
     ("No route to host", "no route to the host; is it switched on and on this network?"),
@@ -77,7 +77,7 @@ def run_program(command: Sequence[str], stdin: str, seconds: float) -> CommandRe
             command, input=stdin.encode(), capture_output=True, timeout=seconds, check=False
         )  # The output is read as bytes, because text mode would turn every "\r" into a line break.
     except FileNotFoundError:
-        raise RunError(f"there is no {command[0]} on this machine; install it") from None
+        raise RunError(f"the program {command[0]} is missing on this machine; install it") from None
     return CommandResult(
         done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     )
@@ -134,7 +134,7 @@ class Ssh:
         except subprocess.TimeoutExpired:
             problem = f"{where}: {what} was not finished after {seconds:.0f} s"
             raise UnreachableError(
-                f"{problem}; check with `{self._by_hand}` whether it can be reached"
+                f"{problem}; check with `{self._by_hand}` whether the host can be reached"
             ) from None
         result = CommandResult(
             done.code,
@@ -157,7 +157,9 @@ class Ssh:
     def _explain(self, result: CommandResult) -> str:
         # If the key file is missing, ssh tries to log in without it, and the host refuses the login.
         if self._host.key and not Path(self._host.key).exists():
-            return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"
+            return (
+                f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct this setting"
+            )
         for text, explanation in EXPLANATIONS:
             if text in result.err:
                 port = f"port {self._host.port}" if self._host.port else "its port for ssh"

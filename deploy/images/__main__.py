@@ -34,14 +34,14 @@ def main() -> int:
         "--tag",
         default="",
         metavar="NAME",
-        help="name of the image, if only one is built (default: protofleet/IMAGE)",
+        help="name of the image, if only one image is built (default: protofleet/IMAGE)",
     )
     parser.add_argument(
         "--pin",
         action="append",
         default=[],
         metavar="NAME=VERSION",
-        help="another version of a package, for example torch=2.7.1",
+        help="version of a package that replaces the locked version, for example torch=2.7.1",
     )
     parser.add_argument("--platform", default="", help="platform of the images, for example linux/arm64")
     parser.add_argument("--pinned", action="store_true", help="refuse a base image without a digest")
@@ -50,13 +50,13 @@ def main() -> int:
         type=Path,
         default=IDS_FILE,
         metavar="FILE",
-        help="file with the ids of the built images",
+        help="file to which the ids of the built images are written",
     )
     options = parser.parse_args()
     if unknown := set(options.targets) - set(TARGETS):
-        parser.error(f"there is no image {sorted(unknown)[0]!r}; there are {', '.join(TARGETS)}")
+        parser.error(f"there is no image {sorted(unknown)[0]!r}; the images are {', '.join(TARGETS)}")
     if options.tag and len(options.targets) > 1:
-        parser.error(f"--tag names one image, but {len(options.targets)} are built")
+        parser.error(f"--tag can name only one image, but {len(options.targets)} images are built")
     try:
         pins = tuple((name, version) for name, _, version in (pin.partition("=") for pin in options.pin))
         given = (

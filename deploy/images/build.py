@@ -61,14 +61,16 @@ class Build:
 
 def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Path = IDS_FILE) -> None:
     if wanted.target == "edge-jetson" and not wanted.base:
-        raise RunError("edge-jetson has no default base image: name an image with NVIDIA's torch with --base")
+        raise RunError(
+            "edge-jetson has no default base image: use --base to name an image that has NVIDIA's torch"
+        )
     with build_context(wanted.wheels, wanted.pins) as context:
         done = subprocess.run(
             wanted.command(context), env={**os.environ, **(environment or {}), "DOCKER_BUILDKIT": "1"}
         )
     if done.returncode:
         raise RunError(
-            f"docker failed to build {wanted.tag}; its output is above. {UNFETCHED}; BASE=name names "
+            f"docker failed to build {wanted.tag}; its output is above. {UNFETCHED}; BASE=name selects "
             "another base image, and WHEELS=folder adds a folder of packages"
         )
     save_id(wanted.tag, built, environment)
@@ -169,7 +171,8 @@ def with_pins(text: str, pins: Sequence[tuple[str, str]]) -> str:
         text, found = re.subn(rf"(?m)^{re.escape(name)}==[^;\n]*", f"{name}=={version}", text)
         if not found:
             raise RunError(
-                f"there is no package {name!r} in runtime/constraints.txt to pin to another version"
+                f"the package {name!r} cannot be pinned to another version, because runtime/constraints.txt does not "
+                "contain this package"
             )
     return text
 

@@ -27,7 +27,8 @@ ImageIds = Mapping[str, str]  # The id of each image by its name.
 def save_id(name: str, path: Path = IDS_FILE, environment: Mapping[str, str] | None = None) -> None:
     if not (found := image_id(name, environment)):
         raise RunError(
-            f"{name} was built, but not in this engine; run `docker buildx use default` and build it again"
+            f"{name} was built, but this Docker engine does not have the image; run `docker buildx use default`, and "
+            "build the image again"
         )
     table = {**read_ids(path), _without_latest(name): found}
     write_file(path, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode(), durable=False)
@@ -40,11 +41,12 @@ def read_ids(path: Path = IDS_FILE) -> ImageIds:
         return {}
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{path} cannot be read ({error}); remove it, and `make images` writes it again"
+            f"{path} cannot be read ({error}); remove this file, and run `make images`, which writes it again"
         ) from None
     if not isinstance(table, dict) or not all(ID.fullmatch(str(found)) for found in table.values()):
         raise RunError(
-            f"{path} is no list of images and their ids; remove it, and `make images` writes it again"
+            f"{path} is not a list of images and their ids; remove this file, and run `make images`, which writes "
+            "it again"
         )
     return table
 
@@ -60,11 +62,12 @@ def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
             continue
         if not found:
             raise RunError(
-                f"{name}, built here as {recorded}, is not in this engine; `make images` builds it"
+                f"{name} was built here as {recorded}, but this Docker engine does not have the image; build it with "
+                "`make images`"
             )
         raise RunError(
-            f"{name} is not the image that was built here: {found}, not {recorded}; `make images` builds it again, "
-            f"and --with starts another image by its id (docs/containers.md, Pinning)"
+            f"{name} is not the image that was built here: its id is {found}, not {recorded}; `make images` builds "
+            f"the image again, and --with starts another image by its id (docs/containers.md, Pinning)"
         )
     return wanted
 
@@ -80,7 +83,7 @@ def image_id(name: str, environment: Mapping[str, str] | None = None) -> str:
     if "no such image" in done.stderr.lower():
         return ""
     raise RunError(
-        f"docker cannot show what the image {name} is: {(done.stderr.strip() or '?').splitlines()[-1]}"
+        f"docker cannot show the id of the image {name}: {(done.stderr.strip() or '?').splitlines()[-1]}"
     )
 
 

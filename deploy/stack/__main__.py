@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     cluster = "three nodes of RabbitMQ in place of one Mosquitto"
     top.add_argument("--cluster", action="store_true", help=cluster)
     top.add_argument(
-        "--together", action="store_true", help="run all devices in one container, even if there are few"
+        "--together",
+        action="store_true",
+        help="run all devices in one container, even if there are few devices",
     )
     pinned = "up: refuse third-party images without a digest"
     top.add_argument("--pinned", action="store_true", help=pinned)
@@ -79,7 +81,7 @@ def stack_from(options: argparse.Namespace) -> Stack:
         experiment = with_devices(experiment, options.devices)
     settings = dict(pair.partition("=")[::2] for pair in options.settings)
     if unknown := sorted(settings.keys() - {*SETTINGS}):
-        raise SettingsError(f"there is no setting {unknown[0]!r}; there are {', '.join(SETTINGS)}")
+        raise SettingsError(f"there is no setting {unknown[0]!r}; the settings are {', '.join(SETTINGS)}")
     return Stack(options.folder, experiment, options.name, settings, options.cluster, options.together)
 
 
@@ -114,8 +116,8 @@ def _demand_nothing_runs(stack: Stack, fresh: bool) -> None:
         return
     if not fresh:
         raise SettingsError(
-            f"the run {run.name} runs in {stack.folder}, and other settings would end it: `make down` or FRESH=1 "
-            "ends it and keeps its results; `make logs` shows the run"
+            f"the run {run.name} still runs in {stack.folder}, and the new settings would end this run: `make down` "
+            "or FRESH=1 ends the run and keeps its results; `make logs` shows the run"
         )
     print(f"stack: the run {run.name} is ended; its results are kept")
 

@@ -34,9 +34,9 @@ def up(folder: Path) -> None:
     command = compose_command(folder, "up", "--detach", "--remove-orphans")
     if subprocess.run(command).returncode:
         raise RunError(
-            f"the stack did not start; docker's output is above, `make logs` has more. {UNFETCHED}; "
-            "`make images` builds our images; ARGS='--with PROMETHEUS_IMAGE=name' uses another image, such as one "
-            "that was loaded here, and ARGS='--with COMPOSE_PROFILES=' starts no Grafana"
+            f"the stack did not start; docker's output is above, and `make logs` shows more. {UNFETCHED}; "
+            "`make images` builds our images; ARGS='--with PROMETHEUS_IMAGE=name' uses another image, for example "
+            "an image that you have loaded; ARGS='--with COMPOSE_PROFILES=' starts the stack without Grafana"
         )
     if was_there.strip():
         # Prometheus must read its settings again, because an operator may have edited them. A process inside the
@@ -63,7 +63,7 @@ def down(folder: Path, forget: bool) -> None:
 
 def _require_stack(folder: Path) -> None:
     if not (folder / ENVIRONMENT_FILE).exists():
-        raise RunError(f"there is no stack in {folder}; set FOLDER=... if it is elsewhere")
+        raise RunError(f"there is no stack in {folder}; if the stack is in another folder, set FOLDER=...")
     require_docker("compose")
 
 

@@ -31,8 +31,9 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
         return None
     if not fresh and not (stack.run_folder / "summary.json").exists():
         raise SettingsError(
-            f"{stack.run_folder} holds an unfinished run with other settings; `make up` with those settings "
-            "continues it; FRESH=1 renames its results and begins a new run; ARGS='--set name=NAME' names the new run"
+            f"{stack.run_folder} holds an unfinished run with other settings; to continue that run, use `make "
+            "up` with its settings; FRESH=1 renames its results and begins a new run; ARGS='--set name=NAME' gives "
+            "the new run another name"
         )
     return stack.run_folder
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from protofleet.protocol.security.keyfiles import write_file
 
-WRITTEN: Final = ".written.json"  # This file has the hash of each file at our last copy.
+WRITTEN: Final = ".written.json"  # This file stores the hash that each file had when we last copied it.
 NEWER: Final = ".new"
 
 

@@ -113,8 +113,8 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
     """
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
-    # The record is removed, because the coordinator waits for every name that has a record. It would wait for the
-    # health check as if it were a device.
+    # The record is removed, because the coordinator waits for every name that has a record. With a record,
+    # the coordinator would wait for the health check as for a device.
     (federation.root / "records" / f"{HEALTHCHECK_CLIENT}.record").unlink(missing_ok=True)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
     mounted.mkdir(exist_ok=True, mode=0o700)
@@ -188,7 +188,7 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 def compose_devices(stack: Stack) -> dict[str, Any]:
     """Return the compose file of the devices: one service for each device, or one service for all devices."""
-    # No broker is required, because a stack has either the single broker or the RabbitMQ nodes.
+    # Neither dependency is required, because a stack has either the single broker or the RabbitMQ nodes.
     healthy = {"condition": "service_healthy", "required": False}
     template = {
         "extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"},

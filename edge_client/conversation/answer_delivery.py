@@ -90,7 +90,7 @@ class AnswerDelivery:
             self.pending.resend_at = now + RESEND_SECONDS
             return
         a = self.pending.answer
-        log.info("round %d %s: answer %s", a.round, a.phase, a.object)
+        log.info("round %d %s: sending the update %s", a.round, a.phase, a.object)
         try:
             self._link.send_update(self.pending.update(self._link.me.name), bytes.fromhex(a.object))
         except BrokerError as error:
@@ -131,6 +131,6 @@ def log_receipt(answer: Answer, size: int, receipt: Receipt) -> None:
         f", accuracy {value:.1%} ({name[len(ACCURACY) :]})" for name, value in accuracy.items()
     )
     log.info(
-        "round %d %s: answered in %.1f s with %s%s: accepted",
+        "round %d %s: the update is accepted: %.1f s of work, %s%s",
         answer.round, answer.phase, seconds, human_bytes(size), measured, extra=figures,
     )  # fmt: skip

@@ -43,7 +43,8 @@ class CoordinatorWatchdog:
         if now >= self.alarm_at:
             self.expired = True
             log.warning(
-                "connected, but no new message of the coordinator for %.0f s: the coordinator is down, or the broker "
-                "does not forward its messages; check whether the coordinator runs, and read its log",
+                "the device is connected, but has received no new message of the coordinator for %.0f s: the "
+                "coordinator is down, or the broker does not forward its messages; check whether the coordinator "
+                "runs, and read its log",
                 now - self.since,
             )

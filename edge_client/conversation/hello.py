@@ -103,5 +103,5 @@ def plan_for(
             f"the number of classes is {plan.classes} in the run, but in this device's data it is {data.classes}"
         )
     if problem := difference("this device's data", data.names, "the run", names):
-        raise SettingsError(f"its classes have other names: {problem}")
+        raise SettingsError(f"the classes of this device have other names: {problem}")
     return plan

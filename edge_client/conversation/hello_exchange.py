@@ -111,7 +111,7 @@ class HelloExchange:
         """Take no new work until `resume` is called."""
         if self.backoff.paused:
             return
-        log.info("taking no new work: %s", why)
+        log.info("the device takes no new work: %s", why)
         self.backoff.pause()
         self.next_at = NEVER
         self._timer.bye_sent()

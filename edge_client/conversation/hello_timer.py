@@ -7,8 +7,8 @@ coordinator has received a hello. After the welcome, the coordinator names the d
 whenever it waits for the device. After a bye, the coordinator needs a new hello of the device.
 
 A task or a receipt does not show that a hello has arrived, because a restarted coordinator reads from its disk which
-devices have a task. But the coordinator accepts no update from a device until it has sent its plan to this device. So
-a device sends a hello at once when it receives the first message of a restarted coordinator.
+devices have a task. But the coordinator accepts no update from a device before the coordinator has sent its plan to
+this device. So a device sends a hello at once when it receives the first message of a restarted coordinator.
 
 Some events reach all devices at the same moment, for example a restart of the broker. Each device sends its
 hello after such an event at a different time.

@@ -144,7 +144,7 @@ class Checked:
                 f"{split}: {'uint8' if told else 'other numbers'}" for split, told in pixels.items()
             )
             raise PlugInError(
-                f"{self.where}: some samples of Data are pixels and some are not ({are}); give all the same type"
+                f"{self.where}: some samples of Data are pixels and some are not ({are}); give all samples one type"
             )
         return pixels["train"]
 

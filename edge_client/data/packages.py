@@ -37,7 +37,7 @@ def package_file(package: str, path: str) -> Path:
             return folder / path
     if not installed:
         raise DataError(f"{Path(path).name} comes with the package {name}, which is not installed: {FETCH}")
-    raise DataError(f"the installed {name} has no {path} in {installed[0]}; {REFETCH}")
+    raise DataError(f"the installed package {name} has no file {path} in {installed[0]}; {REFETCH}")
 
 
 def installed_in(package: str) -> list[Path]:

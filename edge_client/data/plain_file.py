@@ -33,18 +33,18 @@ def content_of(path: Path, *, links: bool = True) -> bytes:
         raise
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
-            raise UnusableError("it is a link; put the file itself there") from None
-        raise UnusableError(f"it is no regular file, or cannot be read ({error.strerror})") from None
+            raise UnusableError("it is a link; replace it with the file itself") from None
+        raise UnusableError(f"it is not a regular file, or it cannot be read ({error.strerror})") from None
     try:
         found = os.fstat(handle)
         if stat.S_ISDIR(found.st_mode):
             raise UnusableError("it is a folder; put its files directly into the folder of the class")
         if not stat.S_ISREG(found.st_mode):
-            raise UnusableError("it is no regular file")
+            raise UnusableError("it is not a regular file")
         with os.fdopen(handle, "rb", closefd=False) as file:
             content = file.read(MOST_BYTES + 1) if found.st_size <= MOST_BYTES else b""
     finally:
         os.close(handle)
     if (size := max(found.st_size, len(content))) > MOST_BYTES:
-        raise UnusableError(f"it has {size:,} bytes, at most {MOST_BYTES:,} are read")
+        raise UnusableError(f"it has {size:,} bytes, but the limit is {MOST_BYTES:,}")
     return content

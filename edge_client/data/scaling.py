@@ -38,7 +38,7 @@ class Scale:
     offset: tuple[Offset, ...] = (0.0,)
     """Numbers that are subtracted from a sample, one for each channel or one for all."""
     by: tuple[Divisor, ...] = (1.0,)
-    """Numbers by which a sample is then divided, one for each channel or one for all."""
+    """Numbers by which the result is divided, one for each channel or one for all."""
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -35,7 +35,7 @@ class DataSettings:
     source: str = DEFAULT_SOURCE
     """Source of the data (`protofleet data` lists the sources)."""
     root: str = ""
-    """Folder of the data; empty means the folder of the source's name in `$PROTOFLEET_DATA`, or else in
+    """Folder of the data; empty means the folder with the source's name in `$PROTOFLEET_DATA`, or else in
     `~/.cache/protofleet`.
     """
     domain: str = ""
@@ -47,21 +47,21 @@ class DataSettings:
     part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0
     """Index of this client's share, from 0."""
     parts: Parts = 1
-    """Number of shares that the data are divided into; clients that share a domain must agree on every key
-    but `part`.
+    """Number of shares into which the data are divided; clients that share a domain must agree on every key but
+    `part`.
     """
     beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = 0.3
     """Parameter of the Dirichlet draw; a smaller value gives a larger skew."""
     fraction: Fraction | None = None
-    """Part of the domain's training samples for each client, such as 0.1 for a tenth; left out, a client has
-    its whole share.
+    """Part of the domain's training samples for each client, such as 0.1 for a tenth; if left out, a client has its
+    whole share.
     """
     samples: Samples | None = None
-    """Largest number of samples for training and validation together; left out, there is no limit."""
+    """Largest number of samples for training and validation together; if left out, there is no limit."""
     own_test: OwnTest | None = None
-    """Part of the client's own samples that is used as its test set; left out, the published test set is used."""
+    """Part of the client's own samples that is used as its test set; if left out, the published test set is used."""
     test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None
-    """Largest number of test samples; left out, there is no limit."""
+    """Largest number of test samples; if left out, there is no limit."""
     validation: Annotated[float, Within(0, 0.9)] = 0.1
     """Part of the training samples that is held out for validation; 0 means no validation."""
     size: Pixels = USUAL_SIDE
@@ -69,21 +69,21 @@ class DataSettings:
     channels: Channels = USUAL_CHANNELS
     """Number of channels to which images are converted, 3 for colour or 1 for shades of grey."""
     shape: Axes = ()
-    """Shape of a sample in place of `size` and `channels`, which is [F] for vectors, [C, T] for series and
-    [C, H, W] for images; empty means `size` and `channels`.
+    """Shape of a sample, [F] for vectors, [C, T] for series or [C, H, W] for images; empty means that `size` and
+    `channels` are used.
     """
     scale: Scale | None = None
     """Scale of samples that are not pixels, if their source has no scale; it must be the same on all devices."""
     inbox: str = ""
-    """Folder with files `<class>/<file>` that grows while the device runs; empty means none."""
+    """Folder to which files `<class>/<file>` are added while the device runs; empty means none."""
     inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0
     """Seconds between two looks into the inbox."""
     classes: tuple[str, ...] = ()
     """Names of the classes to keep, in this order; empty means the source's usual classes."""
     seed: Seed = 0
-    """Seed of every draw from the data; the published test set does not depend on it."""
+    """Seed of every draw from the data; the published test set does not depend on this seed."""
     file: str = ""
-    """Path of a Python file whose `DATA` gives the data; empty means a source."""
+    """Path of a Python file whose `DATA` gives the data; empty means that `source` gives them."""
     name: str = ""
     """Name of the data that `file` gives; empty means the name of the file."""
 
@@ -141,15 +141,16 @@ class DataSettings:
     def _name_own(self) -> None:
         if self.name and not self.file:
             raise ValueError(
-                f"name is {self.name!r}, but name is used only together with data.file; set a source with data.source"
+                f"name is {self.name!r}, but the setting name is used only together with data.file; choose a source "
+                "with data.source"
             )
         if self.file and self.source == DEFAULT_SOURCE:
             object.__setattr__(self, "source", self.name or Path(self.file).stem)
         for key in THEIR_OWN_AFFAIR if self.is_plugin else ():
             if (value := getattr(self, key)) not in (None, ()):
                 raise ValueError(
-                    f"{key} is {encode(value)}, but the function of {self.source} gives the data and decides "
-                    "this; leave the key out"
+                    f"{key} is {encode(value)}, but the function of {self.source} gives the data and makes "
+                    "this choice; leave out this setting"
                 )
 
     def _check_names(self) -> None:
@@ -160,7 +161,7 @@ class DataSettings:
         if self.domain in (".", "..") or any(mark in self.domain for mark in "/\\"):
             raise ValueError(f"domain is {self.domain!r}, it must be the plain name of a folder in the root")
         if self.split not in SPLITS:
-            raise ValueError(f"split is {self.split!r}; there are {', '.join(SPLITS)}")
+            raise ValueError(f"split is {self.split!r}, it must be one of {', '.join(SPLITS)}")
         if len(self.classes) == 1 or len(set(self.classes)) < len(self.classes):
             raise ValueError(
                 f"classes is {list(self.classes)}; it must be empty, or name at least two classes, each only once"

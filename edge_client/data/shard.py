@@ -119,7 +119,7 @@ class Shards:
         )
 
     def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
-        """Return for each client of the domain the numbers of training samples and of test samples in its share.
+        """Return one pair for each client of the domain: the numbers of training and test samples in its share.
 
         The numbers are counted before samples are held out or left out. Only labels are read, not samples.
         """
@@ -220,7 +220,7 @@ def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collec
     if not len(train.labels) or not (len(test.labels) or s.own_test):
         raise DataError(
             f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-            f"of its {len(domain.classes)} classes; training and test samples are both needed, or set data.own_test"
+            f"of its {len(domain.classes)} classes; both numbers must be above 0, unless data.own_test is set"
         )
     return train, test
 
@@ -273,7 +273,7 @@ def _comparable(classes: tuple[str, ...]) -> Names:
     names = normalized(classes)
     if problem := problem_with(names):
         log.warning(
-            "%s; this device does not send its class names, so they are not compared with those of other devices",
+            "%s; this device does not send its class names, so nobody compares them with the names of other devices",
             problem,
         )
         return ()
@@ -323,14 +323,14 @@ def _split_off(fraction: float, samples: Collection, rng: StableRandom) -> tuple
 def _check_sizes(train: Collection, test: Collection, settings: DataSettings, domain: Domain) -> None:
     if len(train.labels) < MIN_TRAINING_SAMPLES:
         raise DataError(
-            f"{domain.name} leaves client {settings.part} of {settings.parts} {len(train.labels)} training "
-            f"samples, but the smallest allowed number is {MIN_TRAINING_SAMPLES}; take fewer parts, a smaller "
-            "validation or more samples"
+            f"the division of {domain.name} gives client {settings.part} of {settings.parts} only "
+            f"{len(train.labels)} training samples, but at least {MIN_TRAINING_SAMPLES} are needed; use fewer parts, "
+            "a smaller validation fraction or more samples"
         )
     if not len(test.labels):
         raise DataError(
-            f"{domain.name} leaves client {settings.part} of {settings.parts} no test samples; "
-            "take fewer parts or a larger own_test"
+            f"the division of {domain.name} gives client {settings.part} of {settings.parts} no test samples; "
+            "use fewer parts or a larger own_test"
         )
 
 

@@ -83,8 +83,8 @@ class Admission:
         result = self._in_turn(work, needs, do)
         if isinstance(result, _OutOfMemory) and needs is not None:
             log.warning(
-                "%s ran out of the GPU's memory, although %s were expected to be enough; trying again when no other "
-                "device works: %s", work.name, megabytes(needs), result.message,
+                "%s ran out of the GPU's memory, although %s were expected to be enough; this work will be done "
+                "again when no other device works: %s", work.name, megabytes(needs), result.message,
             )  # fmt: skip
             result = self._in_turn(work, None, do)
         if isinstance(result, _OutOfMemory):

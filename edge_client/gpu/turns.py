@@ -35,7 +35,7 @@ SUFFIX: Final = ".turn"
 @dataclass(frozen=True)
 class Turn:
     number: int  # number of the turn in the order of arrival
-    needs: int | None  # bytes that the turn needs; None if they are unknown, and then no other turn may run
+    needs: int | None  # bytes that the turn needs; None if unknown: then no other turn may run
     working: bool  # true if the turn works, false if it waits
 
 

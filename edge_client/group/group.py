@@ -45,7 +45,7 @@ Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp`; its items are receive queues that have received something.
+    """The devices of a process, as an `EventLoopApp` whose items are receive queues that have received something.
 
     If an error ends a device, the group assembles the device again, in the same way as systemd restarts the process
     of a single device. The pauses before the restarts grow. If the number of restarts is limited, the process

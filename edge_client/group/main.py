@@ -76,8 +76,8 @@ def check_settings(devices: Sequence[DeviceSettings]) -> None:
     for one in devices:
         if one.trainer != "inside":
             raise SettingsError(
-                f"{one.name} has trainer = {one.trainer!r}, but devices that share a process train inside it; start "
-                "this device in a process of its own"
+                f"{one.name} has trainer = {one.trainer!r}, but devices that share a process train inside this "
+                "process; start this device in a process of its own"
             )
     names = [one.name for one in devices]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -15,4 +15,4 @@ class BoardSettings:
     root: str = "/"
     """Root of the file system whose `sys` and `proc` are read; in a container, the folder of the host's root."""
     shared_by: Annotated[int, Within(1, LARGEST_COUNT)] = 1
-    """Number of devices on this board, each of which counts an equal part of the board's energy as its own."""
+    """Number of devices on this board; each device counts an equal part of the board's energy as its own."""

@@ -19,7 +19,7 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The energy that a board has used up to a reading of its sensor.
+    """The energy that a board had used when its sensor was read.
 
     The energy between two readings is known only if the two readings have equal `gaps`, because then no
     reading failed in the meantime.
@@ -56,7 +56,11 @@ class EnergyMeter:
                 self._lost = False
             except UNREADABLE as error:
                 if not self._gaps:
-                    log.warning("%s: %s; the energy of this time is unknown", self._sensor.name, error)
+                    log.warning(
+                        "%s: %s; the energy since the last successful reading is unknown",
+                        self._sensor.name,
+                        error,
+                    )
                 self._gaps, self._lost = self._gaps + 1, True
                 self._sensor.forget()
             return Drawn(self._joules, self._gaps)

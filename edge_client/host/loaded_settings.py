@@ -61,7 +61,7 @@ def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
         if enrolled:
             raise SettingsError(
                 f"{path} is not signed, but with --enrolled, only settings that the root of {enrolled} has "
-                "signed are accepted; sign them, or start without --enrolled if they are your own"
+                "signed are accepted; sign the settings, or start without --enrolled if the settings are your own"
             )
         return None
     if not enrolled:
@@ -69,7 +69,9 @@ def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
     trust = load_trust(Path(enrolled) / CURRENT)
     signed = read_settings(read_armoured(SETTINGS, path), trust.roots.keys)
     if signed.federation != trust.roots.federation:
-        problem = f"{path} is for federation {signed.federation}, {enrolled} is of {trust.roots.federation}"
+        problem = (
+            f"{path} is for federation {signed.federation}, but {enrolled} is of {trust.roots.federation}"
+        )
         raise StatementError(StatementFault.WRONG_FEDERATION, problem)
     return signed
 
@@ -79,7 +81,9 @@ def refuse_downgrade(folder: Path, version: int, path: Path) -> None:
     file = VersionFile(folder / VERSION_FILE)
     highest = file.highest()
     if version < highest:
-        problem = f"{path} is version {version}, but version {highest} has been in use; sign it again"
+        problem = (
+            f"{path} is version {version}, but version {highest} was used before; sign the settings again"
+        )
         raise StatementError(StatementFault.SUPERSEDED, problem)
     if version > highest:
         file.store(version)

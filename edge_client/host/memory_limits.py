@@ -47,7 +47,7 @@ def available_within_limits(root: Path) -> Iterator[int]:
 def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterator[int]:
     """Yield the available bytes in a group and in each group above it.
 
-    In a container that does not see the groups above, its own group is at the top.
+    A container may not see the groups above its own group. Then the container's group is the highest group.
     """
     top, group = root / version.folder, PurePosixPath("/", path)
     for each in (group, *group.parents):

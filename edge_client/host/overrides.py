@@ -40,8 +40,8 @@ class Overrides:
     verbose: bool = False
     """If true, the log has more details."""
     hottest_celsius: Celsius = 0.0
-    """Temperature in degrees Celsius of the board's hottest zone above which the device takes no new work; 0
-    means no limit.
+    """Temperature of the board's hottest zone, in degrees Celsius, above which the device takes no new work; 0 means
+    no limit.
     """
     trainer_memory_bytes: Bytes = 0
     """Largest memory, in bytes, of a training process that is started from now on; 0 means no change."""
@@ -70,7 +70,7 @@ class OverridesFile:
 
     def check(self) -> None:
         if self.current != Overrides() and self.clock() >= self._until:
-            log.info("tuning has ended; the device uses its own settings again")
+            log.info("the tuning has ended; the device uses its own settings again")
             self._set(Overrides(), 0.0)
         try:
             status = self.path.stat()
@@ -117,10 +117,10 @@ def verified_overrides(
     if signed.version < highest:
         raise StatementError(
             StatementFault.SUPERSEDED,
-            f"{path} is version {signed.version}, {highest} is the highest version that was used",
+            f"{path} is version {signed.version}, but version {highest} was used before; sign the tuning again",
         )
     if now >= signed.until:
-        raise StatementError(StatementFault.EXPIRED, f"{path} has ended")
+        raise StatementError(StatementFault.EXPIRED, f"{path} has expired")
     if signed.until - now > LONGEST_SECONDS:
         raise StatementError(
             StatementFault.MALFORMED,

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-# At most this number of zones, this number of coolers and this number of rails are reported, because each zone, each
-# cooler and each rail has its own series.
+# At most this number of zones are reported, because each zone has its own series. The same limit is used for coolers
+# and for rails.
 MAX_SERIES: Final = 64
 # The names of fans. The kernel's other cooling devices cool the board by making it slower.
 FANS: Final = re.compile("fan", re.IGNORECASE)

@@ -18,7 +18,7 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.protocol.transport.base import Done, Item
 
-# Seconds between two notifications. The pause is a third of WatchdogSec if that time is shorter.
+# Longest time between two notifications, in seconds. If a third of WatchdogSec is shorter, this third is used.
 LONGEST_PAUSE_SECONDS: Final = 10.0
 
 

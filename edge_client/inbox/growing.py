@@ -149,7 +149,11 @@ class GrowingData:
         """Make this list the announced list; the caller sends a hello afterwards."""
         new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
         words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
-        log.info("inbox: %s from the next round on; %d samples in all", words or "other files", len(listing))
+        log.info(
+            "inbox: the list changes from the next round on: %s; %d samples in all",
+            words or "other files",
+            len(listing),
+        )
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:

@@ -27,8 +27,8 @@ class ModelCollector:
         return [
             GaugeMetricFamily(
                 f"{PREFIX}round",
-                "Round of each model that is kept for serving; which is current, champion (the highest accuracy on "
-                "validation images) or pinned; a series is missing while there is no such model",
+                "Round of each model that is kept for serving. `which` is current, champion (the highest "
+                "accuracy on validation images) or pinned. A series is missing while there is no such model",
                 labels=["which"],
             ),
             CounterMetricFamily(f"{PREFIX}changes", "Changes of the current version"),

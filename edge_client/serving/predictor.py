@@ -77,7 +77,7 @@ def card_in(folder: Path) -> Card:
     try:
         return read_card((folder / CARD).read_bytes())
     except FileNotFoundError:
-        raise SettingsError(f"{folder} holds no model: there is no {CARD} in it") from None
+        raise SettingsError(f"{folder} holds no model: the file {CARD} is missing") from None
     except CardError as error:
         raise SettingsError(f"{folder / CARD}: {error}") from None
 
@@ -100,7 +100,7 @@ def _of_onnx(folder: Path, card: Card) -> Scores:
     path = folder / ONNX
     if not path.is_file():
         raise SettingsError(
-            f"there is no {ONNX} in {folder}; set models.template on the device, or leave --onnx out"
+            f"there is no {ONNX} in {folder}; set models.template on the device, or do not use --onnx"
         )
     try:
         import onnxruntime

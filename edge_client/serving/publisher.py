@@ -48,7 +48,7 @@ class ModelOrigin:
 
 
 class ModelPublisher:
-    """The publisher of the models of all plans that a trainer trains."""
+    """The publisher of the models of a trainer, for all plans of this trainer."""
 
     def __init__(self, settings: ModelSettings, state: Path, origin: ModelOrigin, disk: Disk) -> None:
         self._settings, self.origin = settings, origin

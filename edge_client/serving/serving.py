@@ -18,7 +18,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class ModelServing:
-    """An observer of the agent that accepts versions; `plan` returns the digest of the plan of the last updates."""
+    """An agent's observer, which accepts versions; `plan` returns the digest of the plan of the last updates."""
 
     def __init__(self, versions: ModelVersions, plan: Callable[[], str], hook: ModelHook | None) -> None:
         self.versions, self._plan, self.hook = versions, plan, hook
@@ -69,7 +69,7 @@ class ModelServing:
             self.failures += 1
             if not self._failed:
                 log.warning(
-                    "%s: %s; training goes on, and the version from before is still served",
+                    "%s: %s; training goes on, and the earlier version is still served",
                     self.versions.folder,
                     error,
                 )

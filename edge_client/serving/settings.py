@@ -23,11 +23,11 @@ class ModelSettings:
     folder: str = "models"
     """Folder of versions and links; a relative path starts in the device's own folder."""
     serve: str = AUTO
-    """Model that is served, `auto` (the one that the method's paper reports), `global`, `personal` or `off`."""
+    """Model that is served, `auto` (the model that the method's paper reports), `global`, `personal` or `off`."""
     keep: Annotated[int, Within(1, 1000)] = 3
-    """Number of the newest versions that are kept, in addition to those that a link names."""
+    """Number of the newest versions that are kept, in addition to versions to which a link points."""
     template: str = ""
-    """Folder of an export with `model.onnx`, into which each version's numbers are put; empty means no ONNX."""
+    """Folder of an export with `model.onnx`, which gets the numbers of each version; empty means no ONNX."""
     on_model: tuple[str, ...] = ()
     """Command and its arguments, run without a shell when another version is served; empty means none."""
 

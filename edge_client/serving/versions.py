@@ -175,7 +175,7 @@ class ModelVersions:
             current, previous = self.named(CURRENT), self.named(PREVIOUS)
             if previous is None or current is None or previous.number == current.number:
                 there = f"only {current.name} has been served" if current else "nothing has been served yet"
-                raise SettingsError(f"there is nothing to go back to in {self.folder}: {there}")
+                raise SettingsError(f"there is no earlier version in {self.folder}: {there}")
             self._pin(self._existing(previous.number))
         return previous
 
@@ -191,7 +191,9 @@ class ModelVersions:
                     raise SettingsError(f"{version.folder} cannot be served: {version.problem}")
                 return version
         there = ", ".join(version.name for version in versions) or "none"
-        raise SettingsError(f"there is no version {name_of(number)} in {self.folder}; there are: {there}")
+        raise SettingsError(
+            f"there is no version {name_of(number)} in {self.folder}; the versions are: {there}"
+        )
 
     def _settle(self) -> None:
         """Make `current` name the pinned version or, if no version is pinned, the newest version.
@@ -215,7 +217,7 @@ class ModelVersions:
         self._point(CURRENT, version)
 
     def _choose_champion(self, versions: list[Version]) -> None:
-        """Make `champion` name the version with the highest accuracy; of equal versions, the oldest one.
+        """Make `champion` name the version with the highest accuracy; if several have it, the oldest of them.
 
         Only versions with the newest version's plan are compared, because accuracies of different plans cannot
         be compared.

@@ -210,8 +210,8 @@ class DeviceState:
     def _check_not_taken_over(self) -> None:
         """Raise TakenOverError if another process of this device has written its boot.
 
-        Every boot in device.json that is not the boot of this process shows this. Even a lower boot does, because the
-        boots of a device start again when the device gets new keys.
+        Another process has written its boot if the boot in device.json is not the boot of this process. It may be
+        lower than the boot of this process, because the boots start again when the device gets new keys.
         """
         if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(

@@ -118,11 +118,13 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
         names += objects_in(residuals)
         names += [name for a in (*answers, *lost) for name in (a.question, a.base, a.object)]
         if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
-            raise ValueError(f"{bad[0][:40]!r} is no SHA-256")
+            raise ValueError(f"{bad[0][:40]!r} is not a SHA-256")
         if not 0 <= saved.epoch < 1 << 63:
             raise ValueError(f"epoch is {saved.epoch}")
         if not 0 <= saved.boot < 1 << 63 or len(answers) > KEPT_ANSWERS:
-            raise ValueError(f"boot is {saved.boot}, and there are {len(answers)} answers")
+            raise ValueError(
+                f"the boot {saved.boot} or the number of answers, {len(answers)}, is out of range"
+            )
     except NewerFormatError:
         raise
     except CONTENT_ERRORS as error:

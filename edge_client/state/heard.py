@@ -104,7 +104,9 @@ class HeardFile:
             table = json.loads(self._path.read_bytes())
             last = decode(LastHeard, read_checked(table, "heard"))
             if min(last.epoch, last.sequence) < 0:
-                raise ValueError(f"epoch is {last.epoch}, sequence {last.sequence}")
+                raise ValueError(
+                    f"epoch is {last.epoch}, and sequence is {last.sequence}; both must be 0 or more"
+                )
             self._last_time = _read_time(table.get("seen"))
         except FileNotFoundError:
             return LastHeard()

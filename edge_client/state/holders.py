@@ -39,7 +39,9 @@ def read_holders(folder: Path) -> Holders:
     except FileNotFoundError:
         return Holders()
     except CONTENT_ERRORS as error:
-        log.warning("%s is damaged (%.80s); the device numbers its boots from the last boot on", path, error)
+        log.warning(
+            "%s is damaged (%.80s); the device continues its boot numbers after the last boot", path, error
+        )
         return Holders()
     return found
 

@@ -66,7 +66,7 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         fault = fault or f"{files.newest} is older than {files.previous}"
         raise _unrecoverable(files, fault, *map(_describe_fault, files.copies, copies))
     if fault:
-        log.error("%s; its copy has taken its place", fault)
+        log.error("%s; the copy of this file is used instead", fault)
     whole = isinstance(previous, StateFile) and not _missing(
         store, previous.half, *objects_in(previous.residuals)
     )
@@ -75,7 +75,7 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         return _fall_back(files, saved, fallback, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
         log.warning(
-            "%s; the device continues, because this file has only the state before the last update",
+            "%s; the device continues without this file, which has only the state before the last update",
             _describe_fault(files.previous, previous),
         )
     return RecoveredState(
@@ -115,9 +115,9 @@ def _fall_back(
     here = not last.base or store.has(bytes.fromhex(last.base))
     # If the update did not change the half's state, nothing is lost: later tasks do not need the update.
     lost = last if here or newest.half != fallback.half else None
-    again = ", and computing that update again" if lost else ""
-    when = "" if here or not lost else " when its task arrives again, because its broadcast is missing too"
-    log.error("%s; going back to the state before the last update%s%s", fault, again, when)
+    again = ", and computes that update again" if lost else ""
+    when = "" if here or not lost else " when its task arrives again, because the broadcast is missing too"
+    log.error("%s; the device goes back to the state before the last update%s%s", fault, again, when)
     saved = replace(_without_lost_objects(fallback, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
     return RecoveredState(saved, fell_back=True)
 
@@ -153,8 +153,8 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 def _needed_answers(saved: StateFile) -> list[str]:
     """Return the object of the last update; without it, the device must return to the state before the update.
 
-    Return an empty list if a later update is recorded as lost: then the coordinator no longer needs the update
-    before the lost one.
+    Return an empty list if an update is recorded as lost. The lost update is newer than all updates in `saved`, so
+    the coordinator does not need the updates in `saved` any more.
     """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
@@ -168,6 +168,8 @@ def _without_lost_objects(saved: StateFile, store: ObjectStore) -> StateFile:
     answers = [a for a in saved.answers if store.has(bytes.fromhex(a.object))]
     for answer in saved.answers:
         if answer not in answers:
-            log.warning("the update for round %d %s is missing or damaged", answer.round, answer.phase)
+            log.warning(
+                "the update for round %d, phase %s, is missing or damaged", answer.round, answer.phase
+            )
     here = saved.broadcast and store.has(bytes.fromhex(saved.broadcast))
     return replace(saved, answers=answers, broadcast=saved.broadcast if here else "")

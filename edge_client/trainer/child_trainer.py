@@ -115,7 +115,7 @@ class ChildTrainer:
         return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]), kind)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Use the device's own data and the inbox's samples in this list for all jobs that start from now on."""
+        """Use the device's own data and the listed samples of the inbox for all jobs that start from now on."""
         self._listing = listing
         if self._ensure_process():
             self._request({"do": "learn_from"}, listing)

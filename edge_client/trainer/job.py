@@ -154,7 +154,12 @@ class LocalJob:
                 if name not in self._told:
                     self._told.add(name)
                     log.warning(
-                        "metric %s is %s in round %d %s (%s): it is left out", name, value, number, phase, key
+                        "metric %s is %s in round %d, phase %s (%s); this value is left out",
+                        name,
+                        value,
+                        number,
+                        phase,
+                        key,
                     )
 
     def state(self) -> Arrays:

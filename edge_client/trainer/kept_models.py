@@ -21,8 +21,8 @@ log = logging.getLogger("protofleet.device")
 
 FOLDER: Final = "kept"
 LAST, BEST = "last", "best"
-# The free bytes on the disk must be at least this number times the model's bytes: for the two files, and for the
-# update that is written next.
+# The disk must have room for this number of models. The last and the best model need a part of this room, and the
+# next update needs the rest.
 ROOM: Final = 4
 
 
@@ -85,7 +85,7 @@ class KeptModels:
         self._disk.link(kept_file(self._folder, LAST), kept_file(self._folder, BEST))
 
     def _is_best(self, number: int, validation: float) -> bool:
-        """Return whether this model is the best one; of equal models, the first one stays the best.
+        """Return whether this model is better than all earlier models. An equal model is not better.
 
         If the known best model is from a later round, the run was started again or went back to an earlier round.
         Then the known best model is ignored.
@@ -108,4 +108,6 @@ class KeptModels:
         size = sum(value.nbytes for value in half.model.state_dict().values())
         free = self._disk.free_bytes(self._folder)
         if free < ROOM * size:
-            raise OSError(f"it needs {size:,} bytes and the training needs more, but only {free:,} are free")
+            raise OSError(
+                f"the model has {size:,} bytes, but only {free:,} bytes are free, and the next update needs them"
+            )

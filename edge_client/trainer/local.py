@@ -66,7 +66,7 @@ class LocalTrainer:
             self.data = self._moved_for_good(self.admission)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Use the device's own data and the inbox's samples in this list for all jobs that start from now on."""
+        """Use the device's own data and the listed samples of the inbox for all jobs that start from now on."""
         settings, state = self._settings, Path(self._settings.folder)
         samples = samples_of(settings.data, state, Disk(settings.durable))
         self.data = joined(self._own, as_listing(listing), samples, settings.data)
@@ -84,7 +84,9 @@ class LocalTrainer:
         """Return whether the GPU trains this plan; if `compute` is "auto", the CPU trains plans with little work."""
         pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
         if not pays:
-            log.info("the plan's network is so small that the CPU trains it faster than the GPU: docs/gpu.md")
+            log.info(
+                "the plan's network is so small that the CPU trains it faster than the GPU; see docs/gpu.md"
+            )
         return pays
 
     @property
@@ -93,7 +95,7 @@ class LocalTrainer:
         return self._alone and self._settings.compute != "auto"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """Do nothing: these limits are for child processes, and the table [limits] limits work in this process."""
+        """Do nothing, because these limits are for child processes. In this process, the limits of [limits] apply."""
 
     def stop(self) -> None:
         """Do nothing, because the trainer ends with its process."""

@@ -2,7 +2,7 @@
 
 If more devices than cores worked at once, they would not finish sooner, and each of them would need memory for a
 batch. A slot is a file that the working process keeps locked. So the slot is free when its process has ended, even if
-the process was killed. If a process is stuck, the watchdog of this process ends it. If a process with a slot is
+the process was killed. The watchdog of a stuck process ends the process. If a process with a slot is
 stopped (SIGSTOP), other devices work without waiting for a slot.
 """
 
@@ -40,7 +40,7 @@ class Slots:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[float]:
-        """Take a slot while the context lasts, and yield the seconds for which the device has waited for the slot."""
+        """Hold a slot during the `with` block, and yield the seconds for which the device has waited for the slot."""
         begun, waited = time.monotonic(), 0.0
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:

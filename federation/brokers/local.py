@@ -94,7 +94,7 @@ class BrokerProgram:
 
 def find_broker(kind: str = "auto") -> BrokerProgram:
     if kind not in KINDS:
-        raise BrokerError(f"there is no broker of kind {kind!r}; there are {', '.join(KINDS)}")
+        raise BrokerError(f"the broker kind {kind!r} does not exist; the kinds are {', '.join(KINDS)}")
     for name, find in (("mosquitto", _mosquitto), ("embedded", _embedded)):
         if kind in ("auto", name) and (program := find()) is not None:
             return program
@@ -131,7 +131,7 @@ class MutualTls:
 class LocalBroker:
     """A broker that runs during the `with` block.
 
-    `extra_lines` go into its mosquitto.conf, for tests of its rules.
+    `extra_lines` are added to mosquitto.conf, for tests and benchmarks.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ max_keepalive 120
 MOST_QUEUE: Final = 512 << 20  # Largest queue of a session in bytes.
 # Smallest queue of a session in bytes. All blocks of one request of a device must fit into this queue.
 LEAST_QUEUE: Final = 4 << 20
-# Smallest limit on the messages of a queue, equal to the largest number of blocks on their way to a coordinator.
+# Smallest limit on the number of messages in a queue. At most this number of blocks is on the way to a coordinator.
 LEAST_MESSAGES: Final = 256
 PACKET: Final = 2 << 20  # Bytes of the largest packet, equal to the setting max_packet_size.
 # Number of further packets of each device: its retained state, its will, and a packet that is being received.

@@ -1,4 +1,4 @@
-"""Find a port of this machine that no other program will take."""
+"""Find a free port of this machine that other programs are unlikely to take."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DRAWS = 1 << 30
 def free_port() -> int:
     """Return a free port below the ports that the machine gives to connections; try the next port in each call.
 
-    A free port may be taken before the caller's program listens on it: by a connection of any process, or by
-    another process that also looks for a port. Because the ports are used in turn, the processes of a user get
+    Before the caller's program listens on the port, a connection of any process may take the port. Another process
+    that also looks for a port may take it too. Because the ports are used in turn, the processes of a user get
     the same port again only after thousands of other ports.
     """
     span = _first_of_connections() - FIRST

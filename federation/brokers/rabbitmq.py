@@ -23,8 +23,8 @@ DIGEST: Final = "[0-9a-f]+"
 # A device's name may contain dots, although a dot also separates topics.
 ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"
 
-# Largest number of connections of one user. With 1, a client could reconnect only after the broker has noticed that
-# the old connection is dead.
+# Largest number of connections of one user. With a limit of 1, a client could reconnect only after the broker has
+# noticed that the old connection is dead.
 CONNECTIONS: Final = 4
 # Largest queue of one session in bytes, as for Mosquitto. If a queue is full, the oldest messages are dropped.
 QUEUED_BYTES: Final = 536_870_912

@@ -145,7 +145,7 @@ class Authority:
         limit = int(root.tls_ca.cert.not_valid_after_utc.timestamp())
         if until > limit:
             raise SettingsError(
-                f"{days:g} days are more than root {root.number} has left; rotate the root first, or set fewer --days"
+                f"{days:g} days end after root {root.number} expires; rotate the root first, or set fewer --days"
             )
         # The serial number depends on the time, so it is new even after an old backup was restored.
         serial = max(self.register.last_serial + 1, 1000 * now)

@@ -94,15 +94,15 @@ def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
         request = x509.load_der_x509_csr(data)
         key, how = _public_key(request), request.signature_hash_algorithm
         if how is None:
-            raise ValueError("its TLS part is not signed by its own key")
+            raise ValueError("the TLS part of the request is not signed by its own key")
         # `request.is_signature_valid` is not used, because it reports an interrupt as a wrong signature.
         key.verify(request.signature, request.tbs_certrequest_bytes, ec.ECDSA(how))
     except (x509.InvalidVersion, UnsupportedAlgorithm) as error:
-        raise ValueError(f"its TLS part cannot be used: {error}") from None
+        raise ValueError(f"the TLS part of the request cannot be used: {error}") from None
     except InvalidSignature:
-        raise ValueError("its TLS part is not signed by its own key") from None
+        raise ValueError("the TLS part of the request is not signed by its own key") from None
     if (found := common_name(request.subject)) != name:
-        raise ValueError(f"its TLS part is for {found!r}, not for {name!r}")
+        raise ValueError(f"the TLS part of the request is for {found!r}, not for {name!r}")
     return request
 
 
@@ -152,7 +152,7 @@ def public_bytes(key: CertificatePublicKeyTypes) -> bytes:
 def _public_key(request: x509.CertificateSigningRequest) -> ec.EllipticCurvePublicKey:
     key = request.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ValueError("its TLS key is not on the curve P-256")
+        raise ValueError("the TLS key of the request is not on the curve P-256")
     return key
 
 

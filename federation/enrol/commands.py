@@ -45,7 +45,7 @@ from protofleet.runtime.command.listing import Listing
 Options = argparse.Namespace
 SOURCES: Final = {
     REQUEST: "`protofleet enrol request NAME` writes a request, on the machine of the device, coordinator or broker",
-    APPROVAL: "`protofleet enrol approve` writes it into the root's folder approvals, and the operator sends it",
+    APPROVAL: "`protofleet enrol approve` writes an approval into the root's folder approvals; the operator sends it",
 }
 
 
@@ -54,13 +54,13 @@ def make_root(o: Options) -> int:
     print(
         f"root of {authority.federation}: {o.folder} (keep this folder offline, and keep a copy in another place)"
     )
-    print(f"fingerprint: {authority.fingerprint} (devices' owners compare it once)")
+    print(f"fingerprint: {authority.fingerprint} (the owner of each device compares this fingerprint once)")
     return 0
 
 
 def statement_in(kind: str, path: Path) -> bytes:
     if not path.exists():
-        raise SettingsError(f"there is no file {path}; name the file of the {kind}: {SOURCES[kind]}")
+        raise SettingsError(f"there is no file {path}; give the path of the {kind}: {SOURCES[kind]}")
     return read_armoured(kind, path)
 
 
@@ -84,16 +84,19 @@ def approve(o: Options) -> int:
     denied = r.name in lifecycle.revoked_names(authority, authority.now())
     lifecycle.approve(authority, reviewed, o.days, o.replace)
     if denied:
-        print(f"{r.name} was revoked before, and the brokers deny this name until they have their new rules:")
+        print(
+            f"{r.name} was revoked before, and the brokers deny this name until you have installed their new rules:"
+        )
         _print_broker_approvals(o, authority)
     if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
-            f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` adds its record to this approval"
+            f"this approval has no coordinator's record: enrol the coordinator, and then run `enrol renew {r.name}`"
         )
     if r.part == "device" and queues_are_full(enrolled := lifecycle.enrolled_devices(authority)):
         print(
-            f"{enrolled} devices are enrolled, and the queues of a broker whose mosquitto.conf has `Queues for "
-            f"{enrolled - 1} devices` are too large: install its approval again with --devices {2 * (enrolled - 1)}"
+            f"{enrolled} devices are enrolled. If a broker's mosquitto.conf has the line `Queues for "
+            f"{enrolled - 1} devices`, the queues are too large: install the approval of this broker again with "
+            f"--devices {2 * (enrolled - 1)}"
         )
     _print_approval(authority, r.name)
     return 0
@@ -142,7 +145,7 @@ def fleet(o: Options) -> int:
     for name in names:
         _name(name, valid_device)
     if not names:
-        raise SettingsError("no device is named; give names, or --count")
+        raise SettingsError("no device is named; give the names of the devices, or --count")
     federation = _federation_of(o)
     listener_to_write(o, LocalFederation(o.folder).folder_of("broker"))
     local = enrol_federation(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
@@ -167,7 +170,8 @@ def _federation_of(o: Options) -> str:
     hosts = host_names(x509.load_pem_x509_certificate(cert.read_bytes())) if cert.exists() else o.host
     if new := [host for host in o.host if host not in hosts]:
         raise SettingsError(
-            f"the broker of {o.folder} is enrolled as {', '.join(hosts)}; --host {new[0]} needs a new folder"
+            f"the certificate of the broker in {o.folder} is only for {', '.join(hosts)}; use a new folder for "
+            f"--host {new[0]}"
         )
     return found
 
@@ -224,7 +228,7 @@ def revoke(o: Options) -> int:
     _print_broker_approvals(o, authority)
     if (path := o.root / "approvals" / f"{COORDINATOR}.approval").exists():
         print(f"  {path}: on the coordinator's machine, install it with `protofleet enrol install`")
-    print(f"  then end its connection: protofleet enrol cut {o.name} HOST:PORT --root {o.root}")
+    print(f"  then end the connection of this name: protofleet enrol cut {o.name} HOST:PORT --root {o.root}")
     return 0
 
 
@@ -233,7 +237,8 @@ def _print_broker_approvals(o: Options, authority: Authority) -> None:
         if entry.part == "broker":
             path = o.root / "approvals" / f"{entry.name}.approval"
             print(
-                f"  {path}: install it there with `protofleet enrol install`, and let Mosquitto reload (SIGHUP)"
+                f"  {path}: install this file on the broker's machine with `protofleet enrol install`, and send "
+                "SIGHUP to Mosquitto"
             )
 
 
@@ -254,10 +259,12 @@ def rotate(o: Options) -> int:
     if o.finish and o.years is not None:
         raise SettingsError("--years is for a new root, but --finish makes no root; leave out --years")
     if o.force and not o.finish:
-        raise SettingsError("--force needs --finish: it locks out all names that still use the old root")
+        raise SettingsError(
+            "use --force only with --finish: --force locks out all names that still use the old root"
+        )
     if o.finish:
         lifecycle.finish_rotation(authority, o.force)
-        print("the old root is retired, its private keys are destroyed; every approval was written again:")
+        print("the old root is retired, its private keys are destroyed, and every approval is written again:")
         print(
             f"  install each approval in {o.root / 'approvals'}, the broker's approval last; then restart Mosquitto"
         )
@@ -269,9 +276,9 @@ def rotate(o: Options) -> int:
     )
     print("     Mosquitto: the brokers and the coordinator must know the new root before a device uses it")
     print(
-        "  2. `enrol renew` and `enrol install` for the devices, then for the coordinator, then for the brokers"
+        "  2. use `enrol renew` and `enrol install` for the devices, then for the coordinator, then for the brokers"
     )
-    print("  3. enrol rotate --finish")
+    print("  3. run `enrol rotate --finish`")
     print(lifecycle.rotation_status(authority))
     return 0
 
@@ -299,7 +306,7 @@ def _confirmed(o: Options, seen: str, owner: str) -> bool:
         return True
     if not sys.stdin.isatty():
         raise SettingsError(
-            f"there is no terminal to confirm the {owner}'s fingerprint on; use --fingerprint or --yes"
+            f"the {owner}'s fingerprint must be confirmed, but there is no terminal; use --fingerprint or --yes"
         )
     return input("Is this the expected fingerprint? [y/N] ").strip().lower() in ("y", "yes")
 
@@ -323,7 +330,7 @@ def _print_approval(authority: Authority, name: str) -> None:
     path = authority.folder / "approvals" / f"{name}.approval"
     print(f"approved until {day(entry.not_after)}: {path} (send this file back)")
     if entry.part == "device":
-        print(f"for the coordinator: {authority.folder / 'records' / name}.record")
+        print(f"give this record to the coordinator: {authority.folder / 'records' / name}.record")
 
 
 def _print_tls_settings(folder: Path) -> None:

@@ -84,12 +84,12 @@ def reload(folder: Path) -> None:
         os.kill(pid, signal.SIGHUP)
     except PermissionError:
         raise BrokerError(
-            f"the Mosquitto of {folder} runs as another user; the new files are in place; make it reload them: "
-            f"kill -HUP {path.read_text().strip()}, as root"
+            f"the new files are installed, but the Mosquitto of {folder} runs as another user; as root, let "
+            f"Mosquitto reload the files: kill -HUP {path.read_text().strip()}"
         ) from None
     except (FileNotFoundError, ValueError, ProcessLookupError):
         raise BrokerError(
-            f"no Mosquitto with the process id in {path} runs; the new files are in place; send SIGHUP to Mosquitto"
+            f"the new files are installed, but no Mosquitto has the process id in {path}; send SIGHUP to Mosquitto"
         ) from None
 
 
@@ -98,7 +98,7 @@ def broker_address(folder: Path) -> BrokerAddress:
     path = folder / CONF_FILE
     found = re.search(r"^listener (\d+) (\S+)", path.read_text(), re.MULTILINE) if path.exists() else None
     if found is None:
-        raise SettingsError(f"there is no {path} with a listener; `enrol broker` writes it")
+        raise SettingsError(f"{path} is missing or has no listener; `enrol broker` writes this file")
     cert = x509.load_pem_x509_certificate((folder / "current" / "tls.crt").read_bytes())
     names = host_names(cert)
     return BrokerAddress(found[2] if found[2] in names else names[0], int(found[1]))

@@ -92,7 +92,8 @@ def approve(
     ):
         message = f"{request.name} is enrolled with other keys"
         raise SettingsError(
-            f"{message}; if its keys were really replaced, use --replace; otherwise the request is from an intruder"
+            f"{message}; if the keys of this name were really replaced, use --replace; otherwise the request comes "
+            "from an intruder"
         )
     root = issuing_root(authority, request)
     issued = authority.issue(request, days, reviewed.fingerprint, root)
@@ -189,10 +190,10 @@ def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
 
 
 def begin_rotation(authority: Authority, years: float) -> Authority:
-    """Add a second root; each name gets a certificate of the new root with its next approval.
+    """Add a second root. The next approval of each name contains a certificate of the new root.
 
     If there are two roots already, only the approvals are written again. An earlier command may have been
-    interrupted before it wrote them.
+    interrupted before it wrote the approvals.
     """
     register = authority.register
     if len(authority.roots) > 1:
@@ -210,7 +211,7 @@ def finish_rotation(authority: Authority, force: bool) -> Authority:
     """Retire the old root, and destroy its private keys.
 
     If the old root is retired already, only the approvals are written again. An earlier command may have been
-    interrupted before it wrote them.
+    interrupted before it wrote the approvals.
     """
     if authority.register.roots == (1,):
         raise SettingsError("there is only one root; `enrol rotate` begins its replacement")
@@ -218,7 +219,7 @@ def finish_rotation(authority: Authority, force: bool) -> Authority:
         reissue_approvals(authority)
         return authority
     if (remaining := not_yet_rotated(authority)) and not force:
-        raise SettingsError(rotation_status(authority) + f"; --force locks out {len(remaining)} of them")
+        raise SettingsError(rotation_status(authority) + f"; --force locks out these {len(remaining)} names")
     old_and_new, register = authority.roots, authority.register
     authority.register = with_roots(register, register.roots[1:], authority.now())
     authority = _with_roots(authority, signed_by=old_and_new)
@@ -230,9 +231,10 @@ def finish_rotation(authority: Authority, force: bool) -> Authority:
 def rotation_status(authority: Authority) -> str:
     remaining = not_yet_rotated(authority)
     if not remaining:
-        return "all certificates are of the new root: `enrol rotate --finish` retires the old root"
+        return "all names have a certificate of the new root: `enrol rotate --finish` retires the old root"
     return (
-        f"still on the old root: {', '.join(remaining)}; renew them (devices first), install, then --finish"
+        f"these names still use the old root: {', '.join(remaining)}; renew their certificates (the devices first), "
+        "install the approvals, and then use --finish"
     )
 
 

@@ -41,7 +41,8 @@ class RegisterLock:
             fcntl.flock(file, fcntl.LOCK_EX)
             if self._read_register() != self._last_read:
                 raise SettingsError(
-                    f"another command has changed {self._folder} in the meantime; nothing was written, run it again"
+                    f"another command has changed {self._folder} in the meantime; nothing was written, so run your "
+                    "command again"
                 )
             self._held = True
             try:

@@ -1,4 +1,4 @@
-"""Write a broker's mosquitto.conf only once, because its operator may change it afterwards.
+"""Write a broker's mosquitto.conf only once, because the operator may change the file afterwards.
 
 Later installations replace only the files that mosquitto.conf names. The options are checked before any file is
 written, so that an error leaves all files unchanged.
@@ -111,8 +111,8 @@ def _check_user(user: str) -> None:
         raise SettingsError(f"there is no user {user} on this machine")
     if os.geteuid() not in (0, pwd.getpwnam(user).pw_uid):
         raise SettingsError(
-            f"--user {user} is for a Mosquitto that root starts, and only root can give its files to this user: run "
-            "this as root, or leave out --user and start Mosquitto as the current user"
+            f"--user is {user}, but only root can give Mosquitto's files to this user: run this command as root, or "
+            "leave out --user and start Mosquitto as the current user"
         )
 
 
@@ -134,30 +134,34 @@ def _chown(folder: Path, user: str) -> None:
 
 def _explain_access(folder: Path, user: str) -> None:
     if user == ROOT:
-        print(f"  if root starts it, Mosquitto stays root, {_reason_to_stay_root(folder)}")
+        print(f"  if root starts Mosquitto, Mosquitto keeps running as root, {_reason_to_stay_root(folder)}")
     elif not user:
         print(
-            f"  if root starts it, Mosquitto changes to another user, who cannot read {folder}: when Mosquitto is "
-            f"installed here, install the broker's approval again with --user {MOSQUITTO}"
+            f"  if root starts Mosquitto, Mosquitto changes to another user, who cannot read {folder}: when "
+            f"Mosquitto is installed on this machine, install the broker's approval again with --user {MOSQUITTO}"
         )
     elif closed := _first_closed_folder(folder, user):
         mode = closed.stat().st_mode & 0o777
         print(
-            f"  if root starts it, Mosquitto changes to {user}, who may not enter {closed} (mode {mode:04o}): allow "
-            f"it (chmod o+x {closed}), or move {folder} elsewhere, remove its {CONF_FILE} and `enrol install` there"
+            f"  if root starts Mosquitto, Mosquitto changes to the user {user}, who may not enter {closed} (mode "
+            f"{mode:04o}): give this permission (chmod o+x {closed}), or move {folder} to another place, remove "
+            f"{CONF_FILE} from it and run `enrol install` there"
         )
     else:
-        print(f"  if root starts it, Mosquitto changes to {user}, who owns {folder} now")
+        print(f"  if root starts Mosquitto, Mosquitto changes to the user {user}, who owns {folder} now")
 
 
 def _reason_to_stay_root(folder: Path) -> str:
-    again = f"for another user, remove {folder / CONF_FILE} and install the broker's approval again"
+    again = f"to use another user, remove {folder / CONF_FILE} and install the broker's approval again"
     if not _user_exists(MOSQUITTO):
-        return f"because there is no user {MOSQUITTO} on this machine; {again} when there is one"
+        return f"because there is no user {MOSQUITTO} on this machine; {again} when this user exists"
     if (closed := _first_closed_folder(folder, MOSQUITTO)) is None:
-        return "because its settings name root"
+        return "because mosquitto.conf names root"
     mode = closed.stat().st_mode & 0o777
-    return f"as {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} once this user may (chmod o+x {closed})"
+    return (
+        f"because {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} when this user may enter the folder "
+        f"(chmod o+x {closed})"
+    )
 
 
 def _first_closed_folder(folder: Path, user: str) -> Path | None:

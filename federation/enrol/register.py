@@ -90,9 +90,12 @@ class Register:
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:
             message = (
-                f"{len(listed)} revoked certificates have not expired, but a list has room for {MAX_SERIALS}"
+                f"{len(listed)} revoked certificates have not expired, but a revocation list has room for only "
+                f"{MAX_SERIALS}"
             )
-            raise SettingsError(f"{message}; enrol a new federation, or wait until some of them have expired")
+            raise SettingsError(
+                f"{message}; enrol a new federation, or wait until some of these certificates have expired"
+            )
         return replace(self, listed=tuple(listed), version=max(self.version + 1, now))
 
     def without_expired_checks(self, now: float) -> Register:

@@ -62,7 +62,9 @@ class Request:
         valid_name(self.federation)
         valid_name(self.name)
         if self.part not in PARTS or part_by_name(self.name, self.hosts) != self.part:
-            raise ValueError(f"{self.name!r} with {len(self.hosts)} host names cannot be a {self.part!r}")
+            raise ValueError(
+                f"the name {self.name!r} and {len(self.hosts)} host names do not fit the part {self.part!r}"
+            )
         for host in self.hosts:
             if not host or len(host) > 253 or not host.isprintable() or set(host) & set(" /,*"):
                 raise ValueError(f"{host!r} is neither a host name nor an address")

@@ -83,7 +83,7 @@ class Model:
         if isinstance(one, int) and 0 <= one < len(self.classes):
             return one
         raise SettingsError(
-            f"{one!r} is no class of this model; its classes are {', '.join(self.classes[:8])}"
+            f"{one!r} is not a class of this model; the classes are {', '.join(self.classes[:8])}"
             f"{' ...' if len(self.classes) > 8 else ''}, numbered from 0"
         )
 

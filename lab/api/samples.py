@@ -72,8 +72,10 @@ def _stacked(listed: Sequence[Any], takes: Input) -> Tensor:
     arrays = [_numbers(one, takes) for one in listed]
     for number, one in enumerate(arrays):
         if one.shape != arrays[0].shape:
-            found = f"sample {number} is {list(one.shape)} and sample 0 is {list(arrays[0].shape)}"
-            raise SettingsError(f"{found}; the model needs arrays of the shape {list(takes.shape)} each")
+            found = (
+                f"sample {number} has the shape {list(one.shape)}, but sample 0 has {list(arrays[0].shape)}"
+            )
+            raise SettingsError(f"{found}; every sample must have the shape {list(takes.shape)}")
     return torch.stack(arrays)
 
 

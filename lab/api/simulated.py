@@ -141,9 +141,9 @@ def plan_of(
         name for name, one in data.items() if shape_of(one) != shape_of(of) or one.classes != of.classes
     ]:
         raise SettingsError(
-            f"{odd[0]} has samples {shape_of(data[odd[0]])} of {data[odd[0]].classes} classes, {first} has "
-            f"{shape_of(of)} of {of.classes}; all devices need samples of the same shape and the same number of "
-            "classes"
+            f"{odd[0]} has samples of the shape {shape_of(data[odd[0]])} and {data[odd[0]].classes} classes, but "
+            f"{first} has samples of the shape {shape_of(of)} and {of.classes} classes; the shape and the number of "
+            "classes must be the same on all devices"
         )
     name, own = method_of(method)
     recipe = network if isinstance(network, Recipe) else None

@@ -41,8 +41,8 @@ class Expired(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if self.over:
             raise ContractError(
-                f"{name} of a Reply is read after its round; copy the values that you need in round(), and keep no "
-                "Reply"
+                f"{name} of a Reply is read after the end of its round; copy the values in round(), and do not keep "
+                "the Reply"
             )
         return self.payload[name].clone()
 
@@ -216,7 +216,7 @@ def state_goes_round(subject: Subject) -> None:
 
 
 def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
-    """Return halves after two rounds, and new halves that have restored the state of those halves.
+    """Run halves for two rounds, restore their state into new halves, and return the old and the new halves.
 
     One round is not enough, because much of the state may still have its initial value.
     """

@@ -148,7 +148,8 @@ def require_same_scores(half: ClientHalf, kept: Kept, way: str) -> None:
         again = rebuild(*kept.model(way))
     except CardError as error:
         raise ContractError(
-            f"{type(rule).__name__}, its rule {way!r}, cannot be exported: {error}; use a rule of parts/rules.py"
+            f"{type(rule).__name__}, the rule of the prediction mode {way!r}, cannot be exported: {error}; use a "
+            "rule of parts/rules.py"
         ) from error
     with torch.no_grad():
         wanted = half.scores(again.scaling(samples), rule)

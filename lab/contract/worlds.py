@@ -42,7 +42,7 @@ POLICY: Final = RunPolicy(
     settle_seconds=0.5,
     straggler_factor=0.0,
 )
-# Settings of the local training, which every method has.
+# Settings of the local training. Every method has these settings.
 QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}
 # Settings that only some methods have. The method FCCL+ does not learn if its temperature is as high as the number of
 # classes.

@@ -24,8 +24,8 @@ def install(name: str, locked: list[LockedPackage], target: Path) -> None:
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
         raise RunError(
-            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install it for this "
-            f"Python: pip install --no-deps {name}=={locked[-1].version}"
+            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install the "
+            f"package for this Python yourself: pip install --no-deps {name}=={locked[-1].version}"
         )
 
 

@@ -17,7 +17,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
 DIGITS: Final = "digits"  # The pictures of digits come from Python packages; see digits_packages.py.
-BY_HAND: Final = "docs/data.md says where its data come from and where they go"
+BY_HAND: Final = "docs/data.md says where to get its data and where to put them"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def named(text: str) -> str:
             return found
     if name in SOURCES:
         raise SettingsError(
-            f"--fetch is {text!r}, whose publisher gives no checksum; {BY_HAND}. These can be fetched: "
-            + ", ".join(OFFERED)
+            f"--fetch is {text!r}, but its publisher gives no checksum; {BY_HAND}. "
+            "The data sets that can be fetched are " + ", ".join(OFFERED)
         )
     raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(plain, OFFERED)}")

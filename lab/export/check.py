@@ -64,7 +64,7 @@ def check_files(
 
 def _check_tensors(path: Path, card: Card) -> None:
     if sha256_of_tensors(read_weights(path)) != card.tensors:
-        raise RunError(f"{path.name} has other tensors than the model; nothing is written")
+        raise RunError(f"the tensors in {path.name} differ from the tensors of the model; nothing is written")
 
 
 def difference(given: Scores, wanted: Scores) -> float:

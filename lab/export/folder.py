@@ -43,9 +43,11 @@ def require_place(place: Path) -> None:
         )
     there = next(folder for folder in place.absolute().parents if os.path.lexists(folder))
     if not there.is_dir():
-        raise RunError(f"{place.parent} cannot be made: {there} is no folder; name another folder with --out")
+        raise RunError(
+            f"{place.parent} cannot be made: {there} is not a folder; name another folder with --out"
+        )
     if not os.access(there, os.W_OK | os.X_OK):
-        raise RunError(f"{there} cannot be written to by this user; name another folder with --out")
+        raise RunError(f"this user may not write to {there}; name another folder with --out")
 
 
 @contextlib.contextmanager

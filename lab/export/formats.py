@@ -47,7 +47,7 @@ def encoded(form: str, model: Served, card: Card) -> bytes:
 def onnx_bytes(model: Served, card: Card, *, optimize: bool = True) -> bytes:
     """Encode the model as ONNX.
 
-    Without `optimize`, the file has every tensor under its own name, which a template needs.
+    Without `optimize`, the file has every tensor under its own name. A template needs these names.
     """
     require_onnx()
     import torch.onnx

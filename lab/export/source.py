@@ -30,7 +30,7 @@ from protofleet.protocol.wire.arrays import Body
 from protofleet.runtime.command.errors import RunError
 
 Chosen: TypeAlias = Literal["last", "best"]
-OLDER: Final = "an earlier version of protofleet wrote it"
+OLDER: Final = "an earlier version of protofleet wrote this folder"
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _device_s_own(folder: Path, own: Path, wanted: Wanted, run: str) -> Exported
     last, path = kept_file(own, LAST), kept_file(own, BEST if wanted.chosen == "best" else LAST)
     if not last.exists():
         raise RunError(
-            f"{own.name} has kept no model of its own in {folder}: it has not trained yet, keep_models is false, or "
+            f"{own.name} has no own model in {folder}: the device has not trained yet, keep_models is false, or "
             f"{OLDER}"
         )
     if not path.exists():

@@ -58,8 +58,8 @@ def require_same_classes(participants: Sequence[Participant]) -> None:
         if named and len(named[0].names) != number:
             first = named[0]
             raise SettingsError(
-                f"classes is {number}, but {first.name} has {len(first.names)}: {listed(first.names)}; "
-                f"{hint_at_domains(first.data, number) or 'name the classes to keep in data.classes'}"
+                f"classes is {number}, but {first.name} has {len(first.names)} classes: {listed(first.names)}; "
+                f"{hint_at_domains(first.data, number) or 'list the classes to keep in data.classes'}"
             )
 
 

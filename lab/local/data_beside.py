@@ -73,15 +73,14 @@ def check_devices(found: Sequence[Path], devices: Mapping[str, Any], path: Path)
     if devices.get("count"):
         raise SettingsError(
             f"{path}: devices.count is {devices['count']}, but {found[0].parent} has a folder for each device "
-            f"({names}); remove devices.count, or name the data with data.source"
+            f"({names}); remove devices.count, or choose the data with data.source"
         )
     clients = devices.get("clients")
     if isinstance(clients, Mapping):
         if unknown := [name for name in clients if name not in {folder.name for folder in found}]:
             raise SettingsError(
-                f"{path}: devices.clients has {unknown[0]!r}, but {found[0].parent} has {names}; make a folder of "
-                "this name, or "
-                "name the data with data.source"
+                f"{path}: devices.clients has the device {unknown[0]!r}, but {found[0].parent} has only folders for "
+                f"{names}; make a folder of this name, or choose the data with data.source"
             )
         return
     for folder in found:

@@ -31,7 +31,7 @@ def require_data(experiments: Iterable[Experiment]) -> None:
         listed = ", ".join(f"{folder} ({source})" for folder, source in missing.items())
         raise DataError(
             f"these folders of data are missing: {listed}. docs/data.md describes their content and how to get it; "
-            "to use other folders, set data.root, or root in a row of [domains]"
+            "to use other folders, set data.root, or set root in a row of [domains]"
         )
     require_enough(wanted)
 

@@ -41,7 +41,7 @@ from protofleet.runtime.installation.provenance import digest_of_experiment
 from protofleet.runtime.metrics_page import LOOPBACK
 
 MAX_DEVICES = 10_000  # Maximum number of devices on one machine.
-MAX_PROCESSES_A_CORE = 4  # With more devices per core than this, devices share processes.
+MAX_PROCESSES_A_CORE = 4  # If there are more devices per core, several devices share a process.
 # Maximum device processes for one GPU. One process leaves the GPU idle between its steps. But each process takes
 # some hundred megabytes of GPU memory before it computes anything.
 MAX_PROCESSES_A_GPU = 4
@@ -68,19 +68,21 @@ class SimulatedDevices:
     per_domain: DeviceCount = 1
     """Number of devices for each domain of the source or of `[domains]`."""
     networks: tuple[str, ...] = ()
-    """Names of n networks, of which device i runs number i mod n, with `network.feature_size`; empty means
-    that all devices run `network`.
+    """Names of n networks; device i runs network i mod n, with `network.feature_size`; empty means that all devices
+    run `network`.
     """
     start: Literal["fork", "spawn"] = "fork"
-    """Start of the processes, by `fork` from one that has imported everything or by `spawn` as new interpreters."""
+    """Start of the processes, `fork` (copies of a process that has imported everything) or `spawn` (new
+    interpreters).
+    """
     processes: Annotated[int, Within(0, MAX_DEVICES)] | Literal["each"] = 0
-    """Number of processes that all devices share, or `each` for one process per device; 0 means one per
-    device up to 4 devices a core, otherwise one a core, and at most 4 if they compute on a GPU.
+    """Number of processes that all devices share, or `each` for one process per device; 0 means one per device if a
+    core has at most 4 devices, otherwise one per core, and on a GPU at most 4 processes.
     """
     board_root: str = "/"
-    """Root of the file system in which all devices find the sensors of this machine, which they share."""
+    """Root of the file system with the sensors of this machine, which all devices share."""
     durable: bool = False
-    """If true, devices sync their files; if false, a power cut may lose them, but a killed process loses none."""
+    """If true, devices sync their files; if false, a power cut may lose files, but a killed process loses none."""
     keep_models: bool = True
     """If true, devices keep their own models for `protofleet export`."""
 
@@ -89,7 +91,7 @@ class SimulatedDevices:
 class DomainSource:
     """The source of the data of one domain: a row of the table [domains].
 
-    A key that is left out has its value from [data].
+    A key that is left out has the value of the same key in [data].
     """
 
     source: str
@@ -97,12 +99,11 @@ class DomainSource:
     root: str = ""
     """Folder of the data; empty means the source's own folder in the cache."""
     fraction: Fraction | None = None
-    """Part of the domain's training samples that each device learns from, from 0 to 1; left out, it is the
-    value of `data.fraction`.
+    """Part of the domain's training samples that each device learns from, from 0 to 1; if left out, `data.fraction`
+    is used.
     """
     samples: Samples | None = None
-    """Largest number of a device's samples for training and validation together; left out, it is the value of
-    `data.samples`.
+    """Largest number of a device's samples for training and validation together; if left out, `data.samples` is used.
     """
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
@@ -129,7 +130,7 @@ class BrokerChoice:
     `embedded` or `external`.
     """
     tls: Literal["auto", "on", "off"] = "auto"
-    """Use of TLS, `on`, `off` or `auto`, which is on if the run starts a Mosquitto."""
+    """Use of TLS, `on`, `off` or `auto` (on if the run starts a Mosquitto)."""
     address: BrokerAddress = field(default_factory=BrokerAddress)
     """Address of an `external` broker."""
 
@@ -152,7 +153,7 @@ class LocalPolicy(Policy):
     """
 
     gather: Devices = 0
-    """Number of devices that the first round waits for, `patience_seconds` at most; 0 means all devices."""
+    """Number of devices for which the first round waits, for at most `patience_seconds`; 0 means all devices."""
     straggler_factor: StragglerFactor = 0.0
     attempts: Attempts = 1
     # No cap is needed, because all devices belong to this machine. As in papers, the weight of a device is its
@@ -181,21 +182,21 @@ class Experiment:
     network: Network = field(default_factory=Network)
     """Network of the devices."""
     mutual: Network | None = None
-    """Network that all devices train in addition to their own, for methods such as FML and FedKD; left out,
-    it is the same as `network`.
+    """Network that all devices train in addition to their own, for methods such as FML and FedKD; if left out, it is
+    the same network as `network`.
     """
     public: PublicSet | None = None
-    """Samples that all devices have, for methods whose devices compare their outputs on them (FCCL+); left
-    out, they are drawn images.
+    """Samples that all devices have, for methods whose devices compare their outputs on these samples (FCCL+); if
+    left out, the samples are drawn images.
     """
     init: FirstWeights | None = None
-    """First weights of every party's network; left out, they are drawn by the seed."""
+    """First weights of every party's network; if left out, the first weights are drawn with the seed."""
     freeze: Freeze | None = None
-    """Part of the network that is not trained, `backbone` (the layers that make the features); left out, the
-    whole network is trained.
+    """Part of the network that is not trained, `backbone` (the layers that make the features); if left out, the whole
+    network is trained.
     """
     codec: CodecSettings | None = None
-    """Rounding of what devices send, which saves bytes; left out, nothing is rounded."""
+    """Rounding of what devices send, which saves bytes; if left out, nothing is rounded."""
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)
@@ -205,17 +206,17 @@ class Experiment:
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
     """Number of the devices, their networks and their processes."""
     policy: LocalPolicy | None = None
-    """Rules for the rounds; left out, every round waits for all devices."""
+    """Rules for the rounds; if left out, every round waits for all devices."""
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     """Broker of the run."""
     pictures: Snapshots = field(default_factory=Snapshots)
     """Snapshots of embeddings for the pictures of the report."""
     security: str = "sealed"
-    """Protection of messages, `sealed`, or `off` for messages that are still signed but that the broker can read."""
+    """Protection of messages, `sealed`, or `off` for signed messages that the broker can read."""
     confusion: bool = True
     """If true, the report shows which classes are mistaken for which."""
     plugins: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each plug-in by its file name; the run writes this table, and if it is set, only plug-ins
+    """SHA-256 of each plug-in by its file name; the run writes this table, and if the table is set, only plug-ins
     with these hashes run.
     """
     compute: str = "auto"
@@ -223,7 +224,7 @@ class Experiment:
     metrics_port: OptionalPort = 0
     """Port of the coordinator's metrics page; 0 means no metrics."""
     metrics_host: str = LOOPBACK
-    """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
+    """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
 
     def __post_init__(self) -> None:
         valid_name(self.name)
@@ -262,9 +263,9 @@ class Experiment:
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
             raise ValueError(
-                "policy.stop needs validation accuracy, but data.validation is 0 for every device (test samples "
-                "must not "
-                "decide when a run stops); set data.validation to a share, for example 0.1, or leave policy.stop out"
+                "policy.stop needs validation accuracy, but data.validation is 0 for every device; set "
+                "data.validation to a share, for example 0.1, or leave out policy.stop (test samples must not decide "
+                "when a run stops)"
             )
 
     def _require_fitting_networks(self) -> None:
@@ -313,8 +314,8 @@ class Experiment:
         if len(found) > 1:
             (one, here), (other, there) = list(found.items())[:2]
             raise ValueError(
-                f"{there} has {other} and {here} {one}; all devices need samples of the same shape: set data.shape "
-                "or choose other domains"
+                f"{there} has samples of the shape {other}, but {here} has {one}; all devices need samples of the "
+                "same shape: set data.shape, or choose other domains"
             )
         return next(iter(found), self.data.input_shape)
 
@@ -407,7 +408,7 @@ class Experiment:
             return {}
         if self.devices.count and not self.devices.clients:
             raise ValueError(
-                f"devices.count is {self.devices.count}, which divides one source, but [domains] has "
+                f"devices.count is {self.devices.count}, but it can divide only one source, and [domains] has "
                 f"{len(self.domains)} sources; set devices.clients or devices.per_domain"
             )
         if unknown := sorted(self.devices.clients.keys() - self.domains.keys()):
@@ -431,7 +432,7 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
         if getattr(common, key) != getattr(DEFAULT_DATA, key):
             raise ValueError(
                 f"data.{key} is {getattr(common, key)!r}, but [domains] names the source of each domain; "
-                "leave out one of them"
+                "leave out one of these two settings"
             )
     found = {}
     for domain, source in sources.items():
@@ -502,7 +503,7 @@ def read_layers(
     chain = (*parents, path.resolve())
     if chain[-1] in parents:
         raise SettingsError(
-            f"the files name each other as base in a circle: {' -> '.join(p.name for p in chain)}"
+            f"these files form a circle, in which each `base` is the next file: {' -> '.join(p.name for p in chain)}"
         )
     table = read_toml(path)
     if "grid" in table and "experiment" in table:
@@ -528,7 +529,7 @@ def experiment_of_table(table: dict[str, Any]) -> Experiment:
     base = table.pop("base", None)
     if base is not None and not (isinstance(base, str) and Path(base).is_file()):
         raise SettingsError(
-            f"base is {base!r}, it must be the path of a TOML file; there is no such file, seen from "
+            f"base is {base!r}, it must be the path of a TOML file; no file has this path, relative to "
             f"{here.absolute()}"
         )
     to_its_folders(table, here)

@@ -136,15 +136,15 @@ def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignment
     to start.
     """
     if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
-        raise SettingsError(f"--grid names {twice[0]} twice; write all its values in one --grid")
+        raise SettingsError(f"--grid names {twice[0]} twice; write all values of this setting in one --grid")
     if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
         raise SettingsError(
-            f"--seeds has {same[0]} twice; a second trial with the same seed would give equal results"
+            f"--seeds has the seed {same[0]} twice; a second trial with the same seed would give equal results"
         )
     for key in (text.partition("=")[0].strip() for text in assignments):
         if key == "seed" or key in [axis.key for axis in axes]:
             other = "the seeds are set with --seeds" if key == "seed" else "it is an axis of the grid"
-            raise SettingsError(f"--set {key} would change nothing, because {other}; leave it out")
+            raise SettingsError(f"--set {key} would change nothing, because {other}; leave out this --set")
     base = read_experiment(file, list(assignments))
     hosted = ["devices.processes=1"] if base.devices.processes == 0 else []
     points = []

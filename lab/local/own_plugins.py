@@ -68,8 +68,8 @@ def own_plugins(
     """Load the plug-ins of an experiment.
 
     `files` has the paths of plug-ins to load. `names` has, for each kind of plug-in, the names that are not built
-    in. If an installed package provides a plug-in with such a name, the hash of this plug-in is added. `seen` is
-    added to the message about a missing file: it names the folder at which a relative path starts.
+    in. If an installed package provides a plug-in with such a name, the hash of this plug-in is added. The
+    message about a missing file contains the text `seen`, which names the folder at which a relative path starts.
     """
     sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [

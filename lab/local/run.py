@@ -51,7 +51,7 @@ from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
 SYNCED: Final = "their files are synced"
 MOST_BROKER_RESTARTS: Final = 3
-NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe fork"
+NO_FORK: Final = "CUDA does not work after a fork" if CAN_FORK else "fork is safe only on Linux"
 
 
 @alone
@@ -126,7 +126,7 @@ def run_processes(
     with broker_of_run(experiment, folder) as broker, display as progress:
         progress.print(f"broker: {broker.description}")
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
-            progress.print(f"processes: a new interpreter for each, because {NO_FORK}")
+            progress.print(f"processes: each process starts a new interpreter, because {NO_FORK}")
         if compute != experiment.compute:
             progress.print(
                 'compute: the CPU, because the GPU would not be faster; compute = "cuda" uses the GPU'
@@ -188,7 +188,7 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots, which limit the number of processes that compute at the same time to the number of cores.
+    """Return slots with which only one process for each core computes at the same time.
 
     If there is a core for each process, return slots without a limit.
     """
@@ -220,7 +220,7 @@ def write_settings(
 
 def _write(path: Path, settings: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The write is atomic. With half of a file, a run that was killed here would seem to have other settings.
+    # The write is atomic. If a killed process left half of the file, the run would seem to have other settings.
     Disk(durable=False).replace(path, write_toml(settings).encode())
 
 
@@ -241,8 +241,8 @@ class BrokerWatch:
             return
         if self.restarts == MOST_BROKER_RESTARTS:
             raise RunError(
-                f"the broker that this run started has ended {self.restarts + 1} times ({how}); {self.broker.log} "
-                "has its messages, and the same command resumes the run"
+                f"the broker that this run started has ended {self.restarts + 1} times ({how}); see "
+                f"{self.broker.log} for the reason; the same command resumes the run"
             )
         self.restarts += 1
         self.say(
@@ -349,8 +349,8 @@ def prepare_folder(
             return None
         if has_ended_a_round(folder):
             raise SettingsError(
-                f"{folder} holds an unfinished run with other settings; --fresh renames its folder, "
-                f"--set name=... gives the new run another name"
+                f"{folder} holds an unfinished run with other settings; rename the folder of this run with --fresh, "
+                f"or give the new run another name with --set name=..."
             )
     earlier = renamed(folder)
     say(f"the earlier run is now in {earlier}")

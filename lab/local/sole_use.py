@@ -115,8 +115,8 @@ def _take(folder: Path, file: TextIO) -> None:
         file.seek(0)
         holder = file.read().strip() or "another process"
         raise InUseError(
-            f"{folder} is in use by {holder}: wait until that process has ended, or give this run another name, "
-            "--set name=..."
+            f"{folder} is in use by {holder}: wait until that process has ended, or give this run another name "
+            "with --set name=..."
         ) from None
     except OSError as error:
         raise RunError(

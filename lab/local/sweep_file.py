@@ -55,7 +55,8 @@ def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
     if "grid" not in table:
         if not wish.grid:
             raise SettingsError(
-                f"{path} has no table [grid], and no --grid is given; add one, for example --grid method.lr=0.02,0.05"
+                f"{path} has no table [grid], and no --grid is given; give one with --grid, for example --grid "
+                "method.lr=0.02,0.05"
             )
         return plan_grid(path, wish.grid, wish.seeds or [1], wish.set), wish.choose or "validation"
     for key, values in table["grid"].items() if isinstance(table["grid"], dict) else ():

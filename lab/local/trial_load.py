@@ -31,7 +31,8 @@ def demand_end(source: PluginFile) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not came_back:
         raise PlugInError(
-            f"{source.path} ended the process that loaded it, {_how(code)}; raise an exception there instead"
+            f"{source.path} ended the process that loaded the file, {_how(code)}; raise an exception in the file "
+            "instead"
         )
 
 

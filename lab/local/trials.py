@@ -220,9 +220,9 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
 
 
 def put_aside(folder: Path, grid: Grid) -> None:
-    """Rename the folder of an earlier sweep with this name, if that sweep varied other settings.
+    """Rename the folder of an earlier sweep with this name, if the earlier sweep varied other settings.
 
-    If it varied the same settings, the new sweep replaces its files.
+    If the earlier sweep varied the same settings, the new sweep replaces the files of the earlier sweep.
     """
     try:
         before = list(json.loads((folder / "trials.json").read_text())["grid"])

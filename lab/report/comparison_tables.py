@@ -12,11 +12,10 @@ from protofleet.lab.report.numbers import NONE, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 SEEDS_NOTE = (
-    "A cell with several seeds has the mean ± the sample standard deviation, "
-    "or the mean alone if all are equal."
+    "Cells of several seeds show mean ± sample standard deviation, or only the mean if all values are equal."
 )
 
-# A deviation that is smaller than this share of the mean is not shown, for example a few bytes of millions.
+# A deviation that is smaller than this share of the mean is not shown, for example 2 bytes in 10 million bytes.
 NO_SPREAD = 1e-6
 
 
@@ -35,8 +34,12 @@ class Table:
 
         Two views measure different models, so each view has its own best value.
         """
-        alike = " among runs with the same view" if "view" in self.head else ""
-        return f"{self.note} Bold: the best of its column{alike}.".lstrip() if self.best else self.note
+        alike = " of each view" if "view" in self.head else ""
+        return (
+            f"{self.note} In each column, bold marks the best value{alike}.".lstrip()
+            if self.best
+            else self.note
+        )
 
     @property
     def words(self) -> frozenset[int]:
@@ -119,9 +122,9 @@ def origin_table(groups: Sequence[Group]) -> Table:
         for group in groups
     ]
     note = (
-        "The commit is that of the checkout. A plus sign after it means that files differed from the commit. The "
-        "column 'sources' has a digest of the code that decides results; a wheel has this digest, too. The column "
-        "'experiment' has a digest of the resolved settings without the seed."
+        "The commit is that of the checkout; a plus sign means that files were changed. The column 'sources' shows a "
+        "digest of the code that decides results, also for a wheel. The column 'experiment' shows a digest of the "
+        "resolved settings without the seed."
     )
     head = ["run", "commit", "sources", "experiment", "torch", "machine of the coordinator"]
     return Table("Where the figures come from", note, head, rows)
@@ -145,9 +148,9 @@ def final_table(groups: Sequence[Group]) -> Table:
         [g.name, g.method, g.view, str(len(g.runs)), *(mean_and_deviation(v, percent_points) for v in values)]
         for g, values in zip(groups, measured, strict=True)
     ]
-    note = f"{SEEDS_NOTE} The column mean weights all domains equally."
+    note = f"{SEEDS_NOTE} In the column 'mean', all domains count equally."
     if pooled_head:
-        note += " The column pooled weights all test samples of all devices equally."
+        note += " In the column 'pooled', all test samples count equally."
     if any(not point.by_all for g in groups for run in g.runs for point in run.points(g.view)):
         note += " Where rounds leave devices out, only measurements by all present devices count."
     if not all(run.is_complete(group.view) for group in groups for run in group.runs):
@@ -174,8 +177,9 @@ def best_table(groups: Sequence[Group]) -> Table:
         for group, best, values in zip(groups, best_points, measured, strict=True)
     ]  # fmt: skip
     note = (
-        "The round is the one with the highest mean validation accuracy; test samples have no influence on it. For "
-        "devices' own models the last evaluation does not count, because it may measure another model than rounds do."
+        "The column 'round' shows the round with the highest mean validation accuracy; test samples have no "
+        "influence on this choice. For devices' own models, the last evaluation does not count, because it may "
+        "measure another model than the rounds."
     )
     head = ["run", "view", "round", *domains, "mean"]
     bold = best_cells(measured, 3, percent_points, among=[g.view for g in groups])
@@ -206,8 +210,8 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         f"rounds to {share:.0%}",
     ]
     note = (
-        f"The columns to {share:.0%} count until the mean test accuracy first reaches {target.description}. "
-        f"The sign {NONE} means that the run never reached it."
+        f"The columns 'to {share:.0%}' count until the mean test accuracy first reaches {target.description}. "
+        f"The sign {NONE} means that the run never reached this accuracy."
         if target
         else no_baseline(groups)
     )

@@ -66,7 +66,7 @@ def require_finished(folders: Sequence[Path]) -> None:
 
 
 def earlier_runs(folder: Path) -> list[Path]:
-    """Return the folders of finished runs that had this folder's name until a later start renamed them."""
+    """Return the folders of earlier finished runs with this name. A later start has renamed these folders."""
     renamed = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
     return sorted(path for path in renamed if path.suffix[1:].isdigit() and (path / SUMMARY).exists())
 

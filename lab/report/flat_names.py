@@ -1,4 +1,4 @@
-"""Give the numbers of a run names that are the same in every tracker and in `compare --csv`.
+"""Name the numbers of a run. A number has the same name in every tracker and in `compare --csv`.
 
 docs/trackers.md lists the names. A name has several parts with slashes between them. If a user or a method
 has chosen a word, for example the name of a domain, this word is one part. A part has only letters, digits,

@@ -21,9 +21,8 @@ from protofleet.lab.report.numbers import NONE, percent, percent_points
 from protofleet.lab.report.settings_difference import differing, settings_of
 
 FEWEST: Final = 3  # A curve is drawn only if there are at least this number of points.
-LOG_RATIO: Final = (
-    8.0  # The axis is logarithmic from this ratio of the largest value to the smallest value on.
-)
+# The axis is logarithmic if the ratio of the largest value to the smallest value is at least this number.
+LOG_RATIO: Final = 8.0
 # The colour of the best cell. The worst cell is nearly white. READABLE decides whether the letters are black or
 # white.
 BLUE: Final = (
@@ -40,7 +39,7 @@ class Varied:
     """The settings in which groups differ. All of them are numbers."""
 
     keys: tuple[str, ...]
-    groups: Mapping[tuple[float, ...], Group]  # Each group, by the values that it has for these settings.
+    groups: Mapping[tuple[float, ...], Group]  # Each group, by its values of these settings.
 
     def values(self, axis: int) -> list[float]:
         return sorted({values[axis] for values in self.groups})

@@ -9,7 +9,7 @@ from typing import Final
 from protofleet.lab.report.numbers import percent_points
 
 # Fewer validation images than this are too few for a choice. With 50 images, one more correct image already changes
-# the accuracy by 2 points, and the points of a grid often differ by no more than that.
+# the accuracy by 2 points, and the points of a grid often differ by 2 points or less.
 FEWEST_IMAGES: Final = 50
 
 

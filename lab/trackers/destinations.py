@@ -72,13 +72,11 @@ def destination(text: str) -> Destination:
             f"no tracker has the name {name[:99]!r}; {there_are(name, sorted({*KINDS, *packaged}))}"
         )
     if has_place and not place:
-        raise SettingsError(
-            f"{text!r} names no place after =; leave out = to use the tracker's default place"
-        )
+        raise SettingsError(f"{text!r} has nothing after =; leave out = to use the tracker's default place")
     if name == "mlflow" and place and not place.startswith(("databricks", "uc:")) and "://" not in place:
         raise SettingsError(
-            f"{text[:99]!r} is no address of MLflow; write mlflow=http://HOST:PORT for a server, or for a database "
-            "mlflow=sqlite:///FILE"
+            f"{text[:99]!r} is not an address of MLflow; write mlflow=http://HOST:PORT for a server, or "
+            "mlflow=sqlite:///FILE for a database"
         )
     package = KINDS[name].package if name in KINDS else ""
     if package and importlib.util.find_spec(package) is None:

@@ -47,7 +47,7 @@ class Follower(threading.Thread):
         """Prepare the thread. `ours` is true if this process conducts the run.
 
         If a run of this process ends without a result, the run was stopped, and the tracker is told about the end.
-        A run of another process that has no result may still go on, so the tracker is not told about an end.
+        A run of another process may still go on while it has no result, so the tracker is not told about an end.
         """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False
@@ -113,7 +113,7 @@ class Follower(threading.Thread):
 
     def _begin(self, tracker: Tracker) -> None:
         known = self._progress
-        # The run's folder may be an older copy that was restored. Then it has fewer rounds than the tracker.
+        # The run's folder may be an older copy that was restored. Then the folder has fewer rounds than the tracker.
         first = min(known.next_round, last_round(self._run) + 1)
         begun = tracker.begin(Start(self._run, settings_of(self._run), known.known_as, first))
         self._note(known_as=begun.known_as, next_round=begun.next_round, ended=False)

@@ -119,8 +119,8 @@ class MLflow:
     def _has(self, metrics: Sequence[Any]) -> bool:
         """Return whether MLflow already has these metrics.
 
-        An earlier command may have written them before it failed, for example because the server was killed
-        while it received files. If they were written again, MLflow would store them twice.
+        An earlier command may have written the metrics before the command failed, for example because the server
+        was killed while it received files. If this command wrote the metrics again, MLflow would store them twice.
         """
         if not metrics:
             return True

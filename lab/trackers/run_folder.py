@@ -16,7 +16,7 @@ from protofleet.protocol.settings.reader import SettingsError, read_toml, write_
 ROUNDS: Final = "rounds.jsonl"
 SUMMARY: Final = "summary.json"
 EXPERIMENT: Final = "experiment.toml"
-TRIALS: Final = "trials.json"  # The name of a sweep's file in runs/sweeps/NAME.
+TRIALS: Final = "trials.json"  # File in runs/sweeps/NAME that lists the runs of a sweep.
 REPORT: Final = "report.html"
 FILES: Final = (REPORT, ROUNDS, SUMMARY)
 SECRETS: Final = frozenset({"username", "password"})  # Settings of a broker that are not sent to a tracker.

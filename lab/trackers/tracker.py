@@ -34,7 +34,7 @@ class Ending:
     """The data that a tracker gets at the end of a run. A run with the state "stopped" can be continued later."""
 
     state: State
-    # The settings, in the form of Start.settings. If the coordinator is a service, they are known only now.
+    # The settings, in the form of Start.settings. If the coordinator is a service, they are known only at the end.
     settings: Mapping[str, str]
     numbers: Numbers
     files: Sequence[Path]

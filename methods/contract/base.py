@@ -90,8 +90,8 @@ Round: TypeAlias = Generator[Ask, Sequence[Reply], None]
 def seeded(*parts: object) -> torch.Generator:
     """Return a random generator for one purpose.
 
-    The parts together name the purpose. Every random draw has such a name, so a replay of the run draws the same
-    numbers.
+    The parts together are the name of the purpose. Every random draw has such a name, so a replay of the run draws
+    the same numbers.
     """
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -159,7 +159,7 @@ class ClientHalf(ABC):
     rounds: int = 0  # Number of rounds of the run, as in the server half.
     number: int = 0
     kinds: Kinds = UNDECLARED  # Kinds of the arrays, as in the server half.
-    # Validation samples of the device, or None. Only a method that uses validation results in training reads them.
+    # Validation samples of the device, or None. A method reads them only if it uses validation results in training.
     validation: Samples | None = None
     public: Sequence[Tensor] = ()  # Batches of the public set, for methods whose field `public` is true.
 
@@ -201,7 +201,7 @@ class ClientHalf(ABC):
         return [self.model]
 
     def rule(self) -> nn.Module:
-        """Return the module with which this model predicts now: embeddings [B, D] to class scores [B, C]."""
+        """Return the module that now computes the predictions: class scores [B, C] from embeddings [B, D]."""
         return self.model.head
 
     def other_rules(self) -> Mapping[str, nn.Module]:
@@ -261,8 +261,8 @@ class Method:
     mutual: bool = False
     # True if the method uses a public set: samples that all devices have and on which outputs are compared.
     public: bool = False
-    # True if at least one device must have validation samples. If no device had validation samples, the run would
-    # be a run of another method.
+    # True if at least one device must have validation samples. Without any validation samples, the run would be a
+    # run of another method.
     validates: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are
@@ -286,15 +286,19 @@ class Method:
         The author then sees the error at the definition of the method, and not in the middle of a run.
         """
         if not (isinstance(self.Hyper, type) and is_dataclass(self.Hyper)):
-            raise TypeError(f"Method(Hyper=...) is {self.Hyper!r}, it must be a dataclass, as LocalHyper is")
+            raise TypeError(
+                f"Method(Hyper=...) is {self.Hyper!r}, but it must be a dataclass, such as LocalHyper"
+            )
         halves: Mapping[str, tuple[type, type]] = {
             "Server": (self.Server, ServerHalf), "Client": (self.Client, ClientHalf)
         }  # fmt: skip
         for name, (half, base) in halves.items():
             if not (isinstance(half, type) and issubclass(half, base)):
-                raise TypeError(f"Method({name}=...) is {half!r}, it must be a class of {base.__name__}")
+                raise TypeError(
+                    f"Method({name}=...) is {half!r}, but it must be a subclass of {base.__name__}"
+                )
             if lacking := ", ".join(f"{call}()" for call in sorted(getattr(half, "__abstractmethods__", ()))):
-                raise TypeError(f"{half.__name__} lacks {lacking}, which a {base.__name__} has to have")
+                raise TypeError(f"{half.__name__} lacks {lacking}, which each {base.__name__} must define")
         if self.reports not in self.VIEWS:
             raise ValueError(
                 f"Method(reports={self.reports!r}): reports must be one of {', '.join(self.VIEWS)}"

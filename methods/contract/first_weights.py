@@ -38,8 +38,8 @@ class FirstWeights:
     def __post_init__(self) -> None:
         if not NAMED.fullmatch(self.file):
             raise ValueError(
-                f"file is {self.file[:200]!r}, it must be a name and a hash, such as 'resnet18.safetensors@sha256:' "
-                "and 64 hex digits; `protofleet weights FILE` prints it"
+                f"file is {self.file[:200]!r}, but it must be a name and a hash: 'resnet18.safetensors@sha256:', for "
+                "example, and 64 hex digits; `protofleet weights FILE` prints the name and the hash of a file"
             )
 
     @property
@@ -60,7 +60,7 @@ class FirstWeights:
             load_from(model, as_first_weights(read_weights(path), model))
         except FileNotFoundError:
             raise SettingsError(
-                f"the run begins with the weights {self.name}, but this machine has no {path}; {self._way_out()}"
+                f"the run begins with the weights {self.name}, but this machine has no file {path}; {self._way_out()}"
             ) from None
         except (OSError, WeightsFileError) as error:
             raise SettingsError(f"the run's first weights, {self.name}, cannot be used: {error}") from None

@@ -1,4 +1,4 @@
-"""Checks, for every method, that torch works and that a training still makes progress."""
+"""Checks, for every method, that torch works and that training still makes progress."""
 
 from __future__ import annotations
 

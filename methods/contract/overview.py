@@ -61,7 +61,7 @@ class Reference:
         return (
             f"network {self.network.name} with {self.network.feature_size} features on {self.size} x {self.size} "
             f"pixels, {self.classes} classes,\n{self.devices} devices with {self.examples} samples of all classes, "
-            f"{self.groups} prototypes a class where a method has several, a round\nafter the first"
+            f"{self.groups} prototypes for each class if a method has several, in a\nround after the first"
         )
 
 
@@ -109,7 +109,7 @@ def overview(name: str, reference: Reference | None = None) -> Overview:
     doc = (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip().partition("\n")[0]
     if not (found := FIRST_LINE.fullmatch(doc)):
         raise ValueError(
-            f"methods/{name}.py begins with {doc!r}, it must be 'Name (authors, venue year): idea'"
+            f"methods/{name}.py begins with {doc!r}, but it must begin with 'Name (authors, venue year): idea'"
         )
     cost = method.cost(reference.sizes(plan)) if method.cost else Cost()
     return Overview(

@@ -27,7 +27,7 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """The [metrics] table: a file of metrics, or their name in an installed package."""
+    """The [metrics] table: a file of metrics, or the name of metrics in an installed package."""
 
     file: str = ""
     """Path of a Python file that defines the metrics; empty means that an installed package has them."""
@@ -67,8 +67,8 @@ def metrics_of(sha256: str) -> Mapping[str, Metric]:
     for name, function in found.items():
         if not (isinstance(name, str) and NAME.fullmatch(name) and name not in OURS and callable(function)):
             raise PlugInError(
-                f"{where}: METRICS has {name!r}; a name consists of small letters, digits and _, it is none of "
-                f"{', '.join(sorted(OURS))}, and its value is a function"
+                f"{where}: METRICS has {name!r}; a name consists of small letters, digits and _, is not one of "
+                f"{', '.join(sorted(OURS))}, and has a function as its value"
             )
     return found
 

@@ -52,15 +52,15 @@ class Network:
     name: str = DEFAULT_NETWORK
     """Name of the network (`protofleet networks` lists them)."""
     feature_size: Width | None = None
-    """Number of features in front of the head; left out, it is the network's own."""
+    """Number of features in front of the head; if left out, the network's own number is used."""
     embedding_size: Width | None = None
-    """Output width of a linear projector behind the features, such as varphi of FedLSA; left out, there is no
+    """Output width of a linear projector behind the features, such as varphi of FedLSA; if left out, there is no
     projector.
     """
     head: str = "linear"
     """Form of the head, `linear` (the last layer of the network) or `mlp` (the deeper classifier of FedPall)."""
     file: str = ""
-    """Path of a Python file that defines the network, which is then called `name` or as the file."""
+    """Path of a Python file that defines the network; without `name`, the network has the name of the file."""
     plugin: str = ""
     """SHA-256 of a plug-in that this party has loaded; the program sets it, so a file leaves it empty."""
 
@@ -160,7 +160,7 @@ class Plan:
         return ", ".join(own)
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Return the functions that are measured in addition to accuracy and loss."""
+        """Return the user's own metrics, which are measured in addition to accuracy and loss."""
         return metrics_of(self.plugins.get("metrics", ""))
 
     def demand_fit(self) -> None:

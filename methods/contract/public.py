@@ -29,8 +29,8 @@ from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
 HASHED: Final = InputShape((3, 32, 32))
-# The largest allowed number of pairs of images, where both images are in the same batch, over all batches together.
-# The similarities of so many pairs take 64 MB.
+# The largest number of pairs of images that a public set may have. The two images of a pair are in the same batch,
+# and the pairs of all batches count together. The similarities of so many pairs take 64 MB.
 MOST_PAIRS: Final = 1 << 24
 FIGURES: Final = 3  # Number of figures in a picture.
 FIGURE_BYTES: Final = 8
@@ -45,15 +45,15 @@ class PublicSet:
     """The samples that all devices of a run have."""
 
     source: str = DRAWN
-    """Source of the samples, which is `shapes` for drawn images or a data source that every device has."""
+    """Source of the samples, `shapes` (drawn images) or a data source that every device has."""
     domain: str = ""
     """Domain of that source; empty means all domains."""
     samples: Count = 512
     """Number of samples."""
     batch: PublicBatch = 64
-    """Number of samples in a batch, which are compared with each other."""
+    """Number of samples in a batch; the samples of a batch are compared with each other."""
     seed: Seed = 0
-    """Seed by which the samples are drawn or chosen."""
+    """Seed with which the samples are drawn or chosen."""
     sha256: str = ""
     """SHA-256 of the samples, which `protofleet public-set` prints."""
 
@@ -108,9 +108,9 @@ class PublicSet:
         found = sha256_of(images)
         if self.sha256 and found != self.sha256:
             raise SettingsError(
-                f"the run's public set ({self.title}) has sha256 {self.sha256[:64]}, but this device's has {found}: "
-                "put the same files, and the same version of protofleet, on all devices; or, if this device has the "
-                "right files, set public.sha256 at the coordinator to the hash of this device"
+                f"the run's public set ({self.title}) has sha256 {self.sha256[:64]}, but the public set of this "
+                f"device has {found}: put the same files, and the same version of protofleet, on all devices; or, "
+                "if this device has the right files, set public.sha256 at the coordinator to the hash of this device"
             )
 
 

@@ -30,7 +30,7 @@ def demand_arrays(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
 def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
     """Raise WrongArraysError if the method does not declare an array, or if an array is not finite."""
     if unknown := half.kinds.undeclared(payload):
-        raise WrongArraysError(f"{unknown[0][:64]} is no array of this method")
+        raise WrongArraysError(f"{unknown[0][:64]} is an array that this method does not have")
     if problem := not_finite(payload):
         raise WrongArraysError(problem.message)
 

@@ -29,7 +29,7 @@ def compactness(h: Tensor, y: Tensor, anchors: Tensor, tau: float, *, reduction:
 
 
 def anchor_cross_entropy(head: nn.Module, anchors: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return L_ACE of FedLSA, eq. 3: the cross-entropy of the classifier's scores of anchor i with class i."""
+    """Return L_ACE of FedLSA, eq. 3: the cross-entropy between the classifier's scores of anchor i and class i."""
     return F.cross_entropy(
         head(anchors), torch.arange(len(anchors), device=anchors.device), reduction=reduction
     )

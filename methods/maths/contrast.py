@@ -13,7 +13,8 @@ from torch import Tensor
 
 from protofleet.methods.maths.geometry import unit
 
-LEAST = 1e-6  # Cosines are raised to this value before the square root, because the root is infinitely steep at 0.
+# A smaller cosine is replaced by this value before the square root, because the root is infinitely steep at 0.
+LEAST = 1e-6
 
 
 def cosines(z: Tensor, prototypes: Tensor) -> Tensor:

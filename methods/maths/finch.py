@@ -31,8 +31,8 @@ Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
 SEGMENT: Final = 128  # Columns that are searched together for possible nearest rows.
-# The largest share of a block's segments, or of a row's cosines, that is computed exactly piece by piece. If the
-# share is larger, the whole block or row is computed exactly.
+# A part of a block's segments, or of a row's cosines, must be computed exactly. If this part is larger than the share
+# DENSE, the whole block or row is computed exactly.
 DENSE: Final = 1 / 16
 # Cosines are rounded to this number of digits. If several rounded cosines are equal, the lowest index wins, whatever
 # the size of the blocks is.
@@ -149,7 +149,7 @@ class _Search:
     def _look(self, cosines: NDArray[np.float32], peaks: NDArray[np.float32], i: int, j: int) -> None:
         """Look in the block at j for the nearest row of each row of the block at i.
 
-        `cosines` are the rough cosines of these two blocks, and `peaks` the highest of them in each segment.
+        `cosines` are the rough cosines of these two blocks, and `peaks` are the highest cosines of each segment.
         """
         here = self._block(i)
         peaks = peaks[: here.stop - i]

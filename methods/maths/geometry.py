@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-SHORTEST = 1e-12  # A vector that is shorter counts as a vector without direction.
+SHORTEST = 1e-12  # A vector shorter than this counts as a vector without direction.
 
 
 def unit(x: Tensor) -> Tensor:

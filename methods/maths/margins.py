@@ -86,7 +86,7 @@ def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor
 def classifier_calibration(
     head: nn.Module, anchors: Tensor, *, bias: bool = True, reduction: str = "mean"
 ) -> Tensor:
-    """Return L_CC, eq. 8, the cross-entropy of the head's scores of anchor c with class c.
+    """Return L_CC, eq. 8, the cross-entropy between the head's scores of anchor c and class c.
 
     Only the head has a gradient.
     """
@@ -99,7 +99,7 @@ def weight_of(head: nn.Module) -> Tensor:
     if not isinstance(head, nn.Linear):
         raise ValueError(
             f"the head is {type(head).__name__}, which has no bias to leave out; "
-            "take a linear head, or its real scores (cc_bias = true)"
+            "take a linear head, or set cc_bias = true to use the scores with the bias"
         )
     return head.weight
 

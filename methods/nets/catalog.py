@@ -71,8 +71,8 @@ HEADS = ("linear", "mlp")
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
     """Return why the network that `key` names cannot take such samples, and what the user can change.
 
-    Return "" if the network can take them, or if it is not a network of protofleet. `table` is a prefix for the
-    names of the settings of samples in the message: "data." in an experiment.
+    Return "" if the network can take them, or if it is not a network of protofleet. The message also names
+    settings of the samples. `table` is the prefix of these names, for example "data." in an experiment.
     """
     recipe = RECIPES.get(name)
     if recipe is None or (problem := recipe.problem_with(shape)) is None:
@@ -111,14 +111,16 @@ def build(
     if problem := recipe.problem_with(shape):
         raise ValueError(f"{name} {problem}; {_way_out(recipe, shape)}")
     if classes < 2:
-        raise ValueError(f"classes is {classes}, below 2: state how many classes the whole federation has")
+        raise ValueError(
+            f"classes is {classes}, but must be 2 or more: count the classes of the whole federation"
+        )
     if feature_size is not None and feature_size < 1:
         raise ValueError(
-            f"feature_size is {feature_size}, below 1: leave it out to use the network's own size"
+            f"feature_size is {feature_size}, but must be 1 or more; without it, the network uses its own size"
         )
     if embedding_size is not None and embedding_size < 1:
         raise ValueError(
-            f"embedding_size is {embedding_size}, below 1: leave it out to use the network's own size"
+            f"embedding_size is {embedding_size}, but must be 1 or more; without it, the network uses its own size"
         )
     with initialised_from(seed):
         model = recipe.make(shape.axes, classes, feature_size)

@@ -4,8 +4,8 @@
     A: d -> 512 -> 512 -> clients, the same without biases;             1,315,328 parameters for 2048, 5
 
 The authors' file of models also has a network A with biases (1,316,357 parameters). The paper states
-that A has 5.59 % of the parameters of ResNet-50. Cut off after the second decimal, this is true for both forms of A.
-BatchNorm1d cannot train on a batch of one sample.
+that A has 5.59 % of the parameters of ResNet-50. This is true for both forms of A, if the share is cut off after the
+second decimal. BatchNorm1d cannot train on a batch of one sample.
 """
 
 from __future__ import annotations

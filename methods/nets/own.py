@@ -25,10 +25,12 @@ def network(
     def checked(shape: Axes, classes: int, feature_size: int | None) -> Net:
         made: object = guarded(lambda: make(shape, classes, feature_size), where, {where})
         if not isinstance(made, Net):
-            raise PlugInError(f"{where}: {make.__name__} gives {type(made).__name__}; it must give a Net")
+            raise PlugInError(
+                f"{where}: {make.__name__} returns {type(made).__name__}, but it must return a Net"
+            )
         if made.classes != classes:
             raise PlugInError(
-                f"{where}: {make.__name__} gives a Net of {made.classes} classes, but the run has {classes}"
+                f"{where}: {make.__name__} returns a Net of {made.classes} classes, but the run has {classes}"
             )
         made.made_in, made.made_for = where, tuple(shape)
         return made

@@ -1,10 +1,10 @@
 """The import of torchvision with any torch, even if the compiled operators of torchvision do not load.
 
 The installed torchvision may be built for another torch (a CUDA wheel with a CPU-only torch or a vendor's
-torch). Then its extension does not load, and torchvision accepts this. But torchvision still describes its
-operators, and this fails: "operator torchvision::nms does not exist". To avoid the error, this module declares
-the two operators that torchvision describes. They have no code, so detection operators raise an error when they
-are called. Networks, transforms and data sets do not need them.
+torch). Then its extension does not load, and torchvision ignores this error. But torchvision still describes
+its operators, and the description fails: "operator torchvision::nms does not exist". To avoid the error, this
+module declares the two operators that torchvision describes. They have no code, so detection operators raise an error
+when they are called. Networks, transforms and data sets do not need them.
 """
 
 from __future__ import annotations

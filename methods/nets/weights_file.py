@@ -100,7 +100,7 @@ def said_about(path: Path) -> dict[str, str]:
             table = json.loads(file.read(length))
             return {str(key): str(value) for key, value in table.get("__metadata__", {}).items()}
         except (ValueError, RecursionError, AttributeError):
-            raise WeightsFileError("its table is not JSON: no safetensors file") from None
+            raise WeightsFileError("its table is not JSON, so this is not a safetensors file") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,9 @@ def _table(data: bytes) -> dict[str, Any]:
     except WeightsFileError:
         raise
     except (ValueError, RecursionError):
-        raise WeightsFileError("its table is not JSON: no safetensors file") from None
+        raise WeightsFileError("its table is not JSON, so this is not a safetensors file") from None
     if not isinstance(table, dict):
-        raise WeightsFileError("its table is no object, so it is not a safetensors file")
+        raise WeightsFileError("its table is not a JSON object, so this is not a safetensors file")
     return {name: row for name, row in table.items() if name != "__metadata__"}
 
 
@@ -147,20 +147,22 @@ def _demand_flat(text: bytes) -> None:
     """
     rows = text.count(b"data_offsets")
     if rows > MOST_TENSORS:
-        raise WeightsFileError(f"its table has {rows:,} tensors, but at most {MOST_TENSORS:,} are read")
+        raise WeightsFileError(f"its table has {rows:,} tensors, but at most {MOST_TENSORS:,} are allowed")
     if re.search(rb"[\[{]\s*" * (DEEPEST + 1), text):
         raise WeightsFileError(
-            f"its table is nested more than {DEEPEST} deep, so it is not a safetensors file"
+            f"the brackets of its table are nested more than {DEEPEST} deep, so this is not a safetensors file"
         )
     if text.count(b",") > 16 * (rows + MOST_NAME):
-        raise WeightsFileError("its table has more values than tensors need, so it is not a safetensors file")
+        raise WeightsFileError(
+            "its table has more values than tensors need, so this is not a safetensors file"
+        )
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, many in Counter(name for name, _ in pairs).items() if many > 1)
-        raise WeightsFileError(f"its table has {twice[:64]!a} twice; write each tensor once")
+        raise WeightsFileError(f"its table has the tensor {twice[:64]!a} twice; write each tensor once")
     return found
 
 
@@ -171,7 +173,7 @@ def _row(name: str, row: Any, size: int) -> _Row:
     """
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise WeightsFileError(
-            f"a tensor is called {name[:64]!a}; a name has 1 to {MOST_NAME} printable characters"
+            f"a tensor is called {name[:64]!a}, but its name must have 1 to {MOST_NAME} printable characters"
         )
     try:
         dtype, shape, (first, last) = DTYPES[row["dtype"]], row["shape"], row["data_offsets"]
@@ -182,7 +184,7 @@ def _row(name: str, row: Any, size: int) -> _Row:
         fits = False
     if not fits:
         raise WeightsFileError(
-            f"of {name[:64]!r} its table has {ascii(row)[:128]}, which does not fit the file"
+            f"the entry of the tensor {name[:64]!r} is {ascii(row)[:128]}, which does not fit the file"
         )
     return _Row(name, dtype, tuple(shape), first, last)
 
@@ -199,13 +201,13 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
                 f"shares bytes with {before[:64]}" if row.first < at else f"leaves a gap after {before[:64]}"
             )
             raise WeightsFileError(
-                f"{row.name[:64]} begins at byte {row.first:,} and {fault}, where {at:,} is expected; write the file "
-                "again with a writer of safetensors"
+                f"{row.name[:64]} begins at byte {row.first:,} and {fault}: it must begin at byte {at:,}; write the "
+                "file again with the safetensors library"
             )
         at, before = row.last, row.name
     if at != size:
         raise WeightsFileError(
-            f"its table describes {at:,} bytes of numbers, but it has {size:,}; copy the file again"
+            f"its table describes {at:,} bytes of numbers, but the file has {size:,}; copy the file again"
         )
 
 
@@ -227,15 +229,15 @@ def load_from(model: Net, weights: Mapping[str, Tensor]) -> None:
     """Load weights into a model; if they do not fit, raise WeightsFileError and load nothing."""
     own = model.state_dict()
     if strange := sorted(weights.keys() - own.keys()):
-        raise WeightsFileError(f"it has {some(strange)}, but the network has {some(sorted(own))}")
+        raise WeightsFileError(f"it contains {some(strange)}, but the network has only {some(sorted(own))}")
     missing = sorted(name for name in own.keys() - weights.keys() if name.startswith("features."))
     if missing:
-        raise WeightsFileError(f"it lacks {some(missing)} of the network's backbone")
+        raise WeightsFileError(f"it does not contain {some(missing)} of the network's backbone")
     for name, value in weights.items():
         if value.shape != own[name].shape:
             raise WeightsFileError(
-                f"{name} is {tuple(value.shape)}, but the network's is {tuple(own[name].shape)}; leave this "
-                "tensor out of the file if it belongs to a head or projector for other classes"
+                f"{name} has the shape {tuple(value.shape)}, but the network needs {tuple(own[name].shape)}; "
+                "leave this tensor out of the file if it belongs to a head or projector for other classes"
             )
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise WeightsFileError(f"{name} is not finite")

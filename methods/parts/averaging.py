@@ -78,7 +78,7 @@ class WeightedMean(Mapping[str, Tensor]):
 
 
 def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
-    """Return the numbers [start, stop) of the flattened array; if the array is on the disk, only these are read."""
+    """Return the numbers [start, stop) of the flattened array; from the disk, read only these numbers."""
     report_progress()
     if isinstance(payload, LazyPayload):
         return payload.flat(name, start, stop)

@@ -19,7 +19,7 @@ from protofleet.methods.parts.weights import NEVER_NEGATIVE, named_weights
 
 
 def flat_weights(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
-    """Return copies: all parameters as `<prefix>.parameters`, all buffers with the same name as `<prefix>.<name>`."""
+    """Return copies: all parameters in `<prefix>.parameters`, all buffers called `<name>` in `<prefix>.<name>`."""
     return {
         f"{prefix}.{kind}": torch.cat([value.reshape(-1) for value in values])
         for kind, values in by_kind(module).items()

@@ -46,7 +46,9 @@ class LocalHyper:
     weight_decay: Weight = 1e-5
     """Weight decay of the local optimizer; 0 means none."""
     clip: Norm | None = None
-    """Largest norm of a gradient, to which a larger one is scaled down; left out, gradients are not clipped."""
+    """Largest norm of a gradient; larger gradients are scaled down to this norm; if left out, gradients are not
+    clipped.
+    """
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -30,8 +30,8 @@ Targets = Literal["fixed", "moving"]
 @dataclass(frozen=True)
 class MutualHyper(LocalHyper):
     kl: KL = "classes"
-    """Form of the divergence, which is a mean over samples of the sum over classes (`classes`) or of the mean
-    over classes (`elements`, as in HtFLlib).
+    """Form of the divergence, the mean over samples of the sum over classes (`classes`) or of the mean over classes
+    (`elements`, as in HtFLlib).
     """
     targets: Targets = "fixed"
     """Targets of the two losses, `fixed`, or `moving` if each loss also changes the network that is its

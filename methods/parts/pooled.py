@@ -47,9 +47,9 @@ def feature_wants(model: Net, cohort: Sequence[Member]) -> dict[str, TensorSpec]
 class PooledFeatures:
     """Features that stay on the disk, in the form of Samples.
 
-    `x` has the numbers of the rows, counted from the first reply to the last. The features of Digits are
+    `x` has the indices of the rows, counted from the first reply to the last. The features of Digits are
     59,000 x 2048 numbers, half a gigabyte, so only the rows of a batch are read. `y` has the labels of the rows,
-    or the numbers of the devices if no labels were sent.
+    or the indices of the devices if no labels were sent.
     """
 
     def __init__(self, replies: Sequence[Reply], owners: Sequence[int], size: int) -> None:

@@ -102,7 +102,7 @@ class MeanOfDraws(Rule):
 
 
 def places_of(labels: Tensor, classes: int) -> Tensor:
-    """Return the indices of each class's labels, [C, K], filled up with the number of labels."""
+    """Return for each class the indices of its labels, [C, K]; unused places have the number of labels."""
     places = [(labels == label).nonzero().squeeze(1) for label in range(classes)]
     longest = max(1, *map(len, places))
     table = labels.new_full((classes, longest), len(labels))

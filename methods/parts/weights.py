@@ -45,19 +45,20 @@ def load_weights(
     if found != set(own):
         missing, strange = sorted(set(own) - found), sorted(found - set(own))
         if missing:
-            raise WrongArraysError(f"no {start}{missing[0]}, which is one of {len(missing)} missing arrays")
+            raise WrongArraysError(f"{start}{missing[0]} is one of {len(missing)} missing arrays")
         raise WrongArraysError(
-            f"{start}{strange[0][:64]} does not belong to this network, like {len(strange) - 1} more"
+            f"{start}{strange[0][:64]} does not belong to this network, and {len(strange) - 1} further arrays "
+            "do not either"
         )
     # Load one array at a time, because the payload may be on the disk, or a mean that is not computed yet.
     for name, value in own.items():
         loaded = payload[start + name]
         if loaded.shape != value.shape:
             raise WrongArraysError(
-                f"{start}{name} is {tuple(loaded.shape)}, but the network has {tuple(value.shape)}"
+                f"{start}{name} has the shape {tuple(loaded.shape)}, but the network needs {tuple(value.shape)}"
             )
         if isinstance(payload, ReceivedArrays) and loaded.dtype != value.dtype:
-            raise WrongArraysError(f"{start}{name} is {loaded.dtype}, but the network has {value.dtype}")
+            raise WrongArraysError(f"{start}{name} is {loaded.dtype}, but the network needs {value.dtype}")
         value.copy_(loaded)
 
 

@@ -28,13 +28,14 @@ class PlugIns:
     files: tuple[str, ...] = ()
     """Paths of files on this machine, each with one plug-in."""
     allow: tuple[str, ...] = ()
-    """SHA-256 of the files, and of packages as they are installed, that this party may run."""
+    """SHA-256 of each file and each installed package that this party may run."""
 
     def __post_init__(self) -> None:
         for number in self.allow:
             if not SHA256.fullmatch(number):
                 raise ValueError(
-                    f"allow has {number!r}, it must be a SHA-256 of 64 hexadecimal digits; `sha256sum FILE` prints it"
+                    f"allow has {number!r}, but an entry must be a SHA-256 of 64 hexadecimal digits, as "
+                    "`sha256sum FILE` prints"
                 )
 
     def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
@@ -46,7 +47,8 @@ class PlugIns:
         if path:
             if ours:
                 raise PlugInError(
-                    f"{path} would get the name {name} of protofleet's own {kind}; give it another name: "
+                    f"{path} would have the name {name}, as protofleet's own {kind} has; give the plug-in "
+                    "another name: "
                     f'{kind}.name = "my-{name}"'
                 )
             return file.from_file(Path(path), self.allow, IN_SETTINGS)[0].sha256
@@ -80,7 +82,7 @@ class PlugIns:
         named = (one for one in sources if one.path.stem == name and one.sha256 != sha256)
         if other := next(named, None):
             raise PlugInError(
-                f"{what}, and this device has another {other.path.name} (SHA-256 {other.sha256})"
+                f"{what}, but the file {other.path.name} on this device has SHA-256 {other.sha256}"
             )
         if sha256 not in self.allow:
             raise PlugInError(
@@ -109,7 +111,7 @@ def checked_hashes(found: object) -> dict[str, str]:
     )
     if not right:
         raise PlugInError(
-            f"plan.plugins is {str(found)[:100]}, it must be a table that gives a SHA-256 for some of "
+            f"plan.plugins is {str(found)[:100]}, but it must be a table with a SHA-256 for one or more of "
             f"{', '.join(PLANNED)}; update protofleet on this machine"
         )
     assert isinstance(found, Mapping)

@@ -47,12 +47,12 @@ def read(path: Path, seen: str = "") -> PluginFile:
         hint = seen if path.is_absolute() else f"it was looked for in {Path.cwd()}"
         raise PlugInError(f"{path}: there is no such file{hint and f'; {hint}'}") from None
     except IsADirectoryError:
-        raise PlugInError(f"{path} is a folder; a plug-in is one file of Python") from None
+        raise PlugInError(f"{path} is a folder; a plug-in is one Python file") from None
     except OSError as error:
-        raise PlugInError(f"{path} cannot be read: {error.strerror}; name a file of Python") from None
+        raise PlugInError(f"{path} cannot be read: {error.strerror}; name a Python file") from None
     if len(text) > LARGEST:
         raise PlugInError(
-            f"{path} is over {LARGEST:,} bytes; a plug-in is one file of Python that is not larger"
+            f"{path} has more than {LARGEST:,} bytes; a plug-in is one Python file of at most this size"
         )
     return PluginFile(path, text, hashlib.sha256(text).hexdigest())
 
@@ -62,7 +62,7 @@ def _bytes_of(path: Path) -> bytes:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise PlugInError(f"{path} is no file; a plug-in is one file of Python")
+            raise PlugInError(f"{path} is not a regular file; a plug-in is one Python file")
         return file.read(LARGEST + 1)
 
 

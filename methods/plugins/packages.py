@@ -92,16 +92,18 @@ def clashes(kind: str, ours: list[str]) -> list[str]:
 def digest_of(one: Packaged) -> str:
     """Return the hash over the sorted list of the package's files, each with the hash of its bytes.
 
-    Raise PlugInError if a file differs from the installed one.
+    Raise PlugInError if a file was changed after the installation.
     """
     lines = []
     for path, recorded in sorted(_files(one)):
         try:
             found = hashlib.sha256(path.read_bytes())
         except OSError as error:
-            raise PlugInError(f"{one}: {path} cannot be read: {error.strerror}; install it again") from None
+            raise PlugInError(
+                f"{one}: {path} cannot be read: {error.strerror}; install the package again"
+            ) from None
         if recorded and recorded != found.digest():
-            raise PlugInError(f"{one}: {path} was changed since it was installed; install it again")
+            raise PlugInError(f"{one}: {path} was changed since it was installed; install the package again")
         lines.append(f"{found.hexdigest()}  {_relative(path, one.entry.dist)}\n")
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
@@ -125,7 +127,7 @@ def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
         spec = importlib.util.find_spec(top)
         origin = Path(spec.origin) if spec and spec.origin else None
         if origin is None:
-            raise PlugInError(f"{one}: its module {top} is not there; install it again")
+            raise PlugInError(f"{one}: its module {top} does not exist; install the package again")
         found = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
         yield from ((path, b"") for path in found)
 

@@ -91,7 +91,7 @@ def read_card(text: bytes) -> Card:
     except (SettingsError, TypeError) as error:
         raise CardError(str(error)) from None
     except (ValueError, RecursionError):
-        raise CardError("it is not JSON, so it is no card of a model") from None
+        raise CardError("it is not JSON, so it is not the card of a model") from None
 
 
 def matching(card: Card, name: str, content: bytes) -> bytes:
@@ -101,11 +101,11 @@ def matching(card: Card, name: str, content: bytes) -> bytes:
     """
     said, found = card.files.get(name), hashlib.sha256(content).hexdigest()
     if said is None:
-        raise CardError(f"the card names no file {name}; export the model again, with that format")
+        raise CardError(f"the card names no file {name}; export the model again in the format of this file")
     if found != said:
         raise CardError(
             f"{name} is not the file that the card names: its SHA-256 is {found[:12]}..., not {said[:12]}...; "
-            "copy the folder again, or export again"
+            "copy the folder again, or export the model again"
         )
     return content
 

@@ -1,4 +1,4 @@
-"""The file of a device's own trained model, with all its ways to predict.
+"""The file of a device's own trained model, with all ways in which the model can predict.
 
 A way to predict is a rule and its tensors. If several ways have the same tensor, it is stored once. Exports are made
 from this file. The format of the file is safetensors.
@@ -46,7 +46,7 @@ class KeptOrigin:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of a file; `card` describes the model with the way to predict whose name is `predict`."""
+    """The content of a file; `card` describes the model that predicts in the way named `predict`."""
 
     card: Card
     ways: Mapping[str, Mapping[str, Any]]  # For each way: its rule, and the names of its tensors in the file.
@@ -58,7 +58,7 @@ class Kept:
         Raise CardError if the way does not exist or the file is damaged.
         """
         if way not in self.ways:
-            raise CardError(f"there is no way {way!r} to predict; {there_are(way, self.ways)}")
+            raise CardError(f"the prediction mode {way!r} does not exist; {there_are(way, self.ways)}")
         try:
             stored, said = read_weights(self.path), self.ways[way]
             tensors = {name: stored[place] for name, place in said["tensors"].items()}

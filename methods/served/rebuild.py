@@ -46,7 +46,7 @@ def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> Served:
         _demand_scores(model, card)
     except (SettingsError, RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
         line = " ".join(str(error).split())[:300]
-        raise CardError(f"no model can be made of this card and its tensors: {line}") from None
+        raise CardError(f"no model can be made from this card and its tensors: {line}") from None
     return model
 
 
@@ -82,7 +82,7 @@ def _nearest(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Ten
             f"the rule's metric is {str(said['metric'])[:64]!r}, which this version does not know"
         )
     if places.numel() and not 0 <= int(places.min()) <= int(places.max()) <= len(rows):
-        raise CardError("the rule's places name rows beyond its rows")
+        raise CardError("an index in the rule's `places` is beyond its rows")
     rule = Nearest(rows, places.new_zeros(len(rows)), 1, said["metric"], missing=missing)
     rule.places = places
     return NearestAtOnce.like(rule)

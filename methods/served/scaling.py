@@ -38,12 +38,12 @@ class Input:
         if not 0 < math.prod(self.shape) <= MOST_NUMBERS:
             raise ValueError(f"shape is {list(self.shape)}, it must have 1 to {MOST_NUMBERS:,} numbers")
         if not len(self.low) == len(self.high) or len(self.low) not in (1, self.shape[0]):
-            raise ValueError(f"low and high must have 1 number each, or {self.shape[0]}")
+            raise ValueError(f"low and high must both have 1 number, or both {self.shape[0]} numbers")
         if not all(
             math.isfinite(low) and math.isfinite(high) and low < high
             for low, high in zip(self.low, self.high, strict=True)
         ):
-            raise ValueError("low must be below high, and both finite")
+            raise ValueError("low must be below high, and both must be finite")
 
     @property
     def kind(self) -> str:

@@ -63,7 +63,7 @@ def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
     Raise LookupError for an unknown way.
     """
     if way not in ways_of(half):
-        raise LookupError(f"there is no way {way!r} to predict; {there_are(way, ways_of(half))}")
+        raise LookupError(f"the prediction mode {way!r} does not exist; {there_are(way, ways_of(half))}")
     rule = half.rule() if way == PREDICT else half.other_rules()[way]
     encoder, rule = deepcopy((half.encoder(rule), rule))
     return Served(of, encoder, as_exported(rule)).cpu()

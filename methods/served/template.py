@@ -54,11 +54,13 @@ def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
     for name, place in card.offsets.items():
         if name not in numbers:
             raise CardError(
-                f"the model has no {name[:64]}, which the template has: they are from different runs"
+                f"the template has the tensor {name[:64]}, but the model does not: they are from different runs"
             )
         raw = _bytes_for(name, numbers[name], place)
         if not 0 <= place.at <= len(filled) - len(raw):
-            raise CardError(f"{name[:64]} would end beyond the end of the template")
+            raise CardError(
+                f"the tensor {name[:64]} does not fit into the template; export the template again"
+            )
         filled[place.at : place.at + len(raw)] = raw
     return bytes(filled)
 
@@ -66,7 +68,7 @@ def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
 def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
     if (NAMES[value.dtype], tuple(value.shape)) != (place.dtype, place.shape):
         raise CardError(
-            f"{name[:64]} is {NAMES[value.dtype]} {list(value.shape)}, but the template's is {place.dtype} "
+            f"{name[:64]} is {NAMES[value.dtype]} {list(value.shape)}, but in the template it is {place.dtype} "
             f"{list(place.shape)}: they are from different runs"
         )
     array = value.detach().cpu().contiguous().numpy()
@@ -78,8 +80,8 @@ def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, 
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(
-            f"the model has {len(table)} rows, {places.shape[1]} of a class, but the template has room for {rows} "
-            f"and {each}; export the template again"
+            f"the model has {len(table)} rows, and up to {places.shape[1]} for one class, but the template has "
+            f"room for {rows} rows, and for {each} of one class; export the template again"
         )
     nowhere = places.new_full((len(places), each), rows)
     nowhere[:, : places.shape[1]] = torch.where(places == len(table), rows, places)

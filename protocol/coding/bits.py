@@ -29,7 +29,7 @@ def pack_bits(bits: Bits) -> bytes:
 def unpack_bits(data: bytes | memoryview, count: int) -> Bits:
     """Return `count` bits, or raise Rejected if the length or the padding is wrong."""
     if len(data) != bytes_of(count):
-        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for {count} bits")
+        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes is the wrong length for {count} bits")
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     if bits[count:].any():
         raise Rejected(Reason.BAD_BODY, f"the padding after {count} bits is not 0")
@@ -65,7 +65,9 @@ def pack_halves(values: Bits) -> bytes:
 
 def unpack_halves(data: bytes | memoryview, count: int) -> Bits:
     if len(data) != bytes_of(4 * count):
-        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for {count} numbers of 4 bits")
+        raise Rejected(
+            Reason.BAD_BODY, f"{len(data)} bytes is the wrong length for {count} numbers of 4 bits"
+        )
     both = np.frombuffer(data, np.uint8)
     found = np.empty(2 * len(both), np.uint8)
     found[::2], found[1::2] = both & 15, both >> 4
@@ -96,11 +98,12 @@ def unpack_rice(data: bytes | memoryview, count: int, width: int, most: int) -> 
     `most` is the largest sum that the quotients may have.
     """
     if width > MOST_WIDTH:
-        raise Rejected(Reason.BAD_BODY, f"remainders of {width} bits, at most {MOST_WIDTH}")
+        raise Rejected(Reason.BAD_BODY, f"the remainders have {width} bits, but the limit is {MOST_WIDTH}")
     unary = len(data) - bytes_of(count * width)
     if not bytes_of(count) <= unary <= bytes_of(count + most):
         raise Rejected(
-            Reason.BAD_BODY, f"{len(data)} bytes for {count} numbers with remainders of {width} bits"
+            Reason.BAD_BODY,
+            f"{len(data)} bytes is a wrong length for {count} numbers with remainders of {width} bits",
         )
     quotients = _quotients(data[:unary], count)
     return quotients << width | unpack_fixed(data[unary:], count, width)
@@ -113,11 +116,11 @@ def _quotients(data: bytes | memoryview, count: int) -> Whole:
         part = np.frombuffer(data[start : start + CHUNK], np.uint8)
         ends = np.flatnonzero(np.unpackbits(part, bitorder="little")) + start * 8
         if at + len(ends) > count:
-            raise Rejected(Reason.BAD_BODY, f"a unary stream of more than {count} numbers")
+            raise Rejected(Reason.BAD_BODY, f"a unary stream has more than {count} numbers")
         found[at : at + len(ends)] = np.diff(ends, prepend=last) - 1
         at, last = at + len(ends), int(ends[-1]) if len(ends) else last
     if at != count or bytes_of(last + 1) != len(data):
         raise Rejected(
-            Reason.BAD_BODY, f"a unary stream of {at} numbers in {len(data)} bytes, not of {count}"
+            Reason.BAD_BODY, f"a unary stream has {at} numbers in {len(data)} bytes, but must have {count}"
         )
     return found

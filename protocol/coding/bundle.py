@@ -146,17 +146,20 @@ class Bundle(Mapping[str, Array]):
             entry = ArrayEntry(*cursor.dtype_and_shape(name), False)
         if form in forms.FOR_FLOAT32 and entry.dtype != "float32":
             raise Rejected(
-                Reason.WRONG_DTYPE, f"{name} is {entry.dtype}, of which {form.name.lower()} has no form"
+                Reason.WRONG_DTYPE,
+                f"{name} is {entry.dtype}, but the form {form.name.lower()} is not for this dtype",
             )
         if entry.added and entry.dtype == "bool":
-            raise Rejected(Reason.WRONG_DTYPE, f"{name} is a difference of bools")
+            raise Rejected(Reason.WRONG_DTYPE, f"{name} is a difference, but has the dtype bool")
         if form is Form.INTS and entry.dtype.startswith("float"):
-            raise Rejected(Reason.WRONG_DTYPE, f"{name} is {entry.dtype}, in a form of whole numbers")
+            raise Rejected(Reason.WRONG_DTYPE, f"{name} is {entry.dtype}, but its form is for whole numbers")
         for place, piece in enumerate(forms.pieces(entry.shape)):
             if place:
                 again, with_reference = self._form(cursor, name)
                 if with_reference != against:
-                    raise Rejected(Reason.BAD_BODY, f"records of {name} with and without a reference")
+                    raise Rejected(
+                        Reason.BAD_BODY, f"{name} has records with a reference and records without it"
+                    )
                 form = again
             entry.records.append(self._record(form, piece, cursor.blob()))
         return entry
@@ -165,23 +168,35 @@ class Bundle(Mapping[str, Array]):
         number = cursor.byte()
         against, number = bool(number & REFERENCE), number & ~REFERENCE
         if number not in self._rules.allowed:
-            raise Rejected(Reason.BAD_BODY, f"{name} has the form {number}, which the plan does not have")
+            raise Rejected(Reason.BAD_BODY, f"{name} has the form {number}, which the plan does not allow")
         form = Form(number)
         if against and (self._reference is None or name not in self._reference):
-            raise Rejected(Reason.BAD_BODY, f"{name} is coded against a reference, which does not have it")
+            raise Rejected(
+                Reason.BAD_BODY, f"{name} is coded with a reference, but the reference has no such array"
+            )
         if against and form not in forms.DIFFERENCES | forms.NEED_REFERENCE:
-            raise Rejected(Reason.BAD_BODY, f"{name} is a difference in the form {form.name.lower()}")
+            raise Rejected(
+                Reason.BAD_BODY, f"{name} has a reference, but the form {form.name.lower()} takes none"
+            )
         if not against and form in forms.NEED_REFERENCE:
-            raise Rejected(Reason.BAD_BODY, f"{name} has the form {form.name.lower()} without a reference")
+            raise Rejected(
+                Reason.BAD_BODY, f"{name} has the form {form.name.lower()}, which needs a reference"
+            )
         return form, against
 
     def _record(self, form: Form, piece: Piece, content: memoryview) -> ArrayRecord:
         if form is Form.SAME and len(content):
-            raise Rejected(Reason.BAD_BODY, f"{len(content)} bytes for an unchanged array")
+            raise Rejected(
+                Reason.BAD_BODY,
+                f"{len(content)} bytes are the content of an unchanged array, which has no content",
+            )
         if form is Form.TERNARY:
             self._kept += ternary.kept_in(content)
             if self._kept > self._rules.most_kept:
-                raise Rejected(Reason.BAD_BODY, f"{self._kept} kept numbers, at most {self._rules.most_kept}")
+                raise Rejected(
+                    Reason.BAD_BODY,
+                    f"{self._kept} numbers are kept, but the limit is {self._rules.most_kept}",
+                )
         return ArrayRecord(form, piece, content)
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
@@ -239,29 +254,29 @@ class Bundle(Mapping[str, Array]):
 def _opened(data: bytes, rules: Rules) -> tuple[memoryview, bool]:
     """Return the uncompressed part after the header, and whether this part begins with names."""
     if len(data) < 2 or data[0] != VERSION or data[1] & ~(NAMED | PACKED):
-        raise Rejected(Reason.BAD_BODY, f"a bundle that begins with {data[:2].hex()}")
+        raise Rejected(Reason.BAD_BODY, f"a bundle begins with {data[:2].hex()}, which is not a valid header")
     if not data[1] & PACKED:
         if len(data) - 2 > rules.most_raw:
             raise Rejected(
-                Reason.TOO_LARGE, f"a bundle has {len(data)} bytes; the limit is {rules.most_raw + 2}"
+                Reason.TOO_LARGE, f"a bundle has {len(data)} bytes, but the limit is {rules.most_raw + 2}"
             )
         return memoryview(data)[2:], bool(data[1] & NAMED)
     if not rules.packed or len(data) < 6:
-        raise Rejected(Reason.BAD_BODY, "a zlib stream, which the plan does not have")
+        raise Rejected(Reason.BAD_BODY, "a zlib stream is too short, or the plan allows none")
     (length,) = struct.unpack_from("<I", data, 2)
     return memoryview(_inflated(data[6:], length, rules.most_raw)), bool(data[1] & NAMED)
 
 
 def _inflated(data: bytes, length: int, most: int) -> bytes:
     if length > most:
-        raise Rejected(Reason.TOO_LARGE, f"a zlib stream of {length} bytes, at most {most}")
+        raise Rejected(Reason.TOO_LARGE, f"a zlib stream contains {length} bytes, but the limit is {most}")
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, length + 1)
     except zlib.error as error:
-        raise Rejected(Reason.BAD_BODY, f"a zlib stream: {error}") from None
+        raise Rejected(Reason.BAD_BODY, f"a zlib stream cannot be read: {error}") from None
     if len(found) != length or not stream.eof or stream.unused_data or stream.unconsumed_tail:
-        raise Rejected(Reason.BAD_BODY, f"a zlib stream that is not of {length} bytes")
+        raise Rejected(Reason.BAD_BODY, f"a zlib stream does not contain exactly {length} bytes")
     return found
 
 
@@ -281,9 +296,9 @@ class Cursor:
             value |= (byte & 127) << 7 * place
             if byte < 128:
                 if place and not byte:
-                    raise Rejected(Reason.BAD_BODY, "a length in more bytes than it needs")
+                    raise Rejected(Reason.BAD_BODY, "a length is written in more bytes than it needs")
                 return value
-        raise Rejected(Reason.BAD_BODY, "a length of more than 35 bits")
+        raise Rejected(Reason.BAD_BODY, "a length has more than 35 bits")
 
     def blob(self) -> memoryview:
         return self._take(self.number())
@@ -291,21 +306,24 @@ class Cursor:
     def names(self) -> list[str]:
         count = self.number()
         if count > MAX_ARRAYS:
-            raise Rejected(Reason.BAD_BODY, f"{count} arrays, at most {MAX_ARRAYS}")
+            raise Rejected(Reason.BAD_BODY, f"a bundle has {count} arrays, but the limit is {MAX_ARRAYS}")
         try:
             names = [bytes(self.blob()).decode() for _ in range(count)]
         except UnicodeDecodeError:
-            raise Rejected(Reason.BAD_BODY, "a name that is not UTF-8") from None
+            raise Rejected(Reason.BAD_BODY, "the name of an array is not UTF-8") from None
         if any(not 0 < len(name.encode()) <= MAX_NAME for name in names):
-            raise Rejected(Reason.BAD_BODY, f"a name that does not have 1 to {MAX_NAME} bytes")
+            raise Rejected(Reason.BAD_BODY, f"the name of an array does not have 1 to {MAX_NAME} bytes")
         if any(later <= name for name, later in itertools.pairwise(names)):
-            raise Rejected(Reason.BAD_BODY, "names that do not ascend")
+            raise Rejected(Reason.BAD_BODY, "the names of the arrays are not in ascending order")
         return names
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         dtype, dimensions = self.byte(), self.byte()
         if dtype >= len(DTYPE_NAMES) or dimensions > MAX_DIMS:
-            raise Rejected(Reason.BAD_BODY, f"{name} has dtype {dtype} and {dimensions} dimensions")
+            raise Rejected(
+                Reason.BAD_BODY,
+                f"{name} has the dtype {dtype} and {dimensions} dimensions, which is not allowed",
+            )
         shape = tuple(self.number() for _ in range(dimensions))
         if math.prod(length or 1 for length in shape) > MAX_NUMBERS:
             raise Rejected(Reason.BAD_BODY, f"{name} has more than {MAX_NUMBERS} numbers")
@@ -313,10 +331,13 @@ class Cursor:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise Rejected(Reason.BAD_BODY, f"{len(self._data) - self._at} bytes after the last record")
+            raise Rejected(Reason.BAD_BODY, f"{len(self._data) - self._at} bytes follow the last record")
 
     def _take(self, size: int) -> memoryview:
         if self._at + size > len(self._data):
-            raise Rejected(Reason.BAD_BODY, f"it ends at {len(self._data)}, before {self._at + size}")
+            raise Rejected(
+                Reason.BAD_BODY,
+                f"the bundle ends at byte {len(self._data)}, but needs {self._at + size} bytes",
+            )
         self._at += size
         return self._data[self._at - size : self._at]

@@ -125,7 +125,7 @@ def choose(
 
 
 def _form_for(values: Array, planned: Form) -> Form:
-    """Return the planned form, or the next one that can hold these numbers; EXACT can hold all numbers."""
+    """Return the planned form, or the next form that can hold these numbers; EXACT can hold all numbers."""
     if not np.isfinite(values).all():  # the difference of two huge numbers may overflow
         return Form.EXACT
     if planned in (Form.UINT8, Form.UINT4) and (np.asarray(values, np.float32) < 0).any():

@@ -144,7 +144,10 @@ def _exact(form: Form, data: bytes | memoryview, count: int, dtype: np.dtype[np.
 
 def _raw(data: bytes | memoryview, count: int, dtype: np.dtype[np.generic]) -> Array:
     if len(data) != count * dtype.itemsize:
-        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for {count} numbers of {dtype.itemsize} bytes")
+        raise Rejected(
+            Reason.BAD_BODY,
+            f"{len(data)} bytes is the wrong length for {count} numbers of {dtype.itemsize} bytes",
+        )
     return np.frombuffer(data, dtype)
 
 

@@ -48,12 +48,15 @@ def unpack_ints(data: bytes | memoryview, count: int) -> NDArray[np.int64]:
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 128)
     if len(ends) != count or (len(raw) and (not len(ends) or ends[-1] != len(raw) - 1)):
-        raise Rejected(Reason.BAD_BODY, f"{len(ends)} whole numbers in {len(raw)} bytes, not {count}")
+        raise Rejected(
+            Reason.BAD_BODY,
+            f"{len(ends)} whole numbers are in {len(raw)} bytes, but exactly {count} are expected",
+        )
     lengths = np.diff(ends, prepend=-1)
     if lengths.max(initial=0) > MOST_BYTES or (raw[ends[lengths == MOST_BYTES]] > 1).any():
-        raise Rejected(Reason.BAD_BODY, "a whole number of more than 64 bits")
+        raise Rejected(Reason.BAD_BODY, "a whole number has more than 64 bits")
     if (raw[ends[lengths > 1]] == 0).any():
-        raise Rejected(Reason.BAD_BODY, "a whole number in more bytes than it needs")
+        raise Rejected(Reason.BAD_BODY, "a whole number is written in more bytes than it needs")
     found = np.zeros(count, np.uint64)
     starts = ends - lengths + 1
     for place in range(int(lengths.max(initial=0))):

@@ -95,7 +95,10 @@ def size_of_rows(shape: tuple[int, ...], grid: CodeGrid) -> int:
 
 def decode_rows(data: bytes | memoryview, shape: tuple[int, ...], grid: CodeGrid) -> Floats:
     if len(data) != size_of_rows(shape, grid):
-        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for rows of shape {shape} in {grid.bits} bits")
+        raise Rejected(
+            Reason.BAD_BODY,
+            f"{len(data)} bytes is the wrong length for rows of shape {shape} in {grid.bits} bits",
+        )
     (rows, _), count = rows_of(shape), math.prod(shape)
     return _numbers(data[: 2 * rows], _unpack(data[2 * rows :], count, grid), shape)
 
@@ -136,7 +139,7 @@ def most_rice_bytes(shape: tuple[int, ...]) -> int:
 def decode_rice_rows(data: bytes | memoryview, shape: tuple[int, ...]) -> Floats:
     (rows, _), count = rows_of(shape), math.prod(shape)
     if not 2 * rows < len(data) <= most_rice_bytes(shape):
-        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for rice rows of shape {shape}")
+        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes is a wrong length for rice rows of shape {shape}")
     width, highest = data[2 * rows], 2 * INT4.top
     zigzag: Whole = unpack_rice(data[2 * rows + 1 :], count, width, (highest >> min(width, 4)) * count)
     if (zigzag > highest).any():

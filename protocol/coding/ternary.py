@@ -57,7 +57,7 @@ def largest(arrays: Sequence[Floats], count: int) -> list[Whole]:
 
 
 def width_for(count: int, numbers: int) -> int:
-    """Return the width of remainders that is best if positions are random (Sattler et al., eq. 15)."""
+    """Return the best width of the remainders for random positions (Sattler et al., eq. 15)."""
     share = count / numbers
     if share >= 0.5:
         return 0
@@ -89,11 +89,11 @@ def decode_ternary(data: bytes | memoryview, numbers: int, most: int) -> Floats:
         return found
     gaps_end = len(data) - bytes_of(count)
     if gaps_end < HEAD.size:
-        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes for {count} kept numbers")
+        raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes are too few for {count} kept numbers")
     gaps = unpack_rice(data[HEAD.size : gaps_end], count, width, numbers - count >> min(width, MOST_WIDTH))
     positions = np.cumsum(gaps + 1) - 1
     if positions[-1] >= numbers:
-        raise Rejected(Reason.BAD_BODY, f"position {positions[-1]} in an array of {numbers} numbers")
+        raise Rejected(Reason.BAD_BODY, f"position {positions[-1]} is outside an array of {numbers} numbers")
     signs = unpack_bits(data[gaps_end:], count)
     found[positions] = np.where(signs > 0, np.float32(size), -np.float32(size))
     return found
@@ -101,13 +101,13 @@ def decode_ternary(data: bytes | memoryview, numbers: int, most: int) -> Floats:
 
 def _check_head(count: int, size: float, length: int, numbers: int, most: int) -> None:
     if count > min(most, numbers):
-        raise Rejected(Reason.BAD_BODY, f"{count} kept numbers, at most {min(most, numbers)}")
+        raise Rejected(Reason.BAD_BODY, f"{count} numbers are kept, but the limit is {min(most, numbers)}")
     if not math.isfinite(size):
         raise Rejected(Reason.NOT_FINITE, "the size of the kept numbers is not finite")
     if size < 0 or math.copysign(1, size) < 0 or (size == 0) != (count == 0):
-        raise Rejected(Reason.BAD_BODY, f"{count} kept numbers of size {size:g}")
+        raise Rejected(Reason.BAD_BODY, f"{count} kept numbers cannot have the size {size:g}")
     if not count and length != HEAD.size:
-        raise Rejected(Reason.BAD_BODY, f"{length} bytes for no kept number")
+        raise Rejected(Reason.BAD_BODY, f"{length} bytes are too many for an array without kept numbers")
 
 
 def kept_in(data: bytes | memoryview) -> int:

@@ -65,7 +65,7 @@ def encode_arrays(
     """
     if taken := [name for name in arrays if name.partition(".")[2] == BUNDLE]:
         raise ValueError(
-            f"an array is called {taken[0]!r}; names that end with '.{BUNDLE}' are those of bundles"
+            f"an array is called {taken[0]!r}, but names that end with '.{BUNDLE}' are reserved for bundles"
         )
     coded = {name: arrays[name] for name in arrays if kind_of(name) not in stages}
     lost: dict[str, Floats] = {}
@@ -89,13 +89,16 @@ class DecodedArrays(Mapping[str, Array]):
                 rules = rules_of(stage, known, reference, most_raw)
                 bundle = Bundle(_bytes_of(body, name), known, rules, reference)
                 if strange := [one for one in bundle if kind_of(one) != kind]:
-                    raise Rejected(Reason.BAD_BODY, f"{strange[0][:64]!r} in the bundle of {kind}")
+                    raise Rejected(
+                        Reason.BAD_BODY,
+                        f"{strange[0][:64]!r} is in the bundle of {kind}, but is of another kind",
+                    )
                 self._sources |= dict.fromkeys(bundle, bundle)
         coded = {name_of_bundle(kind) for kind in stages}
         for name in body:
             if name not in coded:
                 if name in self._sources:
-                    raise Rejected(Reason.BAD_BODY, f"{name[:64]!r} in a bundle and outside of it")
+                    raise Rejected(Reason.BAD_BODY, f"{name[:64]!r} is both in a bundle and outside of it")
                 self._sources[name] = body
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
@@ -120,5 +123,5 @@ class DecodedArrays(Mapping[str, Array]):
 def _bytes_of(body: Body, name: str) -> bytes:
     dtype, shape = body.dtype_and_shape(name)
     if dtype != "uint8" or len(shape) != 1:
-        raise Rejected(Reason.BAD_BODY, f"{name} is {dtype} {shape}, not a row of bytes")
+        raise Rejected(Reason.BAD_BODY, f"{name} is {dtype} {shape}, but a bundle must be one row of uint8")
     return body[name].tobytes()

@@ -152,8 +152,9 @@ class Link:
             and manifest_hash_bytes(largest, capacity, self.most_block) > capacity
         ):
             raise BrokerError(
-                f"the broker accepts packets of {max_packet} bytes, the manifest of an object of {largest} bytes is "
-                "larger, and a participant cannot receive a manifest as an object"
+                f"the broker accepts packets of {max_packet} bytes, but the manifest of an object of {largest} bytes "
+                "is larger, and a participant cannot receive a manifest as an object; raise the broker's packet "
+                "limit, or update the participant's software"
             )
         self.inline, self._capacity, self.block = min(INLINE, capacity), capacity, block
         self._best_capacity = max(self._best_capacity, capacity)
@@ -275,7 +276,8 @@ class Link:
             if offer.manifest.size > indirect_manifest.MAX_BYTES:
                 raise Rejected(
                     Reason.TOO_LARGE,
-                    f"a manifest of {offer.manifest.size} bytes, the limit is {indirect_manifest.MAX_BYTES}",
+                    f"a manifest of {offer.manifest.size} bytes is offered, but the limit is "
+                    f"{indirect_manifest.MAX_BYTES}",
                 )
             self._check_offer(offer.manifest)
         if self.sealed and not offer.key:

@@ -371,7 +371,7 @@ class DeviceLink(Link):
         if isinstance(message, Task) and message.round < self.least_round:
             raise Rejected(
                 Reason.STALE_ROUND,
-                f"round {message.round}, {self.least_round} is the last round that was answered",
+                f"the task is of round {message.round}, but a task of round {self.least_round} was answered already",
             )
         if isinstance(message, Task) and message.broadcast:
             self._check_offer(message.broadcast)
@@ -427,7 +427,7 @@ class DeviceLink(Link):
             if header.recipient != self.me.name:
                 raise Rejected(Reason.WRONG_RECIPIENT, f"for {header.recipient[:64]}")
         if topic != expected:
-            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} on {topic}")
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} must not be sent on {topic}")
         if header.epoch > self.epoch and (seconds := self.clock.ahead(header.epoch)):
             raise Rejected(
                 Reason.EPOCH_AHEAD,

@@ -1,7 +1,7 @@
-"""Store a manifest that is too large for a packet as an object: one array with the bytes of the manifest.
+"""Store a manifest as an object, if the manifest is too large for a packet.
 
-The array does not contain the key of the blocks. So the bytes of the array are the same each time that the
-same object is offered.
+The object has one array with the bytes of the manifest. The array does not contain the key of the
+blocks. So the bytes of the array are the same each time that the same object is offered.
 """
 
 from __future__ import annotations

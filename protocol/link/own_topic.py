@@ -46,6 +46,6 @@ class OwnTopic:
             raise Rejected(
                 Reason.EPOCH_AHEAD,
                 f"a coordinator ({printable(state.who) or 'at an unknown place'}) has sent epoch {header.epoch}, "
-                f"{days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
+                f"which is {days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
             )
         return True

@@ -156,7 +156,9 @@ class LinkToDevices(Link):
         # message.
         place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
         if place is None or (place.kind, place.device) != (kind, header.sender):
-            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
+            raise Rejected(
+                Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} must not be sent on {topic}"
+            )
         if header.boot > self.last_heard(header.sender)[0] and (seconds := self.clock.ahead(header.boot)):
             raise Rejected(
                 Reason.BOOT_AHEAD,

@@ -111,7 +111,7 @@ def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, KeyringEntry]
         Ed25519PublicKey.from_public_bytes(public.sign).verify(frame[-SIGNATURE:], signed)
     except InvalidSignature:
         raise Rejected(
-            Reason.BAD_SIGNATURE, f"{header.kind} without a valid signature of {header.sender}"
+            Reason.BAD_SIGNATURE, f"{header.kind} has no valid signature of {header.sender}"
         ) from None
     return header, start, public
 
@@ -122,7 +122,8 @@ def contents(frame: bytes, header: Header, start: int, secret: X25519PrivateKey 
         return frame[start:-SIGNATURE]
     if header.suite != SEALED:
         raise Rejected(
-            Reason.VERSION, f"suite {header.suite} is not known; this party reads {OPEN} and {SEALED}"
+            Reason.VERSION,
+            f"suite {header.suite} is not known; this party knows the suites {OPEN} and {SEALED}",
         )
     if secret is None:
         raise Rejected(
@@ -143,7 +144,8 @@ def read_header(frame: bytes) -> tuple[Header, int]:
     (length,) = struct.unpack_from("<H", frame, 3)
     if length > MAX_HEADER or 5 + length + SIGNATURE > len(frame):
         raise Rejected(
-            Reason.MALFORMED, f"the header has {length} bytes, too many for a frame of {len(frame)}"
+            Reason.MALFORMED,
+            f"the header has {length} bytes, which is too many for a frame of {len(frame)} bytes",
         )
     try:
         fields = msgpack.unpackb(frame[5 : 5 + length], max_array_len=32, max_map_len=0, max_ext_len=0)

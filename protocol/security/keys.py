@@ -140,7 +140,9 @@ def load_keys(path: Path) -> Keys:
             raise KeyFileError(f"{path} holds a {type(key).__name__}, not Ed25519 and X25519 keys")
     if sign is None or receive is None:
         lacks = "an Ed25519 key to sign with" if sign is None else "an X25519 key to receive with"
-        raise KeyFileError(f"{path} lacks {lacks}; remove the file, and `protofleet keys` makes both keys")
+        raise KeyFileError(
+            f"{path} lacks {lacks}; remove the file, then make both keys with `protofleet keys`"
+        )
     return Keys(sign, receive)
 
 
@@ -157,11 +159,12 @@ def load_public(path: Path) -> PublicKeys:
     except OSError as error:
         raise KeyFileError(f"public key {path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise KeyFileError(f"{path} is not two lines of 64 hexadecimal digits") from None
+        raise KeyFileError(f"{path} must contain two lines of 64 hexadecimal digits each") from None
     if [len(key) for key in keys] != [KEY, KEY]:
         sizes = " and ".join(str(len(key)) for key in keys) or "no"
         raise KeyFileError(
-            f"{path} holds {sizes} bytes, but must hold two keys of {KEY} bytes: one to sign and one to receive with"
+            f"{path} contains {sizes} bytes, but must contain two keys of {KEY} bytes: first the key to sign with, "
+            "then the key to receive with"
         )
     try:
         check_keys(*keys)

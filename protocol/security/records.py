@@ -69,7 +69,10 @@ class Record:
             )
         check_keys(self.sign, self.receive)
         if not 0 <= self.not_before < self.not_after <= LATEST:
-            raise ValueError(f"the record would be valid from {self.not_before} to {self.not_after}")
+            raise ValueError(
+                f"the record would be valid from {self.not_before} to {self.not_after}; the end must be after the "
+                "start and not after the year 9999"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
         held = ", ".join(sorted(name.hex() for name in known)) or "none"
         raise StatementError(
             StatementFault.UNKNOWN_ROOT,
-            f"the {kind} is signed by root {said}; the roots trusted here: {held}",
+            f"the {kind} is signed by root {said}; this party trusts the roots: {held}",
         )
     return body
 
@@ -122,7 +122,7 @@ def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[byte
     if len(data) > MAX_STATEMENT:
         raise StatementError(
             StatementFault.MALFORMED,
-            f"{len(data)} bytes are more than the limit of a {kind}; {MAX_STATEMENT}",
+            f"{len(data)} bytes are too many for a {kind}; the limit is {MAX_STATEMENT}",
         )
     label = kind.encode()
     start = MAGIC + bytes([len(label)]) + label
@@ -193,7 +193,7 @@ class Reader:
     def blob(self, most: int, least: int = 0) -> bytes:
         length = self._length()
         if not least <= length <= most:
-            raise self.wrong(f"a field of {length} bytes, which must have {least} to {most}")
+            raise self.wrong(f"a field of {length} bytes; the field must have {least} to {most} bytes")
         return self._take(length)
 
     def text(self, most: int = 64) -> str:

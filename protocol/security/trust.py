@@ -95,9 +95,9 @@ class Trust:
         stale = offered.version < self.revoked.version
         if stale or (offered.version == self.revoked.version and offered.serials != self.revoked.serials):
             message = (
-                f"revocation list {offered.version} is offered, but list {self.revoked.version} is held here"
+                f"revocation list {offered.version} is offered, but list {self.revoked.version} is in use"
             )
-            message += "; was the operator's folder restored from a copy? then repeat the later revocations"
+            message += "; if the operator's folder was restored from a copy, repeat the later revocations"
             raise StatementError(StatementFault.SUPERSEDED, message)
         return replace(self, revoked=offered)
 
@@ -115,7 +115,9 @@ class Trust:
             )
         stale = offered.version < self.roots.version
         if stale or (offered.version == self.roots.version and offered != self.roots):
-            message = f"roots of version {offered.version} are offered, but {self.roots.version} is held here"
+            message = (
+                f"roots of version {offered.version} are offered, but version {self.roots.version} is in use"
+            )
             raise StatementError(StatementFault.SUPERSEDED, message)
         return replace(self, roots=offered)
 
@@ -149,7 +151,10 @@ def _roots(body: bytes) -> Roots:
     keys, authorities = fields.blobs(MAX_ROOTS, KEY), fields.blobs(MAX_ROOTS, MAX_AUTHORITY)
     fields.end()
     if not keys or len(set(keys)) < len(keys) or any(len(key) != KEY for key in keys) or not authorities:
-        raise fields.wrong(f"{len(keys)} root keys and {len(authorities)} authorities")
+        raise fields.wrong(
+            f"{len(keys)} root keys and {len(authorities)} authorities; at least one authority and one key are "
+            "needed, and the keys must be different"
+        )
     for key in keys:
         try:
             check_sign(key)

@@ -33,19 +33,21 @@ class CodecStage:
     """The stage of one kind of arrays in one direction."""
 
     form: FormName = EXACT
-    """Form of the numbers, of which `exact` changes nothing, `ternary` keeps a few numbers, and the others have 16, 8
-    or 4 bits.
+    """Form of the numbers; `exact` changes nothing, `ternary` keeps a few numbers, and the other forms use 16, 8 or 4
+    bits for a number.
     """
     against: Reference = NOTHING
-    """Arrays whose difference from the update is coded, `broadcast` (those of the task) or `nothing`."""
+    """Arrays that are subtracted from the update before it is coded, `broadcast` (the arrays of the task) or
+    `nothing`.
+    """
     keep: Keep = 0
-    """Number of numbers of which `ternary` keeps one, such as 10; other forms do not use it."""
+    """Number n if `ternary` keeps one of n numbers, such as 10; other forms do not use this setting."""
     feedback: bool = False
-    """True if a device adds to its next update what rounding has lost of this one."""
+    """If true, a device stores what rounding removes from an update, and adds it to the next update."""
     rounding: Rounding = NEAREST
     """Rounding of numbers of 8 or 4 bits, `nearest` or `stochastic`."""
     pack: bool = False
-    """True if zlib packs the bytes where this makes them fewer."""
+    """If true, zlib packs the bytes where this saves space."""
 
     @property
     def rounds(self) -> bool:
@@ -70,7 +72,8 @@ class CodecSettings:
         """Raise SettingsError for a kind of arrays that the run's method does not send."""
         if unknown := sorted(self.up.keys() - set(declared)):
             raise SettingsError(
-                f"codec.up.{unknown[0]} is set, but the run's method has the kinds {', '.join(sorted(declared))}"
+                f"codec.up.{unknown[0]} is set, but the run's method sends only the kinds "
+                f"{', '.join(sorted(declared))}"
             )
 
 

@@ -52,7 +52,10 @@ class DescribedSetting:
 
 
 def keys(cls: type) -> list[DescribedSetting]:
-    """Return the keys of a settings class in their order; a key for a nested table has an empty table as default."""
+    """Return the keys of a settings class in the order of its fields.
+
+    A key for a nested table has an empty table as its default.
+    """
     hints, words = typing.get_type_hints(cls, include_extras=True), sentences(cls)
     return [_key(field, hints[field.name], words.get(field.name, "")) for field in _fields(cls)]
 

@@ -46,7 +46,7 @@ class InputShape:
                 )
         if self.numbers > MOST_NUMBERS:
             raise ValueError(
-                f"shape is {list(self.axes)}, {self.numbers:,} numbers per sample; at most "
+                f"shape is {list(self.axes)}, which means {self.numbers:,} numbers per sample; at most "
                 f"{MOST_NUMBERS:,} are allowed"
             )
 

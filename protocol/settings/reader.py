@@ -200,7 +200,7 @@ def _decode(hint: Any, value: object, where: str) -> Any:
 
 
 def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
-    """Return the type of a union that a value has to match.
+    """Return the type, one of the types of a union, against which the value is checked.
 
     For a string, return the Literal of the union if the union has a Literal. Otherwise return the first type.
     """

@@ -214,7 +214,7 @@ class Disk:
         db.execute("COMMIT")
 
     def merge_log(self, db: sqlite3.Connection, path: Path) -> None:
-        """Merge the log of a database in WAL mode into its main file.
+        """Merge the log of a database in WAL mode into the main file of the database.
 
         The log is not merged while another program reads the database.
         """
@@ -224,7 +224,7 @@ class Disk:
     def is_local(self, folder: Path) -> bool:
         """Return whether all programs that open files in the folder run on this machine.
 
-        If other machines open the files, these programs cannot share memory through files.
+        Programs on different machines cannot share memory through files.
         """
         return file_system(folder) in LOCAL
 

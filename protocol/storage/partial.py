@@ -109,7 +109,7 @@ class Partial:
         """Raise Rejected if the kinds in the manifest differ from the table of the body."""
         body = Body(self._blocks.read, self.manifest.size)
         if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
-            raise Rejected(Reason.BAD_BODY, "the manifest lists other parts than the body has")
+            raise Rejected(Reason.BAD_BODY, "the parts in the manifest differ from the parts of the body")
 
     def abandon(self, forget: bool = True) -> None:
         self._blocks.close(forget)

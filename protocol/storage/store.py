@@ -177,7 +177,9 @@ class ObjectStore:
         if name not in self._sound:
             path = self._path(name)
             if _hash_of(path) != name:
-                log.error("%s is damaged: its bytes do not match the hash in its name; it is removed", path)
+                log.error(
+                    "%s is damaged: its bytes do not match the hash in its name; the file is removed", path
+                )
                 self.damaged += 1
                 self.disk.remove(path)
                 return False
@@ -288,7 +290,9 @@ class ObjectStore:
         self._remove_parts(manifest.object.hex() + PART)
         begun_before = self._may_have_parts and self.part_of(manifest).exists()
         if not begun_before and (room := self.disk.free_bytes(self.folder)) < manifest.size:
-            raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
+            raise NoRoom(
+                f"the disk has room for {room} bytes, but the offered object has {manifest.size} bytes"
+            )
         content = replace(manifest, key=b"")  # the stored content does not depend on the key
         if len(manifest.hashes) == 1 and not begun_before:
             return Partial(manifest, bytearray(1), _OneBlock(self, manifest))

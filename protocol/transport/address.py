@@ -28,16 +28,16 @@ FINAL_REASONS: Final[Mapping[int, str]] = {
     132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
     133: "it does not accept this client id; the id must be the name that the broker knows us by",
     134: "it does not accept the user name or the password",
-    135: "it does not allow this; check user name and password, and its ACL",
+    135: "it does not allow this; check user name and password, and the ACL of the broker",
     138: "it has banned this client",
-    140: "it wants a way of authentication that we do not have",
+    140: "it requires an authentication method that this client does not have",
     TAKEN_OVER: "another process has connected under the same name; only one may run",
-    149: "a packet was larger than it takes; raise the broker's max_packet_size",
+    149: "a packet was larger than the broker accepts; raise max_packet_size of the broker",
     152: "its administrator has ended this session",
     154: "it keeps no retained messages, but our births and wills are retained",
     155: "it does not offer QoS 1",
     156: "it asks us to use another server",
-    157: "it asks us to use another server for good",
+    157: "it asks us to use another server permanently",
 }
 
 
@@ -79,15 +79,15 @@ def explain(broker: BrokerAddress, error: OSError) -> str:
     match error:
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError():
             wants = "it does not speak TLS on this port" if broker.tls else "it wants TLS"
-            return f"it hung up before it answered; it is no MQTT broker, or {wants}"
+            return f"it closed the connection before it answered; it is no MQTT broker, or {wants}"
         case ssl.SSLError() if broker.tls is not None:
             return explain_tls(broker.tls, broker.host, error)
         case socket.gaierror():
-            return f"nobody knows a host {broker.host} ({told}); correct the name, or this machine's DNS"
+            return f"the host name {broker.host} is unknown ({told}); correct the name, or this machine's DNS"
         case ConnectionRefusedError():
             return f"nothing listens there ({told}); start a broker, or correct host and port"
         case TimeoutError():
-            return f"no answer ({told}); is it an MQTT broker, does a firewall drop the port?"
+            return f"no answer ({told}); is it an MQTT broker, or does a firewall block the port?"
     return told
 
 
@@ -166,11 +166,13 @@ def _problem(answer: bytes) -> str | None:
     if answer[0] == 0x15:  # a TLS alert
         return "it speaks TLS on this port; set tls.ca"
     if answer[0] != 0x20 or len(answer) <= _reason_at(answer):
-        return f"something answers there that is no MQTT broker (it said {answer!r})"
+        return f"the server at this address is no MQTT broker (it said {answer!r})"
     reason = answer[_reason_at(answer)]
     if reason == 0:
         return None
     if reason == 1:  # code 1 of MQTT 3.1.1 means the same as code 132 of MQTT 5
         reason = 132
-    message = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
+    message = FINAL_REASONS.get(
+        reason, "it does not accept this client now; the reason is in the log of the broker"
+    )
     return f"{message} (CONNACK {reason})"

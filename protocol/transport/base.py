@@ -32,7 +32,7 @@ class Arrived:
 class Disconnected:
     """The event that the connection is lost.
 
-    If `final` is true, the client does not connect again, for example because the broker does not allow it.
+    If `final` is true, the client does not connect again, for example because the broker does not allow this client.
     """
 
     reason: str

@@ -7,8 +7,8 @@ hides why a connection failed. It waits without jitter before a new try. Its sel
 descriptor on. And each connection would need its own loop thread.
 
 Messages that the broker has not acknowledged are dropped with the connection. After a reconnect, paho would
-send all of these messages at once, even if they exceed the window. And it would send a packet that is too
-large again and again. Instead, the layer above requests lost data again.
+send all of these messages at once, even if they exceed the window. And paho would send
+an oversized packet again and again. Instead, the layer above requests lost data again.
 """
 
 from __future__ import annotations

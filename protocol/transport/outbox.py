@@ -83,7 +83,7 @@ class Outbox:
                 return None
             if isinstance(order, Publish):
                 if order.size > self._max_packet:
-                    return f"a packet of {order.size} bytes; the broker takes {self._max_packet}"
+                    return f"the packet has {order.size} bytes, but the broker accepts at most {self._max_packet}"
                 most = MAX_BYTES if order.size <= SMALL else MAX_BYTES - RESERVED
                 if self._bytes + order.size > most or len(self._waiting) >= MAX_ORDERS:
                     return f"{self._bytes} bytes in {len(self._waiting)} frames wait for the broker already"

@@ -26,7 +26,7 @@ class ReceiveQueue(queue.SimpleQueue[Item]):
     """A bounded queue that is used like a SimpleQueue.
 
     `dropped` is called on the reader's thread with the number of dropped frames. `unwanted` is called on
-    the network thread with the topic of a frame. If it returns True, the frame is discarded and takes no space here.
+    the network thread with the topic of a frame. If `unwanted` returns True, the frame is discarded.
     """
 
     def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:

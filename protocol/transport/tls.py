@@ -22,12 +22,12 @@ from protofleet.protocol.security.keyfiles import too_open
 VERDICT_SECONDS: Final = 0.5
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# OpenSSL's name of an error -> advice. The error is an alert from the broker, or was found by OpenSSL itself.
+# OpenSSL's name of an error -> advice. The broker sent the error as an alert, or OpenSSL itself found the error.
 _ALERTS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3; let it, nothing older is taken",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; drop tls or correct the port",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3; enable TLS 1.3, older versions are not accepted",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; leave out tls, or correct the port",
 }
 # Alert of a broker about our own certificate -> advice. {ours} is replaced with the name of the certificate.
 _VERDICTS: Final[Mapping[str, str]] = {
@@ -35,11 +35,11 @@ _VERDICTS: Final[Mapping[str, str]] = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "{ours} has expired, or a clock is wrong; renew it",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "{ours} has been revoked; enrol again",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept {ours}",
-    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "{ours} is not made for clients; is it a broker's?",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "{ours} is not made for clients; is it the certificate of a broker?",
 }
 _BROKERS: Final[Mapping[int, str]] = {
     9: "its certificate is not yet valid by this machine's clock ({clock}); set the clock",
-    10: "its certificate has expired by this machine's clock ({clock}); renew it there, or set the clock",
+    10: "its certificate has expired by this machine's clock ({clock}); renew the certificate, or set the clock",
 }
 
 
@@ -97,7 +97,9 @@ def tls_context(named: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_verify_locations(files.ca)
     except (ssl.SSLError, OSError):
-        raise BrokerError(f"{named.ca}, which tls.ca names, holds no certificates in PEM form") from None
+        raise BrokerError(
+            f"the file {named.ca} in tls.ca does not contain a certificate in PEM form"
+        ) from None
     if files.cert is not None:
         _load_pair(context, files, named)
     return context
@@ -111,8 +113,8 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             message = f"the key {named.key} does not belong to the certificate {named.cert}"
-            raise BrokerError(f"{message}; install both from one approval") from None
-        message = f"{named.cert} and {named.key} are no certificate and its key in PEM form"
+            raise BrokerError(f"{message}; install both files from the same approval") from None
+        message = f"{named.cert} and {named.key} cannot be used as a certificate and its private key"
         raise BrokerError(
             f"{message} ({error.reason or error}); both files must be in PEM form, without a password"
         ) from None
@@ -122,7 +124,7 @@ def _of_one_set(files: TlsFiles) -> TlsFiles:
     """Return the paths with all links resolved, so that all files belong to the same set.
 
     A renewal changes one link from the old set of files to the new set. So all links are resolved twice. If
-    the two results differ, this is repeated.
+    the two results differ, both steps are repeated.
     """
     for _ in range(10):
         before, after = _followed(files), _followed(files)
@@ -140,9 +142,9 @@ def _check_readable(name: str, path: str, shown: str) -> None:
         with Path(path).open("rb"):
             return
     except (FileNotFoundError, IsADirectoryError):
-        raise BrokerError(f"there is no file {shown}, which tls.{name} names") from None
+        raise BrokerError(f"the file {shown} in tls.{name} does not exist") from None
     except OSError as error:
-        message = f"{shown}, which tls.{name} names, cannot be read ({error.strerror})"
+        message = f"the file {shown} in tls.{name} cannot be read ({error.strerror})"
         raise BrokerError(f"{message}; let this user read it") from None
 
 
@@ -184,12 +186,12 @@ def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:
     if message := _VERDICTS.get(reason):
         name, dates = _our_certificate(files)
         return f"{dates or message.format(ours=name)} ({reason})"
-    return f"{_ALERTS.get(reason, 'TLS failed; its log may say more')} ({reason})"
+    return f"{_ALERTS.get(reason, 'TLS failed; see the log of the broker')} ({reason})"
 
 
 def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in MISMATCH:
-        return f"its certificate is not made out to {host}; use a name that it carries"
+        return f"its certificate is not made out to {host}; use a name in the certificate"
     if message := _BROKERS.get(error.verify_code):
         return message.format(clock=_time(time.time()))
     message = f"its certificate is not trusted ({error.verify_message}); is it another federation's broker?"
@@ -209,7 +211,10 @@ def _our_certificate(files: TlsFiles) -> tuple[str, str]:
     since, until = (at.timestamp() for at in (cert.not_valid_before_utc, cert.not_valid_after_utc))
     now = time.time()
     if now < since:
-        return name, f"{name} is valid only from {_time(since)}, this clock says {_time(now)}; set the clock"
+        return (
+            name,
+            f"{name} is valid only from {_time(since)}, but this clock says {_time(now)}; set the clock",
+        )
     if now > until:
         return name, f"{name} has expired on {_time(until)}; renew it"
     return name, ""

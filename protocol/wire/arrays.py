@@ -110,14 +110,15 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
             raise TypeError(f"{name} is {value.dtype}; the type must be one of {', '.join(DTYPES)}")
         if not 0 < len(name.encode()) <= MAX_NAME or value.ndim > MAX_DIMS:
             raise ValueError(
-                f"array {name!r} {value.shape}: a name must have 1 to {MAX_NAME} bytes, a shape at most "
-                f"{MAX_DIMS} lengths"
+                f"array {name!r} {value.shape}: the name must have 1 to {MAX_NAME} bytes, and the array may "
+                f"have at most {MAX_DIMS} dimensions"
             )
         table.append([name, dtype, list(value.shape)])
     packed: bytes = msgpack.packb(table)
     if len(table) > MAX_ARRAYS or len(packed) > MAX_TABLE:
         raise ValueError(
-            f"{len(table)} arrays; a body may have {MAX_ARRAYS}, and its table {MAX_TABLE} bytes"
+            f"the body has {len(table)} arrays; a body may have at most {MAX_ARRAYS} arrays, and its table at most "
+            f"{MAX_TABLE} bytes"
         )
     return struct.pack("<I", len(packed)) + packed
 
@@ -204,7 +205,9 @@ def _table(read: Read, size: int) -> tuple[int, list[object]]:
         raise Rejected(Reason.BAD_BODY, f"{size} bytes are too few for a body")
     (length,) = struct.unpack("<I", read(0, 4))
     if length > min(MAX_TABLE, size - 4):
-        raise Rejected(Reason.BAD_BODY, f"the table has {length} bytes, too many for a body of {size}")
+        raise Rejected(
+            Reason.BAD_BODY, f"the table has {length} bytes, which is too many for a body of {size} bytes"
+        )
     try:
         table = msgpack.unpackb(
             read(4, 4 + length),

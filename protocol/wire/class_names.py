@@ -51,10 +51,10 @@ def normalized(names: Sequence[str]) -> Names:
 def problem_with(names: Sequence[str]) -> str:
     """Return the reason why a list of names cannot be sent, or ""."""
     if len(names) > MAX_NAMES:
-        return f"there are {len(names)} class names, at most {MAX_NAMES} can be said"
+        return f"there are {len(names)} class names, but at most {MAX_NAMES} can be sent"
     for name in names:
         if not name or len(name) > MAX_LETTERS or not name.isprintable():
-            return f"{name[:80]!r} is no name of a class: it must have 1 to {MAX_LETTERS} letters, printable ones"
+            return f"{name[:80]!r} is no name of a class: it must have 1 to {MAX_LETTERS} printable letters"
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         return f"{twice!r} is the name of two classes"

@@ -236,7 +236,7 @@ def _judge_place(place: TaskId) -> None:
     """
     if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
         raise Rejected(
-            Reason.MALFORMED, f"round {place.round}, or the phase or the base, is outside its limits"
+            Reason.MALFORMED, f"the round {place.round}, the phase or the base is outside the limits"
         )
 
 
@@ -260,7 +260,7 @@ def _hello(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
     plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
     called = typed(fields.get("names_hash", b""), bytes)
     if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
-        raise TypeError(f"{len(holds)} bytes are in holds; holds must be at most {MAX_HOLDS} SHA-256s")
+        raise TypeError(f"`holds` has {len(holds)} bytes; it may contain at most {MAX_HOLDS} whole SHA-256s")
     hello = Hello(
         device=sender,
         classes=whole(fields["classes"]),
@@ -305,14 +305,14 @@ def _took(value: object) -> tuple[int, str] | None:
 
 def _follower(value: object) -> Manifest:
     if len(told := typed(value, list)) < 2:
-        raise TypeError("follows is not an array of a SHA-256, a size and a key")
+        raise TypeError("`follows` must be an array of a SHA-256, a size and, if the block is sealed, a key")
     name, size, *key = told
     name, size = _hash(name), whole(size)
     if key and len(typed(key[0], bytes)) != HASH:
-        raise TypeError(f"a key of {len(key[0])} bytes, but a key must have {HASH}")
+        raise TypeError(f"the key in `follows` has {len(key[0])} bytes, but a key must have {HASH}")
     if not 0 < size <= MAX_BLOCK:
         raise Rejected(
-            Reason.MALFORMED, f"a block of {size} bytes follows, but a block must have 1 to {MAX_BLOCK}"
+            Reason.MALFORMED, f"a block of {size} bytes follows, but a block must have 1 to {MAX_BLOCK} bytes"
         )
     return Manifest(name, size, size, (name[:SHORT_HASH],), (), key[0] if key else b"")
 
@@ -342,7 +342,7 @@ def _state(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
 def _refusal(fields: Fields) -> Refusal:
     answers = tuple(whole(v) for v in typed(fields.get("answers", []), list))
     if len(answers) not in (0, 2):
-        raise TypeError(f"{len(answers)} numbers are in answers; answers must be a boot and a sequence")
+        raise TypeError(f"`answers` has {len(answers)} numbers; it must contain a boot and a sequence number")
     return Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0)), answers)
 
 
@@ -366,7 +366,9 @@ def _ranges(value: object) -> Ranges:
     # Ascending ranges request no block twice.
     ascending = all(a < b for a, b in ranges) and flat == sorted(flat)
     if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
-        raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
+        raise Rejected(
+            Reason.MALFORMED, f"the {len(ranges)} ranges of a request are too many, too high or out of order"
+        )
     return ranges
 
 
@@ -423,7 +425,10 @@ def _manifest(fields: object) -> Manifest | None:
     manifest = Manifest(_hash(name), whole(size), whole(block), hashes, sizes, key)
     blocks = -(-manifest.size // manifest.block) if manifest.block else 0
     if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
-        raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
+        raise Rejected(
+            Reason.MALFORMED,
+            f"the manifest has {len(hashes)} block hashes for {blocks} blocks of {block} bytes",
+        )
     if manifest.block > MAX_BLOCK:
         raise Rejected(
             Reason.MALFORMED, f"a manifest has blocks of {manifest.block} bytes; the limit is {MAX_BLOCK}"

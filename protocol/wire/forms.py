@@ -1,4 +1,4 @@
-"""Name the forms of messages that version 1.0 did not have.
+"""Name the message forms that version 1.0 did not have.
 
 Each side lists the forms that it understands. A device lists them in the field `can` of its hello, and the
 coordinator lists them in the field `about.can` of its welcome. A form is used only in messages to a party that

@@ -25,7 +25,7 @@ WIRE_NAME: Final = b"protofleet/1 object\x00"
 class Manifest:
     """The description that a receiver needs to fetch an object in blocks and to check each block.
 
-    With a key, the blocks are sealed, and the name on the wire reveals nothing about their content. Each key
+    With a key, the blocks are sealed, and the name on the wire reveals nothing about the content. Each key
     is used for one object and one block size only, because the nonce of a block is its index.
     """
 
@@ -127,7 +127,7 @@ class ArraySpec:
     # None stands for the shape that this array has in the broadcast. A name in the shape stands for a free length,
     # and equal names stand for equal lengths.
     shape: tuple[int | str, ...] | None
-    most: int | None  # the highest length of a dimension whose length is not fixed
+    most: int | None  # the largest allowed length of a dimension without a fixed length
     low: float | None
     high: float | None
     norm: float | None  # the largest Euclidean norm
@@ -184,7 +184,7 @@ class Refusal:
     """The message in which the coordinator refuses to work with a device and gives the reason."""
 
     reason: str
-    # If the device is refused because a later process has the same name: the boot of the later process. Only
+    # The boot of the later process, if the device is refused because a later process has the same name. Only
     # the earlier process is refused.
     boot: int = 0
     # Boot and sequence of the hello that is refused. They are sent only to a device that checks them.

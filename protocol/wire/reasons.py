@@ -55,7 +55,7 @@ MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.BAD_SIGNATURE: "the signature does not match the message and its sender",
     Reason.WRONG_TOPIC: "the header does not match the topic",
     Reason.WRONG_RECIPIENT: "the message is for another recipient",
-    Reason.NOT_SEALED: "a message that is not sealed, to a party that requires sealed ones",
+    Reason.NOT_SEALED: "a message that is not sealed, to a party that requires sealed messages",
     Reason.NOT_FOR_US: "sealed to another key, or changed by a party that may sign",
     Reason.WRONG_FEDERATION: "a message of another federation",
     Reason.STALE_BOOT: "a message of an older process of the same sender",
@@ -72,24 +72,23 @@ MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.TOO_LARGE: "a payload or an object over its limit",
     Reason.BAD_BLOCK: "a block with a wrong length, index or hash",
     Reason.UNKNOWN_OBJECT: "a block of an object that the receiver is not fetching",
-    Reason.NO_ROOM: "the receiver's disk, or its budget for answers, is full; the receiver asks again, or the "
+    Reason.NO_ROOM: "the receiver's disk, or its budget for updates, is full; the receiver asks again, or the "
     "sender repeats the message",
     Reason.FLOOD: "the sender has sent more than it may send at a time",
     Reason.BANNED: (
-        "the sender is banned because it sent too much, or paused after an internal error of the receiver, for a "
-        "day at most; until then its messages are neither read nor answered"
+        "the sender is banned because it sent too much, or paused because of an internal error of the receiver; "
+        "for at most a day, the receiver neither reads nor answers its messages"
     ),
     Reason.UNFIT: "a `hello` of a device that cannot take part; it gets a `refusal`",
     Reason.NOT_INVITED: "an `update` or a `want` of a device that was not asked",
     Reason.LATE: "an answer to a task that is no longer open; it gets a `receipt`",
     Reason.EQUIVOCATION: "a second, different answer to a task",
     Reason.BAD_CLAIM: "impossible values of `examples`, counts or `metrics`",
-    Reason.WRONG_ARRAYS: "an array that was not asked for, or one that is missing",
-    Reason.WRONG_DTYPE: "an array with another dtype than the one that was asked for",
-    Reason.WRONG_SHAPE: "an array with another shape than the one that was asked for",
+    Reason.WRONG_ARRAYS: "an array that was not asked for, or an array that is missing",
+    Reason.WRONG_DTYPE: "an array whose dtype is not the requested one",
+    Reason.WRONG_SHAPE: "an array whose shape is not the requested one",
     Reason.NOT_FINITE: "NaN or an infinity in an array",
-    Reason.OUT_OF_BOUNDS: "a number in an array outside the bounds that were asked for: a class, a count, a "
-    "feature",
+    Reason.OUT_OF_BOUNDS: "a number in an array that is outside the requested bounds: a class, a count, a feature",
 }
 
 

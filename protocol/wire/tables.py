@@ -16,7 +16,7 @@ MAX_NAMES: Final = 4096  # largest number of class names
 MAX_LETTERS: Final = 64  # largest number of letters in the name of a class or metric
 MAX_WANTED: Final = 4096  # largest number of rows of wanted arrays
 MAX_RULES: Final = 8
-SHORT_NAME: Final = 4  # number of bytes that are sent of the hash of a device's name
+SHORT_NAME: Final = 4  # number of bytes to which the hash of a device's name is cut
 
 # Names of msgpack's types.
 TYPES: Final[dict[type, str]] = {
@@ -38,7 +38,7 @@ def typed(value: Any, kind: type) -> Any:
 
 def whole(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{str(value)[:40]!r} is not a whole number from 0")
+        raise TypeError(f"{str(value)[:40]!r} is not a whole number of 0 or more")
     return value
 
 
@@ -125,7 +125,7 @@ def read_now(value: object) -> RoundStatus:
         packed = typed(waits, bytes)
         if len(packed) % SHORT_NAME or len(packed) > MOST_NAMED * SHORT_NAME:
             raise TypeError(
-                f"{len(packed)} bytes are in waits; waits must be at most {MOST_NAMED} names of 4 bytes each"
+                f"`waits` has {len(packed)} bytes; it may contain at most {MOST_NAMED} names of 4 bytes each"
             )
         waits = tuple(packed[i : i + SHORT_NAME] for i in range(0, len(packed), SHORT_NAME))
     return RoundStatus(
@@ -139,7 +139,9 @@ def read_now(value: object) -> RoundStatus:
 def _texts(value: object, most: int, letters: int) -> tuple[str, ...]:
     found = tuple(typed(text, str) for text in typed(value, list))
     if len(found) > most or any(len(text.encode()) > 4 * letters or len(text) > letters for text in found):
-        raise TypeError(f"{len(found)} texts; {most} are allowed, each with at most {letters} letters")
+        raise TypeError(
+            f"the list has {len(found)} texts; at most {most} are allowed, each of at most {letters} letters"
+        )
     return found
 
 

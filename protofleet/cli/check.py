@@ -24,7 +24,8 @@ KINDS = ("method", "network", "data", "metrics")
 def add_check(commands: Subparsers) -> None:
     command = commands.add_parser(
         "check",
-        help="run the contract suite on your own method, network, data or metrics; exit code 1: a check fails",
+        help="run the contract suite on your own method, network, data or metrics; the exit code is 1 if a check "
+        "fails",
     )
     command.add_argument(
         "file", type=Path, help="a Python file that defines METHOD, NETWORK, DATA or METRICS"
@@ -35,7 +36,7 @@ def add_check(commands: Subparsers) -> None:
         nargs="?",
         const="",
         metavar="NAME",
-        help="check METHOD, under the name NAME (default: the name of the file)",
+        help="check METHOD, and use NAME as the name of the method (default: the name of the file)",
     )
     kind.add_argument("--network", action="store_true", help="check NETWORK")
     kind.add_argument("--data", action="store_true", help="check DATA")

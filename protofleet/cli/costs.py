@@ -27,8 +27,8 @@ class CostRow:
     feature_size: int | None = None
     examples: int = 0
     clients: int = 1
-    # For a method with several prototypes per class: the number of a device's own prototypes, which is also the
-    # number of global prototypes.
+    # The number of a device's own prototypes, if the method has several prototypes per class. The number of global
+    # prototypes is the same.
     prototypes: int = 0
 
     def description(self) -> str:

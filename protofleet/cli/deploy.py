@@ -34,7 +34,7 @@ def add_deploy(commands: Subparsers) -> None:
     )
     _add_new_keys(apply)
     apply.add_argument(
-        "--force", action="store_true", help="deploy a state again that failed on a host before"
+        "--force", action="store_true", help="deploy the state even if this state has failed on a host before"
     )
     add_listing_options(_step(steps, "status", "show the state of every host"))
     checked = _step(steps, "doctor", "check whether the hosts meet the requirements")
@@ -79,14 +79,14 @@ def add_deploy(commands: Subparsers) -> None:
     )
     restore.add_argument(
         "--from-round", type=ROUND, metavar="N",
-        help="if devices have worked since the backup: the first round without an update of any device",
+        help="first round for which no device has sent an update; needed if devices have worked since the backup",
     )  # fmt: skip
     _add_new_keys(restore)
     _step(
         steps, "forget", "end the enrolment of hosts without the federation's root, for a root that is lost"
     )
     revoke = _step(steps, "revoke", "end devices' enrolment, stop them, and destroy their keys")
-    revoke.add_argument("--reason", default="", help="the reason, for the register")
+    revoke.add_argument("--reason", default="", help="the reason to write into the register")
     revoke.add_argument(
         "--broker", type=Path, metavar="DIR", help="the broker's folder, if the broker runs on this machine"
     )

@@ -61,12 +61,12 @@ def _approve(steps: Subparsers) -> None:
         "--days", type=DAYS, default=365.0, help="how long the approval is valid (default: 365)"
     )
     step.add_argument("--replace", action="store_true", help="give an enrolled name new keys")
-    step.add_argument("--name", default="", help="refuse a request of any other name")
+    step.add_argument("--name", default="", help="refuse a request for any other name")
     step.add_argument(
         "--part",
         default="device",
         choices=PARTS,
-        help="refuse a request for any other part (default: device)",
+        help="refuse a request for any other kind of party (default: device)",
     )
     _add_trust_options(step, "the request")
 
@@ -129,7 +129,10 @@ def _list(steps: Subparsers) -> None:
 
 
 def _renew(steps: Subparsers) -> None:
-    text = "operator: extend the approval of enrolled keys; it can be installed while the device or coordinator runs"
+    text = (
+        "operator: extend the approval of enrolled keys; the new approval can be installed while the device or "
+        "coordinator runs"
+    )
     step = _step(steps, "renew", text, at_root=True)
     step.add_argument("names", nargs="*")
     step.add_argument(
@@ -141,7 +144,7 @@ def _renew(steps: Subparsers) -> None:
 def _revoke(steps: Subparsers) -> None:
     step = _step(steps, "revoke", "operator: revoke all certificates of a name", at_root=True)
     step.add_argument("name")
-    step.add_argument("--reason", default="", help="the reason, for the register")
+    step.add_argument("--reason", default="", help="the reason to write into the register")
     step.add_argument(
         "--broker", type=Path, metavar="DIR", help="the broker's folder, if the broker runs on this machine"
     )
@@ -163,7 +166,7 @@ def _rotate(steps: Subparsers) -> None:
     step.add_argument(
         "--force",
         action="store_true",
-        help="with --finish: do it even if some devices have not installed the new root",
+        help="use together with --finish: finish the rotation even if some devices have not installed the new root",
     )
     step.add_argument("--years", type=YEARS, help="how long the new root is valid (default: 10)")
 
@@ -173,9 +176,9 @@ def _add_trust_options(step: argparse.ArgumentParser, whose: str) -> None:
     group.add_argument(
         "--fingerprint",
         default="",
-        help=f"fingerprint of {whose}; without it, the fingerprint is shown and you are asked",
+        help=f"fingerprint of {whose}; without this option, the command shows the fingerprint and asks you",
     )
-    group.add_argument("--yes", action="store_true", help="trust it without comparing the fingerprint")
+    group.add_argument("--yes", action="store_true", help="continue without comparing the fingerprint")
 
 
 def _add_listener_options(step: argparse.ArgumentParser) -> None:
@@ -196,7 +199,10 @@ def _add_listener_options(step: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plain-port", type=OPTIONAL_PORT, help="port without TLS, on 127.0.0.1 only (default: 0, none)"
     )
-    text = "the user to which Mosquitto changes if root starts it (default: mosquitto, if root runs this command)"
+    text = (
+        "the user to which Mosquitto changes if root starts Mosquitto (default: mosquitto, if root runs this "
+        "command)"
+    )
     group.add_argument("--user", help=text)
 
 

@@ -14,7 +14,9 @@ FORMATS = ("safetensors", "onnx", "torchscript", "pt2")
 def add_export(commands: Subparsers) -> None:
     command = commands.add_parser("export", help="write a run's model as files that other programs can run")
     command.add_argument(
-        "run", type=Path, help="for example runs/demo; or the folder of a coordinator or a device"
+        "run",
+        type=Path,
+        help="folder of a run, for example runs/demo, or folder of a coordinator or a device",
     )
     command.add_argument("--device", metavar="D", help="the model of device D (default: the global model)")
     chosen = command.add_mutually_exclusive_group()
@@ -24,11 +26,12 @@ def add_export(commands: Subparsers) -> None:
         "--way",
         default="predict",
         metavar="NAME",
-        help="one of the ways to predict that the method measures (default: predict)",
+        help="prediction mode of the exported model, one of the modes that the method evaluates (default: predict)",
     )
     command.add_argument(
         "--format", nargs="+", type=_format, choices=FORMATS, metavar="FORMAT",
-        help=f"one or more of {', '.join(FORMATS)} (default: safetensors, and onnx or, without its packages, pt2)",
+        help=f"one or more of {', '.join(FORMATS)} (default: safetensors and onnx; pt2 instead of onnx if the "
+        "packages for onnx are not installed)",
     )  # fmt: skip
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="(default: models/<last or best> in the run's folder)"
@@ -41,7 +44,7 @@ def add_export(commands: Subparsers) -> None:
     command.add_argument(
         "--check",
         action="store_true",
-        help="check in another process that each file predicts as the model does",
+        help="start a second process, and check there that each file gives the same predictions as the model",
     )
     command.add_argument(
         "--plugin", type=Path, action="append", default=[], metavar="FILE",
@@ -54,7 +57,7 @@ def add_export(commands: Subparsers) -> None:
 def _format(text: str) -> str:
     if "," in text:
         raise argparse.ArgumentTypeError(
-            f"it is {text[:99]!r}; put spaces between names: {text.replace(',', ' ')[:99]}"
+            f"it is {text[:99]!r}; separate the formats with spaces: {text.replace(',', ' ')[:99]}"
         )
     if "/" in text or (text.lower() not in FORMATS and Path(text).exists()):
         raise argparse.ArgumentTypeError(

@@ -17,22 +17,24 @@ from protofleet.runtime.command.listing import Listing
 def fetch_all(options: argparse.Namespace) -> None:
     if not options.fetch and options.picture:
         raise SettingsError(
-            f"--picture takes {options.picture!r} as the path of the picture; name the settings before it"
+            f"--picture takes {options.picture!r} as the path of the picture; "
+            "write the settings files before --picture"
         )
     if not options.fetch:
         raise SettingsError("data takes settings files, or --fetch NAME (see protofleet data --help)")
     if options.settings or options.picture is not None or options.set:
         raise SettingsError(
-            "--fetch takes no settings, --picture or --set; look at the data with a second command afterwards"
+            "--fetch takes no settings, --picture or --set; use a second command to look at the fetched data"
         )
     names = list(dict.fromkeys(map(named, options.fetch)))
     if options.root and DIGITS in names:
         raise SettingsError(
-            "--root cannot be used for digits, which go into the cache; the variable PROTOFLEET_DATA sets its folder"
+            "--root cannot be used for digits, because digits are stored in the cache; set the folder of the cache "
+            "with the variable PROTOFLEET_DATA"
         )
     if options.root and len(names) > 1:
         raise SettingsError(
-            f"--root is one folder, and --fetch names {len(names)} data sets; use one command for each"
+            f"--root is one folder, and --fetch names {len(names)} data sets; run one command for each data set"
         )
     listing = Listing.of(options)
     say = Downloader(listing.line)

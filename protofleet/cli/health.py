@@ -38,7 +38,9 @@ def endpoint(settings: Path) -> Endpoint:
     table = read_toml(settings)
     port, host = table.get("metrics_port", 0), table.get("metrics_host", LOOPBACK)
     if not port:
-        raise SettingsError(f"{settings} has no metrics_port, which also serves health; set one")
+        raise SettingsError(
+            f"{settings} has no metrics_port; set metrics_port, because this port also serves the health"
+        )
     return decode(Endpoint, {"host": host, "port": port}, str(settings))
 
 

@@ -16,19 +16,21 @@ def add_init(commands: Subparsers) -> None:
     command = commands.add_parser("init", help=text, description=text)
     command.add_argument("folder", type=Path, nargs="?", default=Path("fleet"), help="(default: fleet)")
     command.add_argument(
-        "--broker", metavar=ADDRESS, help="SSH address of the broker's host; left out when devices are added"
+        "--broker",
+        metavar=ADDRESS,
+        help="SSH address of the broker's host; leave this option out to add devices to a fleet",
     )
     command.add_argument(
         "--coordinator",
         metavar=ADDRESS,
-        help="SSH address of the coordinator's host, which may be the broker's",
+        help="SSH address of the coordinator's host; it may be the same host as the broker's",
     )
     command.add_argument(
         "--device",
         action="append",
         required=True,
         metavar=f"NAME={ADDRESS}",
-        help="a device; repeat the option for each one",
+        help="a device; repeat the option for each further device",
     )
     command.add_argument("--federation", default="protofleet", metavar="NAME")
     command.add_argument(
@@ -55,7 +57,7 @@ def init(options: argparse.Namespace) -> int:
         devices[name] = address
     if options.key and not options.key.is_file():
         raise SettingsError(
-            f"--key is {options.key}, and there is no such file; name the private key for ssh"
+            f"--key is {options.key}, but this file does not exist; give the path of the private key for ssh"
         )
     key = {"key": str(options.key.absolute())} if options.key else {}
     common = {"host": key, "software": {"dependencies": options.dependencies}}
@@ -65,12 +67,12 @@ def init(options: argparse.Namespace) -> int:
         print(f"next: {program_words()} deploy known-hosts {' '.join(devices)} --fleet {path}")
         return 0
     if options.broker is None or options.coordinator is None:
-        raise SettingsError("a new fleet needs --broker and --coordinator; they may name one host")
+        raise SettingsError("a new fleet needs --broker and --coordinator; both may be on the same host")
     addresses = Addresses(options.broker, options.coordinator, devices)
     path = write_fleet(options.folder, options.federation, addresses, common)
     count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
     print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
     print(f"{options.folder / 'root'}: the root of trust; keep it offline, and keep a copy in another place")
-    print(f"{options.folder / 'targets.json'}: for file_sd_configs of Prometheus")
+    print(f"{options.folder / 'targets.json'}: addresses of the metrics, for file_sd_configs of Prometheus")
     print(f"next: {program_words()} deploy known-hosts --fleet {path}")
     return 0

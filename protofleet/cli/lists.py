@@ -36,7 +36,7 @@ def add_lists(commands: Subparsers) -> None:
     command.add_argument(
         "--cost",
         action="store_true",
-        help="the numbers that a device sends and receives in a round, in the papers' settings",
+        help="show how many numbers a device sends and receives in a round, with the settings of the papers",
     )
     add_listing_options(command)
     command.set_defaults(command=methods)
@@ -46,7 +46,8 @@ def add_lists(commands: Subparsers) -> None:
     add_data(commands)
     add_public_set(commands)
     command = commands.add_parser(
-        "weights", help="put a file of weights into the cache for runs that begin with it, and print its name"
+        "weights",
+        help="copy a file of weights into the cache, for runs that start from these weights; print the [init] table",
     )
     command.add_argument("file", type=Path, help="a file in the safetensors format")
     command.set_defaults(command=weights)
@@ -68,7 +69,8 @@ def add_data(commands: Subparsers) -> None:
     )  # fmt: skip
     command.add_argument(
         "--fetch", action="append", default=[], metavar="NAME",
-        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; resumes a broken fetch",
+        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; an "
+        "interrupted fetch is resumed",
     )  # fmt: skip
     command.add_argument(
         "--root", default="", metavar="DIR", help="folder for --fetch (default: <cache>/NAME)"
@@ -194,7 +196,7 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def taken(network: Size, rank: int) -> str:
-    """Describe the samples that the network accepts, for samples with `rank` axes."""
+    """Describe which samples with `rank` axes the network accepts."""
     from protofleet.protocol.settings.input_shape import KINDS
 
     if rank == 3:

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def perform(options: argparse.Namespace) -> int:
     """Run the command and return its exit code.
 
-    If a plug-in raises SystemExit, raise the error of the plug-in: the command has not done its work.
+    If a plug-in raises SystemExit, raise the error of the plug-in, because the command has not done its work.
     """
     try:
         code: int = options.command(options)

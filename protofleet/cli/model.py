@@ -74,7 +74,7 @@ def versions_in(folder: Path | None) -> ModelVersions:
     looked = ", ".join(map(str, LOOKED_IN))
     raise SettingsError(
         f"there is no version of a model in {looked}: name the folder of a device that has [models] in its settings "
-        "and has been in a round since, and be a user who may read it"
+        "and has taken part in a round since then; run the command as a user who may read this folder"
     )
 
 
@@ -120,7 +120,7 @@ def unpin(options: argparse.Namespace) -> int:
 
 def rollback(options: argparse.Namespace) -> int:
     versions = versions_in(options.folder)
-    said = "pinned; `protofleet model unpin` serves the newest again"
+    said = "pinned; `protofleet model unpin` serves the newest version again"
     return _say(versions, versions.rollback(), said)
 
 

@@ -34,8 +34,8 @@ def add_predict(commands: Subparsers) -> None:
     )
     command.add_argument(
         "--model", type=Path, metavar="DIR",
-        help="folder of a version, of an export, or of a device, whose served version is used (default: the folder "
-        "that `protofleet model` finds)",
+        help="folder of a version or of an export, or folder of a device, to use the version that it serves "
+        "(default: the folder that `protofleet model` finds)",
     )  # fmt: skip
     command.add_argument("--onnx", action="store_true", help="run model.onnx; needs the package onnxruntime")
     command.add_argument(
@@ -100,7 +100,8 @@ class ChosenModel:
             raise SettingsError(self._nothing_there())
         if (current := versions.named("current")) is None:
             raise SettingsError(
-                f"nothing is served in {versions.folder}: it has no link current; name a version in it with --model"
+                f"no version is served in {versions.folder}: the link `current` is missing; name the folder of a "
+                "version with --model"
             )
         return current.folder.resolve()
 

@@ -66,7 +66,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
             print(beside)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
-            raise SettingsError("--resume is for one run; leave it out to continue several runs")
+            raise SettingsError("--resume is for one run; to continue several runs, leave out --resume")
         batch = Batch(options.runs, options.fresh, launcher, options.track)
         return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
@@ -114,7 +114,9 @@ def centralised(options: argparse.Namespace) -> int:
         try:
             print(f"report: {run_centralised(one, options.runs)}")
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped in {one.name}; the same command starts it again") from None
+            raise StoppedError(
+                f"stopped in {one.name}; run the same command again to restart this run"
+            ) from None
     return 0
 
 
@@ -143,13 +145,13 @@ def add_compare(commands: Subparsers) -> None:
     command.add_argument(
         "--view",
         default="reports",
-        help="which accuracy: reports (as in each method's paper; default), global ...",
+        help="the accuracy to compare: reports (the accuracy that each method's paper reports; default), global ...",
     )
     command.add_argument(
         "--baseline",
         default="",
         metavar="NAME",
-        help="the run to compare with (default: the one with fedavg)",
+        help="the run to compare with (default: the run with fedavg)",
     )
     command.add_argument(
         "--share",

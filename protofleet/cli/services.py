@@ -25,7 +25,11 @@ def add_log(command: argparse.ArgumentParser) -> None:
 
 def add_coordinator(commands: Subparsers) -> None:
     command = commands.add_parser("coordinator", help="coordinate a run over a broker")
-    command.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
+    command.add_argument(
+        "settings",
+        type=Path,
+        help="settings file in TOML, either unsigned or signed by the federation's root",
+    )
     _add_enrolled(command)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.add_argument(
@@ -84,7 +88,12 @@ def report_on(folder: Path) -> None:
     try:
         log.info("report: %s", write_report(folder))
     except Exception as error:  # noqa: BLE001 - the run itself has ended well
-        log.warning("there is no report of %s: %s; protofleet report %s writes it", folder, error, folder)
+        log.warning(
+            "the report of %s was not written: %s; `protofleet report %s` writes this report",
+            folder,
+            error,
+            folder,
+        )
 
 
 def add_device(commands: Subparsers) -> None:
@@ -93,7 +102,8 @@ def add_device(commands: Subparsers) -> None:
         "settings",
         type=Path,
         nargs="+",
-        help="TOML, plain or signed by the federation's root; several devices share one process",
+        help="settings files in TOML, either unsigned or signed by the federation's root; the devices of several "
+        "files share one process",
     )
     _add_enrolled(command)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
@@ -101,7 +111,7 @@ def add_device(commands: Subparsers) -> None:
         "--ended",
         type=Path,
         metavar="FILE",
-        help="with several devices: JSON file for the devices that ended early",
+        help="JSON file for a process with several devices, to which the devices that ended early are written",
     )
     add_log(command)
     command.set_defaults(command=device)
@@ -133,7 +143,9 @@ def device(options: argparse.Namespace) -> int:
 
 
 def add_fleet(commands: Subparsers) -> None:
-    command = commands.add_parser("fleet", help="run many simulated devices, one folder of settings each")
+    command = commands.add_parser(
+        "fleet", help="run many simulated devices, each with its own folder of settings"
+    )
     command.add_argument(
         "folder", type=Path, help="a folder with <device>/settings.toml or <device>/device.toml"
     )
@@ -142,14 +154,14 @@ def add_fleet(commands: Subparsers) -> None:
         type=broker_changes,
         default=(),
         metavar="HOST[:PORT]",
-        help="use this broker instead of the broker in their settings",
+        help="use this broker instead of the broker in the devices' settings",
     )
     command.add_argument(
         "--processes",
         type=DEVICES,
         default=0,
         metavar="N",
-        help="number of processes that the devices share (default: one each)",
+        help="number of processes that the devices share (default: one process for each device)",
     )
     command.set_defaults(command=fleet)
 
@@ -164,7 +176,8 @@ def fleet(options: argparse.Namespace) -> int:
 
 def add_health(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "health", help="ask a running coordinator or device for its health; exit code 1: a check fails"
+        "health",
+        help="ask a running coordinator or device for its health; the exit code is 1 if a check fails",
     )
     command.add_argument(
         "settings",
@@ -242,8 +255,8 @@ def add_go_on(commands: Subparsers) -> None:
     )
     command.add_argument(
         "--from-round", type=ROUND, required=True, metavar="N",
-        help="the first round that no device has answered; it starts from the state of the copy, and the results of "
-        "the rounds since the copy are lost",
+        help="the first round that no device has answered; this round starts from the state of the copy, and the "
+        "results of the rounds since the copy are lost",
     )  # fmt: skip
     command.set_defaults(command=go_on)
 

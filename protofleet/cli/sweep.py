@@ -19,7 +19,7 @@ def add_sweep(commands: Subparsers) -> None:
     )
     command.add_argument(
         "file", type=experiment_file,
-        help="an experiment, for example experiments/digits/fedavg.toml, or a file with a [grid] for one",
+        help="an experiment, for example experiments/digits/fedavg.toml, or a file with a [grid] for an experiment",
     )  # fmt: skip
     command.add_argument(
         "--grid", action="append", default=[], metavar="TABLE.KEY=VALUE,VALUE",

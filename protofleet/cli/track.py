@@ -20,7 +20,7 @@ TO: Final = "tensorboard[=FOLDER], mlflow[=URI] or a tracker of a package"
 def add_track_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--track", action="append", default=[], metavar="TRACKER",
-        help=f"send each finished round to {TO}; may be repeated",
+        help=f"send each finished round to {TO}; this option may be repeated",
     )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def add_track(commands: Subparsers) -> None:
         "runs", type=Path, nargs="+", metavar="RUN", help="for example runs/demo, or a sweep's folder"
     )
     command.add_argument(
-        "--to", action="append", required=True, metavar="TRACKER", help=f"{TO}; may be repeated"
+        "--to", action="append", required=True, metavar="TRACKER", help=f"{TO}; this option may be repeated"
     )
     command.add_argument(
         "--follow",

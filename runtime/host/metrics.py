@@ -39,7 +39,7 @@ class HostMetrics:
             GaugeMetricFamily("protofleet_disk_available_bytes", "Free space on the disk with the state"),
             GaugeMetricFamily(
                 "protofleet_certificate_expiry_timestamp_seconds",
-                "Unix time at which its own TLS certificate ends, and the enrolment record with it",
+                "Unix time at which the program's own TLS certificate and enrolment record end",
             ),
         ]
 

@@ -34,9 +34,7 @@ def installed_wheel(folder: Path) -> Path:
     try:
         found = distribution(NAME)
     except PackageNotFoundError:
-        raise RunError(
-            f"{NAME} runs from files that no installer has installed; pip install {NAME}"
-        ) from None
+        raise RunError(f"{NAME} is not installed as a package; run pip install {NAME}") from None
     files = dict(checked_files(found))
     info = next((name.partition("/")[0] for name in files if name.endswith(".dist-info/WHEEL")), "")
     if not info:

@@ -4,7 +4,7 @@
 
 torch.txt    torch and torchvision; some hardware vendors have their own builds of these
 cpu.txt      PyTorch's builds for CPUs only, used where pip finds such a build
-cuda.txt     further packages that PyTorch's build for CUDA needs, and a build for CPUs does not
+cuda.txt     further packages that only PyTorch's build for CUDA needs
 device.txt   the other packages that a device or a coordinator imports
 broker.txt   the extra `broker`        dev.txt    the extra `dev`
 build.txt    the packages that build our own wheel

@@ -42,7 +42,7 @@ def test_a_line_that_is_no_entry_is_said_with_its_number(tmp_path, line):
     file = tmp_path / "history.jsonl"
     append(LANDED, file)
     file.write_text(file.read_text() + line + "\n")
-    with pytest.raises(ValueError, match=r"history.jsonl, line 2 is no entry"):
+    with pytest.raises(ValueError, match=r"history.jsonl, line 2 is not an entry"):
         read(file)
 
 
@@ -103,7 +103,7 @@ def test_both_trees_are_first_equally_often_and_their_values_stay_pairs():
 
 
 def test_a_measure_that_gives_other_figures_than_it_says_fails():
-    with pytest.raises(MeasureError, match=r"noted gave \['strange'\], not \['number'\]"):
+    with pytest.raises(MeasureError, match=r"noted gave \['strange'\], but its figures must be \['number'\]"):
         taken(Noted([{"strange": 1.0}]), A, None, 1, tell=lambda line: None)
 
 

@@ -71,7 +71,7 @@ def test_what_is_neither_a_folder_nor_a_commit_is_said(tmp_path):
     with pytest.raises(TreeError, match="no-such-ref is neither a folder nor a commit"):
         other_tree("no-such-ref", tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TreeError, match="is no checkout of protofleet"):
+    with pytest.raises(TreeError, match="is not a checkout of protofleet"):
         other_tree(str(tmp_path / "empty"), tmp_path)
 
 

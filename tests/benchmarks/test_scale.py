@@ -63,6 +63,6 @@ def test_what_a_hundred_thousand_need_follows_from_the_unit_costs():
         return [replace(e, this={**e.this, CPU.figures[0]: [value]}) if CPU.figures[0] in e.this else e
                 for e in everything()]  # fmt: skip
 
-    assert "| its CPU in a round in which all answer | 150 s of one core |" in with_figures(
+    assert "| the coordinator's CPU in a round if all answer | 150 s of one core |" in with_figures(
         PAGE.read_text(), with_cpu(1.5)
     )

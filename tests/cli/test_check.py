@@ -25,22 +25,22 @@ WRONG = {
     "DATA = []\n": "mine.py: DATA is list ([]); write DATA = a function that gives Data(...)",
     "METRICS = {}\n": "mine.py: METRICS is dict; it must be a table of 1 to 16 names and functions",
     "from protofleet.methods.contract.base import Method\nMETHOD = Method('x', int, int, int)\n": (
-        "mine.py:2: TypeError: Method(Hyper=...) is <class 'int'>, it must be a dataclass, as LocalHyper is"
+        "mine.py:2: TypeError: Method(Hyper=...) is <class 'int'>, but it must be a dataclass, such as LocalHyper"
     ),
     "from protofleet.methods import fedavg as f\nfrom protofleet.methods.contract.base import Method\n"
     "METHOD = Method('x', f.METHOD.Hyper, f.Server, f.Server)\n": (
         "mine.py:3: TypeError: Method(Client=...) is <class 'protofleet.methods.fedavg.Server'>, it must be a class "
         "of ClientHalf"
     ),
-    LACKS: "mine.py:5: TypeError: Client lacks receive(), restore(), state(), which a ClientHalf has to have",
+    LACKS: "mine.py:5: TypeError: Client lacks receive(), restore(), state(), which each ClientHalf must define",
     "import sys\nsys.exit(0)\n": "mine.py:2: SystemExit: 0",
 }  # fmt: skip
 
 ENDS = {
-    "import os\nos._exit(0)\n": "mine.py ended the process that loaded it, with exit code 0 and without an error, "
-    "as os._exit does; raise an exception there instead",
-    "import os\nos.kill(os.getpid(), 9)\n": "mine.py ended the process that loaded it, by signal SIGKILL; raise "
-    "an exception there instead",
+    "import os\nos._exit(0)\n": "mine.py ended the process that loaded the file, with exit code 0 and without an "
+    "error, as os._exit does; raise an exception in the file instead",
+    "import os\nos.kill(os.getpid(), 9)\n": "mine.py ended the process that loaded the file, by signal SIGKILL; "
+    "raise an exception in the file instead",
 }  # fmt: skip
 
 

@@ -82,7 +82,8 @@ def test_a_version_is_pinned_rolled_back_and_let_go(board, capsys):
     )
     code, _, err = said(capsys, "model", "pin", "9", state)
     assert (code, err) == (
-        2, f"protofleet: there is no version v000009 in {state}/models; there are: v000001, v000002, v000003\n",
+        2, f"protofleet: there is no version v000009 in {state}/models; "
+        "the versions are: v000001, v000002, v000003\n",
     )  # fmt: skip
     code, _, err = said(capsys, "model", "pin", "newest", state)
     assert code == 2 and "it must be a version such as v000017" in err
@@ -111,7 +112,7 @@ def test_pipes_and_postscript_that_are_called_pictures_are_a_line_each(board, tm
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     code, out, err = said(capsys, "predict", tmp_path, "--model", board / "state")
     assert (code, out) == (1, "") and [line.count("cannot be read") for line in err.splitlines()] == [1, 1]
-    assert "a.png cannot be read (it is no regular file)" in err and not (tmp_path / "ran").exists()
+    assert "a.png cannot be read (it is not a regular file)" in err and not (tmp_path / "ran").exists()
 
 
 def test_pictures_of_any_size_are_predicted(board, capsys):
@@ -155,7 +156,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
         ),
         ((picture, "--model", board / "gone"), f"there is no folder {board}/gone"),
         ((picture, "--model", board / "empty"), f"there is no version of a model in {board}/empty"),
-        ((picture, "--model", state, "--onnx"), "set models.template on the device, or leave --onnx out"),
+        ((picture, "--model", state, "--onnx"), "set models.template on the device, or do not use --onnx"),
     ):
         code, _, err = said(capsys, "predict", *words)
         assert code == 2 and problem in err and len(err.splitlines()) == 1, err
@@ -163,7 +164,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     (version / "model.onnx").write_bytes(b"no model")
     words = ("predict", picture, "--onnx", "--model", version)
     assert (
-        "the card names no file model.onnx; export the model again, with that format"
+        "the card names no file model.onnx; export the model again in the format of this file"
         in said(capsys, *words)[2]
     )
     card = json.loads((version / "card.json").read_text())

@@ -240,7 +240,7 @@ def test_the_same_boards_serve_what_they_learn_and_are_rolled_back_once(desk, tm
     desk.wait(lambda: int(board.sh(f"ls {models} 2>/dev/null | grep -c '^v0' || true")) >= 2, 300)
     listed = desk.say(versions)
     assert "current" in listed and "previous" in listed and "global" in listed
-    assert "(pinned; `protofleet model unpin` serves the newest again)" in desk.say(rollback)
+    assert "(pinned; `protofleet model unpin` serves the newest version again)" in desk.say(rollback)
     pinned = board.sh(f"readlink {models}/current")
     before = len(desk.rounds())
     desk.wait(lambda: len(desk.rounds()) > before + 2)

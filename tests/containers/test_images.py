@@ -100,7 +100,7 @@ def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
             ids_of([name], read_ids(built))
     finally:
         engine.docker("rmi", name)
-    with pytest.raises(RunError, match=f"built here as {noted}, is not in this engine"):
+    with pytest.raises(RunError, match=f"built here as {noted}, but this Docker engine does not have"):
         ids_of([name], read_ids(built))
 
 

@@ -221,7 +221,7 @@ def test_what_is_ours_runs_by_the_id_that_was_built_and_another_image_is_refused
     before = sorted((stack.folder / "compose.env").read_text().splitlines())
     done = stack.run("up", "--built", str(moved))
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "stack: protofleet/demo is not the image that was built here: sha256:" in done.stderr
+    assert "stack: protofleet/demo is not the image that was built here: its id is sha256:" in done.stderr
     assert sorted((stack.folder / "compose.env").read_text().splitlines()) == before
 
 

@@ -125,8 +125,8 @@ def test_a_device_that_is_revoked_while_it_is_waited_for_is_left_out_at_once_and
     after_a_revocation(two_suffice, die_in_between=False)
     said = [line for line in caplog.messages if line.startswith("device-2 is not enrolled any more: ")]
     assert said == [
-        "device-2 is not enrolled any more: there is no key of it any more; no phase waits for it, and it takes "
-        "no further part in the run"
+        "device-2 is not enrolled any more: there is no key of it any more; the run does not wait for this "
+        "device, and the device takes no further part in the run"
     ]
     assert Unenrolled("device-2", "there is no key of it any more") in two_suffice.told
 

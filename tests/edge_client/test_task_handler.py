@@ -55,8 +55,11 @@ def test_another_plan_under_the_same_name_takes_the_place_of_the_job(following):
 @pytest.mark.parametrize(
     ("welcome", "problem"),
     [
-        ({"about": About(uses=("telepathy",))}, "it needs telepathy; update the software of this device"),
-        ({"about": About(names=("ant", "bee", "cow"))}, "its classes have other names"),
+        (
+            {"about": About(uses=("telepathy",))},
+            "this device does not support telepathy; update its software",
+        ),
+        ({"about": About(names=("ant", "bee", "cow"))}, "the classes of this device have other names"),
         ({"made": plan("fedavg", rounds=0)}, "rounds"),
     ],
 )

@@ -102,7 +102,9 @@ def test_a_device_leaves_a_run_whose_classes_have_other_names_by_itself(tmp_path
         coordinator, odd = f.coordinator(planted=JUDGES_NOTHING), f.device("odd")
         assert f.wait_for_end(odd) == 1
         here = "this device's data"
-        words = f"its classes have other names: {FIRST.format(here, 'the run', here, 'the run')}"
+        words = (
+            f"the classes of this device have other names: {FIRST.format(here, 'the run', here, 'the run')}"
+        )
         assert f.log_of(odd).splitlines()[-1] == (
             f"protofleet: this device cannot follow the run's plan: {words}"
         )

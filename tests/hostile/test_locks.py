@@ -71,7 +71,7 @@ def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode, plant
         said = f.log_of(coordinator)
         assert said.count("the run waits") <= 1 and "is full" not in said and "Traceback" not in said
         assert said.count("can be written again; the run goes on") == said.count("the run waits")
-        assert said.count("can be read again") == said.count("waiting to read")
+        assert said.count("can be read again") == said.count("waits to read")
         assert [line["round"] for line in f.rounds()] == list(range(1, 7))
 
 
@@ -95,7 +95,7 @@ def unreadable(federation):
     with held(federation.run / "coordinator" / "spool.sqlite", "exclusive"):
         one.greet()
         federation.wait_until(
-            lambda: "waiting to read it" in federation.log_of(coordinator), "word of the lock"
+            lambda: "waits to read it" in federation.log_of(coordinator), "word of the lock"
         )
         yield coordinator
 
@@ -134,7 +134,7 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         works.append(True)
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         said = f.log_of(coordinator)
-        assert "the answer of one to round 1 train is damaged; it will be asked again" in said
+        assert "the answer of one to round 1 train is damaged; the device is asked again" in said
         assert "can be written again; the run goes on" in said and "Traceback" not in said
         assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 4
 

@@ -51,7 +51,7 @@ def test_an_error_of_the_server_half_with_one_answer_is_that_answers_end(tmp_pat
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
         assert {v for v, _ in liar.verdicts()} == {"accepted"}
-        assert "an error of the server half in round 2, after train" in log and "ZeroDivisionError" in log
+        assert "the server half raised an error in round 2, after train" in log and "ZeroDivisionError" in log
         assert "\x1b" not in log
         back = [(event["round"], event["device"]) for event in f.events("went_back")]
         assert killed or back == [(2, "liar")]
@@ -64,7 +64,7 @@ def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_p
             f.raw(name)
         assert f.wait_for_end(coordinator) == 4, f.last_words()
         last = f.log_of(coordinator).splitlines()[-1]
-        assert last.startswith("protofleet: the run has come to nothing: ") and "ZeroDivisionError" in last
+        assert last.startswith("protofleet: the run cannot continue: ") and "ZeroDivisionError" in last
         assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
 
 
@@ -85,7 +85,7 @@ def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_p
     with Federation(tmp_path, "one", rounds=1, policy=Policy(straggler_factor=0.0)) as f:
         coordinator, port = f.coordinator(), free_port()
         device = f.device("one", planted=DEVICE, metrics_port=port)
-        f.wait_until(lambda: "an error in handling a message" in f.log_of(device), "the error")
+        f.wait_until(lambda: "an error occurred while a message" in f.log_of(device), "the error")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert "protofleet_device_errors_total 1.0" in answer.read().decode().splitlines()
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.last_words()

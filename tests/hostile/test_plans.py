@@ -54,7 +54,7 @@ def test_a_network_that_is_too_wide_is_declined_and_no_memory_is_taken(tmp_path,
         seen = f.wait_until(lambda: most_memory(device.child.pid), "a look at it before it can end")
         f.coordinator()
         code, log, most = ends_with(f, device, seen)
-        assert code == 1 and refused(log, "over this device's limits.memory_bytes = 1,000,000,000"), log
+        assert code == 1 and refused(log, "more than this device's limits.memory_bytes = 1,000,000,000"), log
         assert 0 < most < 600_000_000, "what its imports take, and no network"
         f.wait_until(lambda: farewells(f, "cannot_follow"), "the coordinator to hear of it")
 
@@ -64,7 +64,9 @@ def test_epochs_without_end_are_declined(tmp_path):
         f.coordinator()
         device = f.device("d")
         code, log, _ = ends_with(f, device)
-        assert code == 1 and refused(log, "takes 1,000,000 epochs, over this device's limits.epochs = 1,000")
+        assert code == 1 and refused(
+            log, "takes 1,000,000 epochs, which is more than this device's limits.epochs"
+        )
 
 
 def test_work_that_goes_on_for_too_long_is_ended_and_the_coordinator_told(tmp_path):

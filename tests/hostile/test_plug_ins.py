@@ -63,7 +63,7 @@ def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_
         )
         for process, words in (
             (forbids, f"{what}, which this device does not allow; its owner can add the hash to plugins.allow"),
-            (other, f"{what}, and this device has another fednova.py (SHA-256 {sha256(text)})"),
+            (other, f"{what}, but the file fednova.py on this device has SHA-256 {sha256(text)}"),
             (leaves, left),
             (child, left),
         ):  # fmt: skip

@@ -74,7 +74,7 @@ def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_pa
         began = time.monotonic()
         assert f.wait_for_end(coordinator, 120) == 4, f.last_words()
         assert time.monotonic() - began < 100.0
-        assert f.log_of(coordinator).splitlines()[-1].startswith("protofleet: the run has come to nothing: ")
+        assert f.log_of(coordinator).splitlines()[-1].startswith("protofleet: the run cannot continue: ")
         assert "Traceback" not in f.log_of(coordinator)
         assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
         assert f.wait_for_end(f.coordinator(), 60) == 4, "and it stays so"

@@ -74,7 +74,9 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
     shape = (16, 1 << 16)
     plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=shape, public=PublicSet(samples=64))
     part = TensorSamples(torch.zeros(3, *shape), torch.arange(3))
-    with pytest.raises(SettingsError, match=r"takes 268,.* bytes of memory, over this device's limits"):
+    with pytest.raises(
+        SettingsError, match=r"takes 268,.* bytes of memory, which is more than this device's limits"
+    ):
         HalfBuilder(DeviceLimits(memory_bytes=100 << 20), part, "a", None, torch.device("cpu")).build(plan)
     assert 4 * 64 * math.prod(shape) == 256 << 20
 

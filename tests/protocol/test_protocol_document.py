@@ -165,7 +165,7 @@ def test_keys_are_written_in_the_order_of_the_table():
 
 
 def test_what_came_with_minor_version_1_is_left_out_where_it_is_empty_and_nothing_else():
-    assert "of these, and `boot` of a `refusal`, is left out where its value is empty" in FLAT
+    assert "if their value is empty, 0, false or nil: the keys that section 5 marks since 1.1" in FLAT
     keys = described_keys()
     for kind, payload, name in open_payloads():
         about = {f"about.{key}": value for key, value in payload.get("about", {}).items()}
@@ -232,7 +232,7 @@ def test_topics_dtypes_and_kinds_are_those_of_the_code():
     assert len(table) == len(said)
     listed = re.search(r"dtypes are (.*?) \(one byte", FLAT)[1]
     assert re.findall(r"`(\w+)`", listed) == list(DTYPES)
-    listed = re.search(r"if that is one of (.*?), and else `control`", FLAT)[1]
+    listed = re.search(r"if this part is (`weights`.*?)\. Otherwise the kind is `control`", FLAT)[1]
     assert set(re.findall(r"`(\w+)`", listed)) == KINDS
 
 
@@ -245,10 +245,12 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
 
 
 def test_paces_that_are_told_in_words_are_those_of_the_code():
-    factor, least = re.search(r"has ([\d.]+) x t from its task, but at least ([\d.]+) s", FLAT).groups()
+    factor, least = re.search(
+        r"has ([\d.]+) x t, counted from its task, but at least ([\d.]+) s", FLAT
+    ).groups()
     assert (float(factor), float(least)) == (Policy().straggler_factor, Policy().straggler_seconds)
     (stable,) = re.findall(r"after a connection that has lasted for more than (\d+) s", FLAT)
-    assert float(stable) == STABLE_SECONDS and FLAPS == 3 and "After three in a row" in FLAT
+    assert float(stable) == STABLE_SECONDS and FLAPS == 3 and "After three connections in a row" in FLAT
 
 
 def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):

@@ -7,7 +7,7 @@ from tests.simulator.planted import BUGS
 from tools.pages.generated_table import DOCS, replace_table
 
 PAGE = DOCS / "simulator.md"
-HEAD = "| planted in | bug | of 300 seeds | as | seen too by |\n|---|---|---|---|---|\n"
+HEAD = "| part | bug | seeds of 300 that find it | broken promise | test that finds it |\n|---|---|---|---|---|\n"
 
 
 def row(bug):

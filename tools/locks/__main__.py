@@ -95,7 +95,8 @@ def check_with_tool(folder: Path) -> int:
         uv = install_tool(RESOLVER, folder, "--only-binary=:all:")
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(
-            f"locks: not checked: {reason_of(error)}; run it again where there is a network", file=sys.stderr
+            f"locks: not checked: {reason_of(error)}; run the command again on a machine with a network",
+            file=sys.stderr,
         )
         return NOT_CHECKED
     return check(uv, [path for path in sorted(LOCKS_FOLDER.glob("*.txt")) if path.stem != "cpu"])

@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=Path(".venv") / "audit",
         help="the folder in which pip-audit is installed",
     )
-    parser.add_argument("--scanner", help="the path of an installed pip-audit, which is used instead")
+    parser.add_argument(
+        "--scanner", help="use the installed pip-audit at this path instead of installing one"
+    )
     options = parser.parse_args(arguments)
     try:
         scanner = options.scanner or str(install_tool(SCANNER, options.folder))

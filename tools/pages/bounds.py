@@ -68,7 +68,7 @@ def all_settings() -> Iterator[str]:
         yield described(tables, summary(cls), keys(cls))
     for name in names():
         if added := added_keys(hyper := load(name).Hyper, LocalHyper):
-            words = "In addition to the keys of every method, or with another default:"
+            words = "Further keys, and keys with another default:"
             yield described([SettingsTable(METHOD, (name,), hyper)], words, added)
 
 

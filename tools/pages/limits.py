@@ -13,7 +13,10 @@ LIMITS: Final = (
     ("bytes of a header", "protofleet.protocol.security.envelope.MAX_HEADER"),
     ("an integer in a header", "protofleet.protocol.security.envelope.MAX_NUMBER"),
     ("bytes of a signature", "protofleet.protocol.security.envelope.SIGNATURE"),
-    ("numbers that a sequence may be behind the newest one", "protofleet.protocol.link.replay_window.WIDTH"),
+    (
+        "numbers by which a sequence may be behind the newest sequence",
+        "protofleet.protocol.link.replay_window.WIDTH",
+    ),
     ("bytes of a payload", "protofleet.protocol.wire.codec.MAX_PAYLOAD"),
     ("bytes of a text", "protofleet.protocol.wire.codec.MAX_TEXT"),
     ("entries of a map, metrics", "protofleet.protocol.wire.codec.MAX_METRICS"),
@@ -21,7 +24,7 @@ LIMITS: Final = (
     ("broadcasts in `holds`", "protofleet.protocol.wire.codec.MAX_HOLDS"),
     ("ranges of a want", "protofleet.protocol.wire.codec.MAX_RANGES"),
     ("blocks of an object", "protofleet.protocol.wire.codec.MAX_BLOCKS"),
-    ("most bytes of a block", "protofleet.protocol.wire.codec.MAX_BLOCK"),
+    ("largest size of a block in bytes", "protofleet.protocol.wire.codec.MAX_BLOCK"),
     ("blocks in one want", "protofleet.protocol.wire.codec.MAX_ASKED"),
     ("largest number of a round", "protofleet.protocol.wire.codec.MAX_ROUND"),
     ("bytes of a phase's name", "protofleet.protocol.wire.codec.MAX_PHASE"),
@@ -44,12 +47,12 @@ LIMITS: Final = (
     ("rules of a row", "protofleet.protocol.wire.tables.MAX_RULES"),
     ("bytes of a body that holds a manifest", "protofleet.protocol.link.indirect_manifest.MAX_BYTES"),
     ("bytes of an object", "protofleet.protocol.link.base.MAX_OBJECT"),
-    ("usual bytes of a block", "protofleet.protocol.wire.blocks.DEFAULT_BLOCK"),
+    ("usual size of a block in bytes", "protofleet.protocol.wire.blocks.DEFAULT_BLOCK"),
     ("bytes of a block's frame without its data", "protofleet.protocol.wire.blocks.OVERHEAD"),
     ("bytes of an inline body", "protofleet.protocol.link.base.INLINE"),
     ("bytes of an envelope", "protofleet.protocol.link.base.MAX_FRAME"),
     (
-        "seconds for which a broker with packets too small for some devices is tried again",
+        "seconds of retries at a broker whose packets are too small for some devices",
         "protofleet.coordinator.devices.small_packets.LASTS_SECONDS",
     ),
     ("bytes of a packet that a party receives", "protofleet.protocol.transport.packets.MOST_RECEIVED"),
@@ -63,17 +66,20 @@ LIMITS: Final = (
         "protofleet.protocol.link.fetch.LONGEST_RETRY_SECONDS",
     ),
     (
-        "longest gap between blocks, in seconds, whose double is waited for",
+        "longest time between two blocks that a receiver doubles for its wait, in seconds",
         "protofleet.protocol.link.fetch.LONGEST_GAP_SECONDS",
     ),
     (
-        "seconds of pause from which a sender counts as silent",
+        "pause between requests, in seconds, at which a sender counts as silent",
         "protofleet.protocol.link.fetch.SILENT_SECONDS",
     ),
     ("seconds that a block waits for the next request", "protofleet.protocol.link.broadcast.LINGER_SECONDS"),
-    ("most seconds that a block waits", "protofleet.protocol.link.broadcast.LONGEST_LINGER_SECONDS"),
     (
-        "bytes a second that a broker passes on of a copy for many devices",
+        "most seconds that a block waits for requests",
+        "protofleet.protocol.link.broadcast.LONGEST_LINGER_SECONDS",
+    ),
+    (
+        "bytes a second at which a broker is assumed to pass on a copy for many devices",
         "protofleet.protocol.link.broadcast.PASSED_ON_PER_SECOND",
     ),
     (
@@ -91,7 +97,7 @@ LIMITS: Final = (
     ("useless blocks of one device, a second", "protofleet.protocol.link.rate_limit.BLOCK_RATE"),
     ("useless blocks of one device, at once", "protofleet.protocol.link.rate_limit.BLOCK_BURST"),
     (
-        "seconds without a request until a device is not waited for",
+        "seconds without a request until the coordinator does not wait for a device",
         "protofleet.protocol.link.broadcast.INACTIVE_SECONDS",
     ),
     (
@@ -99,7 +105,7 @@ LIMITS: Final = (
         "protofleet.edge_client.conversation.hello_timer.HELLO_SECONDS",
     ),
     (
-        "most seconds between hellos; of a quiet device at least three quarters of it",
+        "most seconds between hellos; a quiet device waits at least three quarters of this time",
         "protofleet.edge_client.conversation.hello_timer.QUIET_SECONDS",
     ),
     (
@@ -119,7 +125,7 @@ LIMITS: Final = (
         "protofleet.coordinator.here_timer.HERE_SECONDS",
     ),
     (
-        "seconds from a question to the first `here`; each further pause is twice as long, up to 60",
+        "seconds from the tasks to the first `here`; each further pause is twice as long, up to 60",
         "protofleet.coordinator.here_timer.ASK_SECONDS",
     ),
     ("names in a `here`", "protofleet.protocol.wire.messages.MOST_NAMED"),
@@ -134,7 +140,7 @@ LIMITS: Final = (
         "protofleet.protocol.link.clocks.MOST_AHEAD",
     ),
     (
-        "seconds without a new message until a device reports it",
+        "seconds without a new message until a device reports the silence",
         "protofleet.edge_client.conversation.coordinator_watchdog.SILENT_SECONDS",
     ),
     (
@@ -142,7 +148,7 @@ LIMITS: Final = (
         "protofleet.edge_client.conversation.answer_delivery.RESEND_SECONDS",
     ),
     (
-        "the same, as a multiple of the time of the last receipt, if that is longer",
+        "the first pause as a multiple of the time of the last receipt, if this product is longer",
         "protofleet.edge_client.conversation.answer_delivery.RECEIPT_FACTOR",
     ),
     (

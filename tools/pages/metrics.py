@@ -53,7 +53,7 @@ A coordinator or a device with a `metrics_port` serves these metrics under `/met
 All times are Unix times. The labels have these limits:
 
 - Only three gauges and three counters have the name of a device as a label.
-- The labels for names and domains have at most {MAX_DEVICES:,} values each; all others are counted as `other`.
+- The labels for names and domains have at most {MAX_DEVICES:,} values each; further values are counted as `other`.
   For bytes by device, the limit is {MOST_DEVICES} names.
 - Each of the two metrics of bytes by device has at most {SERIES_BY_DEVICE:,} series:
   {ROWS} rows ({MOST_DEVICES} names, `other`, `all devices`) x {MOST_KINDS + 1} kinds x 2 directions. The kinds are
@@ -61,8 +61,8 @@ All times are Unix times. The labels have these limits:
   for each of its series, like every counter.
 - The method defines the views. A device has one domain for a whole run.
 
-If the meaning of a metric names the run, the metric continues after a restart of the coordinator. All other
-counters begin at 0 with the process.
+A metric whose meaning mentions the run continues after a restart of the coordinator. All other counters
+begin at 0 with the process.
 
 `/metrics` has the same texts as `HELP`. `python -m tools.pages.metrics` writes this page.
 """
@@ -82,7 +82,7 @@ class Rows(CollectorRegistry):
     def register(self, collector: Any) -> None:
         super().register(collector)
         for family in collector.describe():
-            # The client library keeps the names of labels in a private attribute, of the metric or of its family.
+            # The client library keeps the names of labels in a private attribute of the metric or of the family.
             named = collector if isinstance(collector, MetricWrapperBase) else family
             self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
 

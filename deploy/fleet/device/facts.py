@@ -19,9 +19,7 @@ from protofleet.protocol.wire.printable import printable
 
 MODEL: Final = re.compile(r"(current|champion|pinned) (v[0-9]{6,9}) ([0-9]{1,9})")
 DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # A temperature in thousandths of a degree.
-SHOWN: Final = (
-    80  # Number of characters at the end of an output that are shown if the output cannot be decoded.
-)
+SHOWN: Final = 80  # If an output cannot be decoded, this number of characters from its end is shown.
 
 
 @dataclass(frozen=True, slots=True)

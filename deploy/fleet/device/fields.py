@@ -54,7 +54,7 @@ class Fields:
 
     def required_number(self, key: str, most: int = 10**15) -> int:
         if key not in self:
-            raise SettingsError(f"there is no value of {key}")
+            raise SettingsError(f"the output has no value of {key}")
         return self._number(key, most)
 
     def yes_or_no(self, key: str) -> bool | None:
@@ -63,7 +63,7 @@ class Fields:
     def _text(self, key: str, value: str) -> str:
         if len(value) > LONGEST_TEXT:
             raise SettingsError(
-                f"its {key} has {len(value)} characters, but at most {LONGEST_TEXT} are allowed"
+                f"the value of {key} has {len(value)} characters, but at most {LONGEST_TEXT} are allowed"
             )
         return printable(value.strip())
 
@@ -71,7 +71,9 @@ class Fields:
         text = self.raw(key).strip()
         if not NUMBER.fullmatch(text) or int(text) > most:
             shown = printable(text)[:LONGEST_SHOWN]
-            raise SettingsError(f"its {key} is '{shown}', which is no whole number from 0 to {most}")
+            raise SettingsError(
+                f"the value of {key} is '{shown}', which is not a whole number from 0 to {most}"
+            )
         return int(text)
 
 
@@ -88,7 +90,7 @@ def read_object(cls: type[T], text: str) -> T | None:
 
 def _bounded(digits: str) -> int:
     if not NUMBER.fullmatch(digits) or int(digits) > LATEST:
-        raise ValueError(f"{digits[:LONGEST_SHOWN]} is no whole number from 0 to {LATEST}")
+        raise ValueError(f"{digits[:LONGEST_SHOWN]} is not a whole number from 0 to {LATEST}")
     return int(digits)
 
 

@@ -117,14 +117,14 @@ def print_torch() -> None:
 
 
 def torch_bytes(folder: Path) -> int:
-    """Return the bytes of torch on the disk, with the packages that a build for a GPU loads."""
+    """Return how many bytes torch takes on the disk, including the packages that a build for a GPU loads."""
     parts = [folder, *(folder.parent / name for name in ("nvidia", "triton"))]
     files = (Path(where) / name for part in parts for where, _, names in os.walk(part) for name in names)
     return sum(path.lstat().st_size for path in files)
 
 
 def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:
-    """Print the end of the certificate's validity, and whether the broker accepts the certificate.
+    """Print when the certificate expires, and whether the broker accepts the certificate.
 
     If `connected` is true, the service is connected to the broker, and this function makes no connection. The
     broker would end the service's connection when a second client with the same name connects.

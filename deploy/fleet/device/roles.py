@@ -47,7 +47,7 @@ class Role:
 
     @property
     def runs_our_release(self) -> bool:
-        """Return whether the service runs a release of ours; the broker runs a program of the host's packages."""
+        """Return whether the service runs one of our releases; the broker's program is a package of the host."""
         return self.name != BROKER
 
     @property

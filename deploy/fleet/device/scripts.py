@@ -1,6 +1,6 @@
 """Put together the two scripts that run on a host.
 
-One gathers the facts of the host. The other has the steps of a deployment.
+The first script gathers the facts of the host. The second script has the steps of a deployment.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
     names = [Path(one).name for one in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise SettingsError(
-            f"plugins.files has two files called {twice[0]}, which go into one folder; rename one of them"
+            f"plugins.files has two files with the name {twice[0]}, but all plug-in files are copied into the same "
+            "folder; rename one of the two files"
         )
     return found
 
@@ -51,5 +52,7 @@ def put_beside_wheels(files: Sequence[str], folder: Path) -> None:
     for one in files:
         source = file.read(Path(one), IN_SETTINGS)
         if (folder / source.path.name).exists():
-            raise SettingsError(f"{one} has the same name as another shipped file; rename it")
+            raise SettingsError(
+                f"{one} has the same name as another shipped file; rename one of the two files"
+            )
         (folder / source.path.name).write_bytes(source.text)

@@ -30,7 +30,9 @@ def seen_from(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
         return dict(table)
     whole = base.absolute() / Path(named).expanduser()
     if not Path(named).expanduser().is_absolute() and not whole.is_dir():
-        raise SettingsError(f"device.models.template is {named!r}, and there is no folder {whole}; {WAY_OUT}")
+        raise SettingsError(
+            f"device.models.template is {named!r}, but the folder {whole} does not exist; {WAY_OUT}"
+        )
     return {**table, "models": {**table["models"], "template": str(whole)}}
 
 

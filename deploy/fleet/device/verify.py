@@ -58,21 +58,23 @@ def check_roots(folder: str, etc: str) -> None:
     path = f"{folder}/{SIGNERS}"
     new = read_signers(path)
     if digest_of(f"{folder}/{ROOTS}") != new.statement:
-        raise ReleaseRefusedError(f"{folder}/{ROOTS} is not the statement that {path} names; deploy again")
+        raise ReleaseRefusedError(
+            f"{folder}/{ROOTS} is not the statement whose SHA-256 is in {path}; deploy again"
+        )
     if not Path(etc, ROOTS).exists():
         for line in new.lines:
             check_signature(path, "protofleet-roots", new.federation, [line])
         return
     held = held_signers(etc, f"{folder}/{HELD_SIGNERS}")
-    way_out = f"; if this host is to join another federation, remove {etc}/{ROOTS} there first"
+    way_out = f"; if this host is to join another federation, first remove {etc}/{ROOTS} on this host"
     try:
         check_signature(path, "protofleet-roots", held.federation, held.lines)
     except ReleaseRefusedError as error:
         raise ReleaseRefusedError(f"{error}{way_out}") from None
     if new.federation != held.federation or new.version < held.version:
         raise ReleaseRefusedError(
-            f"roots {new.version} of {new.federation} cannot follow roots {held.version} of {held.federation}"
-            f"{way_out}"
+            f"version {new.version} of the roots of {new.federation} cannot replace version {held.version} of the "
+            f"roots of {held.federation}{way_out}"
         )
 
 
@@ -88,8 +90,8 @@ def held_signers(etc: str, *sent: str) -> Signers:
         if Path(path).exists() and (found := read_signers(path)).statement == statement:
             return found
     raise ReleaseRefusedError(
-        f"there is no {etc}/{SIGNERS} with the roots that {etc}/{ROOTS} has; deploy again, and if that does not "
-        f"help, remove {etc}/{ROOTS} there first"
+        f"this host has no file {etc}/{SIGNERS} with the roots of {etc}/{ROOTS}; deploy again, and if the error "
+        f"occurs again, first remove {etc}/{ROOTS} on this host"
     )
 
 
@@ -97,7 +99,7 @@ def read_signers(path: str) -> Signers:
     lines = read(path).decode().splitlines() or [""]
     found = HEAD.fullmatch(lines[0])
     if found is None or not lines[1:]:
-        raise ReleaseRefusedError(f"{path} is no file of allowed signers; deploy again")
+        raise ReleaseRefusedError(f"{path} is not a file of allowed signers; deploy again")
     return Signers(found[1], int(found[2]), found[3], lines[1:])
 
 
@@ -140,14 +142,14 @@ def check_signature(path: str, namespace: str, federation: str, lines: list[str]
                 done = subprocess.run([*words, "-s", str(one)], input=data, capture_output=True, check=False)
             except FileNotFoundError:
                 raise ReleaseRefusedError(
-                    f"there is no ssh-keygen, which verifies signatures; {INSTALL}"
+                    f"the program ssh-keygen, which verifies signatures, is missing; install it with {INSTALL}"
                 ) from None
             if done.returncode == 0:
                 return data.decode()
             answer = (done.stderr + done.stdout).decode(errors="replace").strip()
             if "usage:" in answer:
                 raise ReleaseRefusedError(
-                    f"ssh-keygen is older than OpenSSH 8.2 and verifies no signatures; {INSTALL}"
+                    f"ssh-keygen is older than OpenSSH 8.2 and cannot verify signatures; update it with {INSTALL}"
                 )
     raise ReleaseRefusedError(
         f"no root of this host has signed {path} in its present form: {answer.partition(chr(10))[0]}"

@@ -32,8 +32,8 @@ class HostKey:
 def believe(fleet: Fleet, hosts: dict[str, Host], confirm: Confirm) -> dict[str, str]:
     """Add the keys that `confirm` accepts to the fleet's known_hosts; return a message for each host."""
     if not fleet.known_hosts:
-        words = 'without it, ssh uses your own file of known hosts; add known_hosts = "known_hosts"'
-        raise SettingsError(f"the fleet's file names no known_hosts; {words}")
+        words = 'without this setting, ssh uses your own file of known hosts; add known_hosts = "known_hosts"'
+        raise SettingsError(f"known_hosts in the fleet's file is empty; {words}")
     path = Path(fleet.known_hosts)
     shown: dict[str, HostKey | str] = {}
     for name, host in hosts.items():
@@ -71,9 +71,9 @@ def ask_for_key(host: Host) -> HostKey:
         line for line in found.split("\n") if line.split(" ")[0].lower() == wanted and line.isprintable()
     ]
     if not lines:
-        way_out = "is it switched on, does sshd run there, is the port right?"
+        way_out = "check that the host is switched on, that sshd runs on it, and that the port is right"
         raise RunError(
-            f"{_place(host)} shows no host key of the kind {KEY_TYPE} within {SECONDS} s; {way_out}"
+            f"{_place(host)} has sent no host key of the type {KEY_TYPE} within {SECONDS} s; {way_out}"
         )
     shown = _run(["ssh-keygen", "-l", "-f", "-"], lines[0] + "\n")
     return HostKey(lines[0], shown.split()[1])
@@ -92,4 +92,4 @@ def _run(command: list[str], stdin: str = "") -> str:
     try:
         return run_program(command, stdin, 60.0).out
     except subprocess.TimeoutExpired:
-        raise RunError(f"{command[0]} has not ended within 60 s; is the network up?") from None
+        raise RunError(f"{command[0]} has not ended within 60 s; check whether the network is up") from None

@@ -4,9 +4,9 @@ Usage: `python -m protofleet.edge_client.data.digits.fonts FILE`.
 
 The program stores the shapes of the digits as bits in the file, which is part of the package. Devices read the file
 and do not draw the shapes: each release of FreeType draws the shapes a little differently, but every device must
-have the same bytes. A test draws the shapes again and compares them with the file. It allows small differences.
+have the same bytes. A test draws the shapes again and compares them with the file; small differences are allowed.
 
-The file glyphs.LICENCE.txt names the licences of the fonts. They allow this use.
+The file glyphs.LICENCE.txt names the licences of the fonts. The licences allow this use.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _add_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels
 
 
 def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
-    """Return a photograph blended with one colour, so that it has little contrast."""
+    """Return a photograph blended with one colour, so that the result has little contrast."""
     n = len(photo)
     tint = rng.below(256, n, 1, 1, 3).astype(np.int32)
     return blend(tint, photo.astype(np.int32), per_image(rng.between(64, 178, n)))
@@ -140,7 +140,7 @@ def _colours(n: int, gap: int, rng: StableRandom) -> tuple[IntPixels, IntPixels]
 
 
 def _first(colours: Integers, mask: NDArray[np.bool_]) -> IntPixels:
-    """Return for each image the first colour that `mask` allows, or the first colour if `mask` allows none."""
+    """Return one colour for each image: the first that `mask` allows, or the first of all if `mask` allows none."""
     chosen: Integers = colours[np.arange(len(colours)), mask.argmax(1)]
     return chosen.astype(np.int32).reshape(-1, 1, 1, 3)
 

@@ -50,7 +50,7 @@ def decoded_picture(content: bytes, size: tuple[int, int] | None = None) -> Pixe
 
     tile = tile_pixels(content)
     if content[:2] == b"\xff\xd8" and content.count(EXIF) > MOST_NOTES:
-        raise UnusableError(f"it has more than {MOST_NOTES} notes of a camera (EXIF); save it without them")
+        raise UnusableError(f"it has more than {MOST_NOTES} EXIF blocks; save the picture without EXIF")
     try:
         with Image.open(io.BytesIO(content), formats=list(FORMATS)) as image:  # noqa: TID251 - the one place
             _demand_limits(image, size, tile)
@@ -58,7 +58,7 @@ def decoded_picture(content: bytes, size: tuple[int, int] | None = None) -> Pixe
     except UnusableError:
         raise
     except UnidentifiedImageError:
-        raise UnusableError(f"it is no picture of the formats {', '.join(FORMATS)}") from None
+        raise UnusableError(f"it is not a picture in one of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # noqa: BLE001 - Pillow raises whatever its decoders do
         reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
         raise UnusableError(f"it is not a complete picture ({reason})") from None
@@ -72,7 +72,7 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
         )
     if width * height > MOST_PIXELS:
         raise UnusableError(
-            f"it has {width} x {height} pixels, at most {MOST_PIXELS:,} are read; save it smaller"
+            f"it has {width} x {height} pixels, but the limit is {MOST_PIXELS:,}; save a smaller picture"
         )
     memory = max(width * height, tile) * bytes_per_pixel(image.mode, image.format or "")
     # Pillow resizes the rows first, so for a moment the picture has the new width and the old height.
@@ -80,7 +80,7 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
     if memory > MOST_MEMORY:
         raise UnusableError(
             f"it has {width} x {height} pixels ({image.format}, {image.mode}), which take {memory:,} bytes to "
-            f"decode; at most {MOST_MEMORY:,} are allowed; save it smaller"
+            f"decode, but the limit is {MOST_MEMORY:,}; save a smaller picture"
         )
 
 

@@ -89,7 +89,7 @@ class Inbox:
                 entry = before[1] if before else self._read(path, label)
             except OSError as error:
                 # The fault is on the device's own disk, so the file is read again later.
-                self._tell(self.samples.folder, f"{_said(path)} waits: it cannot be kept ({error.strerror})")
+                self._tell(self.samples.folder, f"{_said(path)} cannot be stored yet ({error.strerror})")
                 fresh = MOST_AT_ONCE
                 continue
             seen[path] = (signature, entry)
@@ -232,7 +232,7 @@ def _array(content: bytes, shape: InputShape) -> Values:
     try:
         values = np.load(io.BytesIO(content), allow_pickle=False)
     except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
-        raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
+        raise UnusableError(f"it is not a NumPy array ({_first_line(error)})") from None
     if isinstance(values, np.ndarray) and shape.rank == 3 and values.dtype == np.uint8:
         # Many programs store pictures with the channels last.
         if values.shape == (*shape.spatial, shape.channels):

@@ -86,7 +86,7 @@ def _load(path: Path, *names: str) -> Arrays:
         with reading(path, WAY_OUT), path.open("rb") as opened:
             # NumPy's own error advises the user to load the file as a pickle.
             if not zipfile.is_zipfile(opened):
-                raise ValueError("it is not a complete .npz file, such as numpy.savez writes")
+                raise ValueError("it is not a complete .npz file; write it with numpy.savez")
             with np.load(path, allow_pickle=False) as file:
                 return {name: _plain(file, name) for name in names if name in file.files}
     except zipfile.BadZipFile as error:

@@ -43,7 +43,7 @@ ALLOWED: Final[dict[tuple[str, str], object]] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+            raise pickle.UnpicklingError(f"it loads {module}.{name}, an object that no CIFAR file needs")
         return ALLOWED[module, name]
 
 

@@ -24,8 +24,8 @@ def read_pair(folders: Sequence[Path], split: str) -> ImagesInMemory:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if len(images) != len(labels):
         raise DataError(
-            f"{images_path} has {len(images)} images and {labels_path} {len(labels)} labels; "
-            "one of these files belongs to another data set, so copy both files again"
+            f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} "
+            "labels; one of these files belongs to another data set, so copy both files again"
         )
     return ImagesInMemory(images[..., None], labels.astype(np.int64))
 
@@ -35,7 +35,7 @@ def read_idx(path: Path, dimensions: int) -> Pixels:
         data = file.read()
         header = np.frombuffer(data, ">i4", count=1 + dimensions)
         if header[0] != BYTES << 8 | dimensions:
-            raise ValueError(f"it is no idx file of bytes in {dimensions} dimensions")
+            raise ValueError(f"it is not an idx file with bytes in {dimensions} dimensions")
         return np.frombuffer(data, np.uint8, offset=header.nbytes).reshape(header[1:])
 
 
@@ -46,5 +46,5 @@ def _found(folders: Sequence[Path], name: str) -> Path:
                 return path
     places = ", ".join(str(folder) for folder in folders)
     raise DataError(
-        f"there is no {name} or {name}.gz in {places}; put it there, or name its folder in data.root"
+        f"there is no {name} or {name}.gz in {places}; put the file there, or set data.root to the folder of the file"
     )

@@ -24,7 +24,7 @@ def _load(path: Path) -> ImagesInMemory:
             from scipy.io.matlab import MatReadError, loadmat
         except ImportError:
             raise DataError(
-                f"{path} is a MATLAB file, and scipy, which reads it, is missing: pip install scipy"
+                f"reading the MATLAB file {path} needs the package scipy: pip install scipy"
             ) from None
         try:
             table = loadmat(file, variable_names=["X", "y"])
@@ -32,7 +32,9 @@ def _load(path: Path) -> ImagesInMemory:
             raise ValueError(error) from error
         images, labels = np.asarray(table["X"]), np.asarray(table["y"]).astype(np.int64).ravel()
         if images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:
-            raise ValueError(f"X is {images.dtype} {images.shape}, not bytes (32, 32, 3, {len(labels)})")
+            raise ValueError(
+                f"the array X is {images.dtype} {images.shape}, but it must be uint8 (32, 32, 3, {len(labels)})"
+            )
     # In a MATLAB file the images are along the last axis, and the digit 0 has the label 10.
     return ImagesInMemory(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
 

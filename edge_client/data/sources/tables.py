@@ -144,7 +144,7 @@ def _demand(row: TableRow, width: int) -> str:
             f"with {other} between its values; save the table with commas between them and points in numbers"
         )
     many = "numbers" if width < 2 else "1 number" if width == 2 else f"{width - 1} numbers"
-    return f"it must be {many} and a class, with commas between"
+    return f"it must be {many} and a class, with commas between them"
 
 
 def _split(

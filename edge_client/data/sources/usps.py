@@ -30,7 +30,7 @@ def _load(path: Path) -> ImagesInMemory:
         values = np.array([row[1:] for row in rows], np.float32)
         labels = np.array([row[0] for row in rows], np.int64) - 1
         if not rows or np.abs(values).max() > 1:
-            raise ValueError("it is empty or a value is outside [-1, 1]")
+            raise ValueError("it is empty, or it has a value outside [-1, 1]")
         grey = ((values + 1) / 2 * 255).astype(np.uint8)  # torchvision rounds down in the same way.
     return ImagesInMemory(grey.reshape(-1, SIDE, SIDE, 1), labels)
 
@@ -42,7 +42,7 @@ def _row(line: str) -> list[float]:
     for pair in pairs:
         index, value = pair.split(":")
         if not 1 <= int(index) <= PIXELS:
-            raise ValueError(f"pixel {index} of {PIXELS}")
+            raise ValueError(f"a line has the pixel {index}, but the last pixel is {PIXELS}")
         row[int(index)] = float(value)
     return row
 

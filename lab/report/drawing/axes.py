@@ -87,9 +87,9 @@ class Axes:
 
 
 def round_axis_end(value: float) -> float:
-    """Return the upper end of an axis: a round number that is not below the value.
+    """Return the upper end of an axis: a round number that is at least 99.9 % of the value.
 
-    A quarter of this number is also a round number. The result may be below the value by 0.1 % of the value.
+    A quarter of this number is also a round number.
     """
     if value <= 0:
         return 1.0

@@ -21,7 +21,7 @@ WIDE_LETTER: Final = 7.4
 MAX_RIGHT: Final = 300.0  # Maximum width of the names to the right of a picture, in pixels.
 LEGEND_ROW: Final = 18.0  # Height of a row of a legend, in pixels.
 KEY_WIDTH: Final = 18.0  # Width of the mark in a legend and of the gap after the mark, in pixels.
-MOST_ROWS: Final = 400  # Maximum rows of a table of numbers. Of a longer table, only every n-th row is shown.
+MOST_ROWS: Final = 400  # Maximum rows of a table of numbers. A longer table shows only every n-th row.
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from protofleet.lab.report.sections.snapshots import Array, ClassPoints, Snapsho
 
 MAX_POINTS = 1500  # Maximum number of points in one picture.
 TSNE_STEPS = 500  # Number of steps of t-SNE. With twice as many steps, the picture looks the same.
-MIN_TSNE_POINTS = (
-    8  # Fewer points are projected to their principal components, because t-SNE takes long and shows no more.
-)
+# Fewer points are projected to their principal components, because t-SNE is slow and would show nothing more.
+MIN_TSNE_POINTS = 8
 
 
 def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:

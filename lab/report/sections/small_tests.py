@@ -32,7 +32,7 @@ def few_test_images(run: FinishedRun) -> str:
 def _devices_of_one_test(run: FinishedRun) -> Mapping[str, int]:
     """Return for each domain the number of devices that are tested on the same images.
 
-    Each of these devices counts all of these images, so the sum over devices counts them several times.
+    Each of these devices counts all of these images, so the sum over devices counts each image several times.
     """
     try:
         data: Mapping[str, Any] = read_toml(run.folder / "experiment.toml").get("data", {})

@@ -91,7 +91,7 @@ def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says
         assert made.waits("b") and not made.refused() and made.is_open
     assert made.wake_at == float("inf"), "there is nothing more to wake for"
     said = [r.getMessage() for r in caplog.records if "b has other class names" in r.getMessage()]
-    assert 1 <= len(said) <= 6 and "or until class_names in the coordinator's settings decides" in said[0]
+    assert 1 <= len(said) <= 6 and "set class_names in the coordinator's settings" in said[0]
 
 
 def test_after_the_listening_the_first_to_make_most_of_them_fixes_it():
@@ -281,10 +281,10 @@ def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp
     with caplog.at_level(logging.WARNING):
         run.run()
     assert run.agents["device-2"].view.problem == (
-        "this device cannot follow the run's plan: its classes have other names: class 1 is 'cow' in this device's "
-        "data and 'dog' in the run; this device's data: cat, cow, owl; the run: cat, dog, owl"
+        "this device cannot follow the run's plan: the classes of this device have other names: class 1 is 'cow' in "
+        "this device's data and 'dog' in the run; this device's data: cat, cow, owl; the run: cat, dog, owl"
     )
-    assert "device-2 leaves: cannot_follow: its classes have other names" in caplog.text
+    assert "device-2 leaves: cannot_follow: the classes of this device have other names" in caplog.text
     assert run.service.finished
 
 

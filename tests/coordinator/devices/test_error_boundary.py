@@ -120,7 +120,7 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
         run.service.finished and not run.service.stopped and run.service.context.error_boundary.cut_off == 1
     )
     (said,) = [record.getMessage() for record in caplog.records if record.exc_info]
-    assert said.startswith("an internal error with device-") and BAD not in said
+    assert said.startswith("an internal error occurred in the work for device-") and BAD not in said
 
 
 def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):

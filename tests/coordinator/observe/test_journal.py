@@ -176,7 +176,7 @@ def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         assert len(read_rounds(path)) >= 2 and all(record in honest for record in read_rounds(path)), at
     RoundsFile(path)
-    assert "was damaged; it has 3 whole lines now" in caplog.text
+    assert "was damaged and was repaired; the file now has 3 lines" in caplog.text
     assert path.read_bytes() in whole and len(read_rounds(path)) == 3
 
 
@@ -189,12 +189,12 @@ def test_a_lost_line_comes_back_from_the_copy_as_it_was_and_what_both_have_lost_
     path.write_bytes(lines[0].replace(b'"round": 1', b'"round": 7') + lines[3])
     RoundsFile(path, until=5)
     assert path.read_bytes() == copy_of(path).read_bytes() == honest
-    assert "lacked the lines of rounds [1, 2, 3]; they are taken from its copy" in caplog.text
+    assert "lacked the lines of rounds [1, 2, 3]; the lines are taken from the copy" in caplog.text
     path.write_bytes(b"".join(lines[1:]))
     copy_of(path).write_bytes(b"".join(lines[:1] + lines[2:]).replace(b'"attempt": 0', b'"attempt": 1'))
     RoundsFile(path, until=5)
     assert path.read_bytes() == copy_of(path).read_bytes() == b"".join(lines[1:])
-    assert "lacks the lines of rounds [1], and so does its copy" in caplog.text
+    assert "lacks the lines of rounds [1], and the copy of the file lacks these" in caplog.text
 
 
 @pytest.mark.parametrize("left", ["", "damaged", "one line"])
@@ -416,7 +416,7 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog, mo
     disk, path = Full(durable=False), tmp_path / "rounds.jsonl"
     file = RoundsFile(path, disk)
     file.round_ended(RoundRecord(1, 0, "training"))
-    assert path.read_bytes() == b"" and "the next event of the run tries again" in caplog.text
+    assert path.read_bytes() == b"" and "tries again at the next event of the run" in caplog.text
     disk.full = False
     file.entry("joined", {})
     opened = Path.open

@@ -62,7 +62,7 @@ def test_a_metric_that_is_no_number_is_told_once_by_devices_and_coordinator(made
     said = [record.getMessage() for record in caplog.records if "hollow" in record.getMessage()]
     assert [line for line in said if line.startswith("metric hollow is no finite number")] == [words]
     assert [line for line in shown.lines if "hollow" in line] == [words]
-    own = "metric hollow is nan in round 1 train (hollow.test.global): it is left out"
+    own = "metric hollow is nan in round 1, phase train (hollow.test.global); this value is left out"
     assert said.count(own) == 3 and len(said) == 4
     figures = [line["figures"] for line in read_rounds(tmp_path / "rounds.jsonl")]
     assert all(found["whole.global.mean"] == 0.5 and "hollow.global.mean" not in found for found in figures)

@@ -82,7 +82,7 @@ def test_a_log_of_a_later_file_is_put_aside_where_an_older_one_was_put_back(open
     disk.die()
     index.path.write_bytes(backup)
     assert rounds(opened(FrailDisk(disk.platter))) == [1]
-    assert "spool.sqlite-wal belongs to another version of" in caplog.text
+    assert "spool.sqlite-wal does not belong to the present version of" in caplog.text
     assert index.path.with_name("spool.sqlite-wal.foreign").stat().st_size > 0
 
 

@@ -396,7 +396,7 @@ def test_tuning_is_sent_signed_and_then_applied(deployed):
 
 
 def test_a_revoked_device_loses_its_certificate_first_and_its_keys_then(deployed, capsys):
-    with pytest.raises(SettingsError, match="name the hosts to revoke"):
+    with pytest.raises(SettingsError, match="give the names of the hosts to revoke"):
         deployed.deploy("revoke")
     deployed.board.fails = {"erase_keys": "no such user"}
     assert deployed.deploy("revoke", "board-1", reason="sold") == ["remote.sh erase_keys"]

@@ -23,7 +23,7 @@ def test_metrics_are_served_where_the_file_knows_the_device(address):
 def test_a_host_with_a_name_says_itself_where_it_is_scraped():
     """On the device the name may mean the loopback, as on Debian, or may be unknown."""
     with pytest.raises(
-        SettingsError, match=r"its address is the name 'board-1'; set metrics_host to the address"
+        SettingsError, match=r"the address of this host is a name, 'board-1'; set metrics_host to the address"
     ):
         shipped("board-1")
     assert shipped("board-1", own={"metrics_host": "10.0.0.11"}).metrics_host == "10.0.0.11"
@@ -46,6 +46,6 @@ def test_two_devices_on_one_host_are_refused_by_both_names(first, second, refuse
         assert {*decode(Fleet, table).hosts} == {"a_b", "a.b"}
         return
     with pytest.raises(
-        SettingsError, match=r"hosts a_b and a\.b have one address, .*: leave one of them out"
+        SettingsError, match=r"hosts a_b and a\.b have the same address, .*: leave out one of the two hosts"
     ):
         decode(Fleet, table)

@@ -252,7 +252,7 @@ def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, c
     assert roots_on(board) == in_order(last.control.desired.roots_files(Installed()))
     stranger = control_of(tmp_path, control.fleet.software.wheels, "other")
     for other in (stranger, control_like(both, last.control)):
-        with pytest.raises(StepError, match="remove /etc/protofleet/roots there first"):
+        with pytest.raises(StepError, match="remove /etc/protofleet/roots on this host"):
             executor_of(other, board).execute(Prepare(), jetson())
     assert roots_on(board) == in_order(last.control.desired.roots_files(Installed()))
 

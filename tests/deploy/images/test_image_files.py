@@ -160,9 +160,9 @@ def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
     [
         (
             "sha256:" + "3" * 64,
-            f"protofleet/demo is not the image that was built here: sha256:{'3' * 64}, not",
+            f"protofleet/demo is not the image that was built here: its id is sha256:{'3' * 64}, not",
         ),
-        ("", f"protofleet/demo, built here as sha256:{'2' * 64}, is not in this engine"),
+        ("", f"protofleet/demo was built here as sha256:{'2' * 64}, but this Docker engine does not"),
     ],
 )
 def test_another_image_under_a_name_of_ours_is_not_started(engine, tmp_path, now, words):
@@ -190,4 +190,4 @@ def test_a_broken_list_of_what_was_built_is_said_in_one_line(engine, tmp_path, t
     (tmp_path / "built.json").write_text(text)
     done = engine()
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "built.json" in done.stderr and "remove it, and `make images` writes it again" in done.stderr
+    assert "built.json" in done.stderr and "run `make images`, which writes it again" in done.stderr

@@ -258,7 +258,7 @@ def test_what_is_no_npz_file_is_called_so(tmp_path, what):
     else:
         path.write_bytes(b"hello" if what == "text" else path.read_bytes()[:700])
     with pytest.raises(
-        DataError, match="data.npz cannot be read .it is not a complete .npz file, such as numpy.savez"
+        DataError, match="data.npz cannot be read .it is not a complete .npz file; write it with numpy.savez"
     ) as said:
         load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
     assert "pickle" not in str(said.value)

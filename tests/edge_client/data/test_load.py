@@ -105,7 +105,9 @@ def test_training_samples_come_mixed(pictures):
 
 
 def test_too_many_clients_for_the_data_is_an_error_with_a_way_out(pictures):
-    with pytest.raises(DataError, match=r"folder leaves client 79 of 80 \d training samples.*fewer parts"):
+    with pytest.raises(
+        DataError, match=r"folder gives client 79 of 80 only \d training samples.*fewer parts"
+    ):
         shard(pictures, parts=80, part=79)
 
 

@@ -81,7 +81,7 @@ def test_the_own_test_is_another_one_for_another_seed_and_the_same_for_the_same(
 
 
 def test_a_share_too_small_to_be_tested_on_says_so(pictures):
-    with pytest.raises(DataError, match=r"leaves client 0 of 60 no test samples.*larger own_test"):
+    with pytest.raises(DataError, match=r"gives client 0 of 60 no test samples.*larger own_test"):
         shards(pictures, 60, own_test=0.1)
 
 

@@ -196,7 +196,10 @@ def test_a_turn_that_runs_out_is_given_back_and_taken_again_alone(folder, caplog
         assert process.admission.run(TRAIN, do) == "learned"
     assert process.admission.usage.out_of_memory == 1 and process.gpu.reserved_bytes() == 0
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "train ran out of the GPU's memory" in line and "trying again when no other device works" in line
+    assert (
+        "train ran out of the GPU's memory" in line
+        and "will be done again when no other device works" in line
+    )
 
 
 class Circle:

@@ -164,7 +164,7 @@ def test_an_answer_in_which_the_sensor_failed_says_nothing_and_the_next_one_does
     rail.with_name("away").rename(rail)
     assert answer(answers, clock, 1, 1) == {}, "what was drawn until the sensor came back is not known"
     assert answer(answers, clock, 1, 1) == pytest.approx({"joules.send": 6.0, "joules.train": 6.0})
-    assert caplog.text.count("the energy of this time is unknown") == 1
+    assert caplog.text.count("the energy since the last successful reading is unknown") == 1
 
 
 def test_a_device_shows_its_joules_by_phase_and_no_series_where_it_has_none(tmp_path):

@@ -77,13 +77,13 @@ def test_a_later_version_replaces_an_earlier_one_and_never_the_other_way_round(l
     assert lab.seen == [Overrides(paused=True), Overrides()]
     lab.write("paused = true\n", version=6)
     overrides_file.check()
-    assert len(lab.seen) == 2 and "version 6, 7 is the highest version that was used" in caplog.text
+    assert len(lab.seen) == 2 and "is version 6, but version 7 was used before" in caplog.text
 
 
 REFUSED = [
     ({"name": "b"}, "for the device b, but this device is a"),
     ({"federation": "sea"}, "for another federation, sea"),
-    ({"seconds": -5}, "has ended"),
+    ({"seconds": -5}, "has expired"),
     ({"seconds": LONGEST_SECONDS + 60}, "longer than the limit of 30 days"),
     ({"text": "pause = true\n"}, "did you mean paused"),
     ({"text": "paused = 1\n"}, "must be true or false"),

@@ -214,7 +214,7 @@ def decode_network(table):
 
 def test_what_came_counts_from_a_later_round_on_and_was_told_between_rounds(story):
     text = story.log()
-    assert "inbox: a +3, b +3 from the next round on; 14 samples in all" in text
+    assert "inbox: the list changes from the next round on: a +3, b +3; 14 samples in all" in text
     members = [
         line for line in story.log("coordinator").splitlines() if "examples, its device has stated" in line
     ]
@@ -226,7 +226,7 @@ def test_what_came_counts_from_a_later_round_on_and_was_told_between_rounds(stor
 def test_what_could_not_be_used_was_told_once_a_process_and_the_device_went_on(story):
     text = story.log()
     # The first process may be killed before the file has come to rest.
-    assert 1 <= text.count("a/broken.npy is skipped: it is no NumPy array") <= 2, (
+    assert 1 <= text.count("a/broken.npy is skipped: it is not a NumPy array") <= 2, (
         "of two processes, once each"
     )
     assert 1 <= text.count("c is no class of this run (a, b); skipped") <= 2

@@ -107,14 +107,16 @@ def test_a_rollback_goes_to_what_was_served_before_and_a_second_one_undoes_it(ve
 
 def test_where_nothing_was_served_before_there_is_nothing_to_go_back_to(versions):
     write(versions, 1)
-    with pytest.raises(SettingsError, match="nothing to go back to in .*: only v000001 has been served"):
+    with pytest.raises(
+        SettingsError, match="there is no earlier version in .*: only v000001 has been served"
+    ):
         versions.rollback()
 
 
 def test_a_version_that_is_not_there_is_named_with_those_that_are(versions):
     write(versions, 1)
     write(versions, 2)
-    with pytest.raises(SettingsError, match="no version v000007 in .*; there are: v000001, v000002"):
+    with pytest.raises(SettingsError, match="no version v000007 in .*; the versions are: v000001, v000002"):
         versions.pin(7)
     with pytest.raises(SettingsError, match="no version is pinned"):
         versions.unpin()

@@ -188,7 +188,7 @@ def test_a_broker_reached_by_a_name_that_it_does_not_carry_is_not_trusted(standi
     port = impostor(tls_files(tmp_path / "b2"))
     for host in ("127.0.0.1", "localhost"):
         address = replace(standing.address("d1"), port=port, host=host)
-        assert_both_say(address, f"not made out to {host}; use a name that it carries")
+        assert_both_say(address, f"not made out to {host}; use a name in the certificate")
 
 
 def test_a_plain_client_is_not_taken_and_there_is_no_plain_port(standing):
@@ -398,8 +398,8 @@ def test_a_plain_port_is_there_only_where_it_was_asked_for_and_only_on_the_loopb
 
 def test_a_broker_that_does_not_run_is_named_when_it_shall_reload(tmp_path):
     fleet = enrol_federation(tmp_path, "lab", ["d1"])
-    with pytest.raises(BrokerError, match="no Mosquitto with the process id in"):
+    with pytest.raises(BrokerError, match="no Mosquitto has the process id in"):
         disconnect.reload(fleet.folder_of("broker"))
     (fleet.folder_of("broker") / "mosquitto.pid").write_text("1")  # of another authority
-    with pytest.raises(BrokerError, match="no Mosquitto with the process id in"):
+    with pytest.raises(BrokerError, match="no Mosquitto has the process id in"):
         disconnect.reload(fleet.folder_of("broker"))

@@ -180,7 +180,7 @@ def test_a_name_that_is_taken_gets_other_keys_only_by_a_word_of_its_own(lab, tmp
     lab("approve d1/pending/request --root root --yes")
     lab(f"request d1 --federation {FEDERATION} --folder intruder")
     code, said = lab("approve intruder/pending/request --root root --yes")
-    assert code == 2 and "enrolled with other keys; if its keys were really replaced, use --replace" in said
+    assert code == 2 and "other keys; if the keys of this name were really replaced, use --replace" in said
     assert lab("approve intruder/pending/request --root root --yes --replace")[0] == 0
     code, said = lab(f"request d1 --federation {FEDERATION} --host x --folder b")
     assert (
@@ -250,7 +250,9 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
     assert "user d1\ntopic deny" in unverified_approval(read_armoured(APPROVAL, approval)).rules
     code, said = lab("approve d1/pending/request --root root --yes")  # it may come back, with other keys
     assert code == 0 and "d1 was revoked before, and the brokers deny this name until" in said
-    assert "root/approvals/broker.approval: install it there with `protofleet enrol install`" in said
+    assert (
+        "root/approvals/broker.approval: install this file on the broker's machine with `protofleet" in said
+    )
     assert "user d1" not in unverified_approval(read_armoured(APPROVAL, approval)).rules
 
 
@@ -296,7 +298,7 @@ def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_pat
     for name in ("broker", "coordinator"):
         assert lab(f"install root/approvals/{name}.approval --folder {name}")[0] == 0
     code, said = lab("rotate --root root --finish")
-    assert code == 2 and "still on the old root: broker, coordinator, d1" in said
+    assert code == 2 and "these names still use the old root: broker, coordinator, d1" in said
     lab("renew coordinator --root root")  # this is too early, as the devices would not believe it
     assert "coordinator" in lab("rotate --root root --finish")[1]
     lab("renew d1 --root root")
@@ -344,7 +346,7 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("approve gone --root root --yes", "there is no file gone"),
         ("approve root/register.json --root root --yes", "is no request"),
         ("approve d1/pending/request --root root --yes --days 0", "--days: it is '0'"),
-        ("approve d1/pending/request --root root --yes --days 9999", "more than root 1 has left"),
+        ("approve d1/pending/request --root root --yes --days 9999", "9999 days end after root 1 expires"),
         ("install gone", "there is no file gone"),
         ("renew --root root", "give the names to renew"),
         ("renew d9 --root root", "d9 was never enrolled here; the enrolled names are broker, coordinator"),
@@ -359,7 +361,7 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("fleet f coordinator", "that name is the coordinator's"),
         ("fleet f", "no device is named"),
         ("coordinator --root root --folder coordinator", "holds enrolled keys already"),
-        ("rotate --root root --force", "--force needs --finish"),
+        ("rotate --root root --force", "use --force only with --finish"),
         ("rotate --root root --finish --years 3", "--years is for a new root, but --finish makes no root"),
     ],
 )
@@ -410,7 +412,7 @@ def test_of_two_operators_in_one_folder_the_one_who_is_behind_writes_nothing(tmp
         SettingsError, match="another command has changed .*root in the meantime; nothing was written"
     ):
         enrol(other, tmp_path / "d3", "d3", 30)
-    with pytest.raises(SettingsError, match="run it again"):
+    with pytest.raises(SettingsError, match="run your command again"):
         lifecycle.revoke(third, "d1", "lost")
     assert written == {path: path.read_bytes() for path in (tmp_path / "root").rglob("*") if path.is_file()}
     enrol(Authority(tmp_path / "root", durable=False), tmp_path / "d3", "d3", 30)

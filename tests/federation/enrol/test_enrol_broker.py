@@ -128,7 +128,7 @@ def test_a_wrong_fingerprint_is_refused_where_the_root_is_known_too(lab):
 def test_a_fleet_that_is_there_takes_no_other_federation_and_no_other_host(lab):
     enrol_in(lab, "fleet all d1 --federation lab")
     assert "all is a fleet of lab" in enrol_in(lab, "fleet all d1 --federation other", code=2)
-    assert "is enrolled as localhost, 127.0.0.1" in enrol_in(lab, "fleet all d1 --host b.example", code=2)
+    assert "is only for localhost, 127.0.0.1" in enrol_in(lab, "fleet all d1 --host b.example", code=2)
     assert "2 devices, a coordinator and a broker of lab" in enrol_in(lab, "fleet all d1 d2 --host localhost")
 
 
@@ -136,7 +136,7 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     assert main(["enrol", "fleet", str(lab / "all"), "d1", "--user", "nobody"]) == 2
     told = capsys.readouterr().err
-    assert "only root can give its files to this user: run this as root, or leave out --user" in told
+    assert "only root can give Mosquitto's files to this user: run this command as root, or leave out" in told
     assert len(told.splitlines()) == 1 and not (lab / "all").exists()
 
 
@@ -146,7 +146,7 @@ def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_f
     port = free_port()
     said = enrol_in(lab, f"broker localhost --root root --folder closed/broker --port {port}")
     assert "broker: mosquitto -c closed/broker/mosquitto.conf" in said
-    assert f"Mosquitto stays root, as mosquitto may not enter {lab / 'closed'} (mode 0700)" in said
+    assert f"keeps running as root, because mosquitto may not enter {lab / 'closed'} (mode 0700)" in said
     assert conf(lab, "closed/broker")[0] == "user root"
     assert answers(lab, port, "closed/broker") is None
 
@@ -155,7 +155,9 @@ def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_f
 def test_a_user_that_was_named_and_cannot_get_at_the_folder_is_told_with_the_way_out(lab):
     (lab / "closed").mkdir(mode=0o700)
     said = enrol_in(lab, "broker localhost --root root --folder closed/broker --user mosquitto")
-    assert f"mosquitto, who may not enter {lab / 'closed'} (mode 0700): allow it (chmod o+x" in said
+    assert (
+        f"mosquitto, who may not enter {lab / 'closed'} (mode 0700): give this permission (chmod o+x" in said
+    )
 
 
 def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypatch):
@@ -167,7 +169,9 @@ def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypa
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", refused)
-    with pytest.raises(BrokerError, match=rf"make it reload them: kill -HUP {os.getpid()}, as root"):
+    with pytest.raises(
+        BrokerError, match=rf"as root, let Mosquitto reload the files: kill -HUP {os.getpid()}"
+    ):
         disconnect.reload(lab / "broker")
 
 

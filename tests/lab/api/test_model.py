@@ -143,7 +143,7 @@ MISTAKES = {
     "a table": (lambda p: predict(p, {"a": 1}), "is no sample"),
     "a path and an array": (lambda p: predict(p, ["a.png", np.zeros((3, 8, 8))]), "'a.png' .str. is no sample"),
     "lists of other shapes": (lambda p: predict(p, [[1, 2]]), r"the samples have the shape \[1, 2\]"),
-    "ragged lists": (lambda p: predict(p, [[1, 2], [3]]), r"sample 1 is \[1\] and sample 0 is \[2\]"),
+    "ragged lists": (lambda p: predict(p, [[1, 2], [3]]), r"sample 1 has the shape \[1\], but sample 0 has \[2\]"),
     "deeper ragged lists": (lambda p: predict(p, [[[1, 2], [3]]]), "is no sample"),
     "complex": (lambda p: predict(p, torch.zeros(1, 3, 8, 8) * 1j), "is no sample"),
     "no memory": (lambda p: predict(p, torch.zeros(1, 3, 8, 8, device="meta")), "is no sample"),
@@ -156,7 +156,7 @@ MISTAKES = {
     ),
     "labels": (
         lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), ["oval"]),
-        "'oval' is no class of this model; its classes are circle, line, square",
+        "'oval' is not a class of this model; the classes are circle, line, square",
     ),
     "more labels": (
         lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), [0, 1]),

@@ -108,7 +108,7 @@ MISTAKES = {
     "a temperature": (DATA, {"method": "fcclplus"}, "temperature is 3, and the run has 3 classes"),
     "shapes": (
         DATA | {"z": odd(9, [0, 1, 2] * 9)}, {},
-        rf"z has samples \(3, 9, 9\) of 3 classes, device-0 has \(3, {SIZE}, {SIZE}\)",
+        rf"z has samples of the shape \(3, 9, 9\) and 3 classes, but device-0 has .* \(3, {SIZE}, {SIZE}\)",
     ),
     "labels": ({"a": odd(8, [0, 1, 2, 3])}, {}, "a: Data.train has labels from 0 to 3"),
 }  # fmt: skip

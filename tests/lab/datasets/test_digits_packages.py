@@ -98,7 +98,9 @@ def test_a_package_that_came_stays_when_the_next_one_does_not(cache, monkeypatch
 
 def test_digits_go_into_no_root(cache, tmp_path, capsys):
     assert main(["data", "--fetch", "digits", "--root", str(tmp_path)]) == 2
-    assert "--root cannot be used for digits, which go into the cache" in capsys.readouterr().err
+    assert (
+        "--root cannot be used for digits, because digits are stored in the cache" in capsys.readouterr().err
+    )
 
 
 def test_a_python_without_pip_and_uv_is_told_how_to_get_one(monkeypatch, tmp_path):

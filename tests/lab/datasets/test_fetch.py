@@ -302,7 +302,7 @@ def test_a_data_set_is_known_by_its_name_as_people_write_it():
         ),
         (
             ["--fetch", "pacs"],
-            "--fetch is 'pacs', whose publisher gives no checksum; docs/data.md says where",
+            "--fetch is 'pacs', but its publisher gives no checksum; docs/data.md says where",
         ),
         (["--fetch", "mnist", "--picture"], "--fetch takes no settings, --picture or --set"),
         (["--fetch", "mnist", "--fetch", "usps", "--root", "x"], "--root is one folder, and --fetch names 2"),

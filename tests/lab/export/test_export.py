@@ -199,7 +199,10 @@ def test_mistakes_are_one_line_with_the_way_out(runs, tmp_path, capsys):
     assert "took no part in" in said(capsys, all_, "--device", "optdigits-9")
     assert "did you mean optdigits-1? there are optdigits-1" in said(capsys, all_, "--device", "optdigits-11")
     assert "took no part in" in said(capsys, all_, "--device", "..")
-    assert said(capsys, all_, "--way", "x") == "there is no way 'x' to predict; there are predict, anchor"
+    assert (
+        said(capsys, all_, "--way", "x")
+        == "the prediction mode 'x' does not exist; there are predict, anchor"
+    )
     assert "choose a device with --device: there are optdigits-1" in said(capsys, own, code=2)
     assert "there are safetensors, onnx" in said(capsys, all_, "--format", "tflite", code=2)
     assert "holds no run" in said(capsys, tmp_path)
@@ -224,9 +227,11 @@ def test_a_run_of_an_earlier_version_says_so(runs, tmp_path, capsys):
     for folder in (old / "devices").glob("*/kept"):
         shutil.rmtree(folder)
     assert said(capsys, old, "--best") == (
-        f"{old} has no best model (an earlier version of protofleet wrote it); use --last"
+        f"{old} has no best model (an earlier version of protofleet wrote this folder); use --last"
     )
-    assert "an earlier version of protofleet wrote it" in said(capsys, old, "--device", "optdigits-1")
+    assert "an earlier version of protofleet wrote this folder" in said(
+        capsys, old, "--device", "optdigits-1"
+    )
     (old / "rounds.jsonl").unlink()
     assert "no device has validation samples" in said(capsys, old, "--best")
 

@@ -44,11 +44,11 @@ MISTAKES = [
     ("export runs/one/logs", "runs/one/logs holds no run: "),
     ("export runs/two/models/best", "runs/two/models/best is a model already"),
     ("export board/state", "a device that serves its models: board/state/models/current is one"),
-    ("export runs/one --format safetensors,onnx", "put spaces between names: safetensors onnx"),
+    ("export runs/one --format safetensors,onnx", "separate the formats with spaces: safetensors onnx"),
     ("export --format onnx runs/one", "name the run before --format, because all words after --format are read"),
     ("export runs/one --format onxn", "--format is 'onxn'; did you mean onnx? there are safetensors"),
     ("export runs/one --out model.onnx", "--out is model.onnx, which is the name of a file; name a folder"),
-    ("export runs/one --out a.png/x", "{place}/a.png is no folder; name another folder with --out"),
+    ("export runs/one --out a.png/x", "{place}/a.png is not a folder; name another folder with --out"),
     ("predict nothere.png", "use --model DIR with a folder that `protofleet export` has written"),
     ("predict a.png --model runs/one", "`protofleet export runs/one` makes one, runs/one/models/last, for --model"),
     ("predict a.png --model runs/two", "has been exported: say --model runs/two/models/best"),
@@ -63,7 +63,7 @@ MISTAKES = [
     ("model rollback demo.toml", "demo.toml is a file; name the folder of a device that serves its models"),
     ("model rollback board/state", "only v000002 has been served"),
     ("model unpin board/state", "no version is pinned in board/state/models"),
-    ("model pin 7 board/state", "there is no version v000007 in board/state/models; there are: v000002"),
+    ("model pin 7 board/state", "there is no version v000007 in board/state/models; the versions are: v000002"),
 ]  # fmt: skip
 
 

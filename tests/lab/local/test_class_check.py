@@ -91,7 +91,7 @@ def test_the_first_difference_between_two_devices_is_said_with_both_lists(tmp_pa
     ("n", "more", "words"),
     [
         (3, 'class_names = ["cat", "cow", "owl"]', "class 1 is 'cow' in coordinator and 'dog' in a"),
-        (4, "", "classes is 4, but a has 3: cat, dog, owl"),
+        (4, "", "classes is 4, but a has 3 classes: cat, dog, owl"),
     ],
 )
 def test_a_coordinators_file_is_compared_with_its_devices(tmp_path, capsys, n, more, words):
@@ -121,13 +121,15 @@ def test_a_run_whose_classes_are_others_than_its_data_have_starts_nothing(tmp_pa
     line = refused(
         capsys, "run", experiment(tmp_path), "--set", "classes=5", "--runs", str(tmp_path / "runs")
     )
-    assert "classes is 5, but street has 3: cat, dog, owl" in line and not (tmp_path / "runs").exists()
+    assert (
+        "classes is 5, but street has 3 classes: cat, dog, owl" in line and not (tmp_path / "runs").exists()
+    )
 
 
 def test_folders_that_were_taken_for_classes_and_are_domains_are_said_to_be_devices(tmp_path, capsys):
     path = experiment(tmp_path)
     line = refused(capsys, "run", path, "--set", "devices={count=2}", "--runs", str(tmp_path / "runs"))
-    assert "classes is 3, but device-1 has 2: field, street; each of these is a folder of 3 classes: " in line
+    assert "but device-1 has 2 classes: field, street; each of these is a folder of 3 classes: " in line
     assert 'devices.clients = { "field" = 1, "street" = 1 } makes a device of each' in line
     assert 'data.domain = "field" takes one alone' in line
     way_out = 'devices={clients={ "field" = 1, "street" = 1 }}'

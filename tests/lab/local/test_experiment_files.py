@@ -280,7 +280,7 @@ def test_a_plug_in_of_a_base_does_not_run_under_the_name_of_one_of_ours(write):
     write("own.py", plugin.read_text())
     base = write("own.toml", 'name = "a"\nrounds = 1\n[method]\nfile = "own.py"\n')
     with pytest.raises(
-        SettingsError, match=r"own.toml:4: method.file is .*own.py', and .* names moon, a method"
+        SettingsError, match=r"own.toml:4: method.file is .*own.py', but .* names moon, which is a method"
     ):
         read_experiment(base, ["method.name=moon"])
     assert read_experiment(base, ["method.name=moon", "method.file=''"]).plan.method == "moon"
@@ -316,7 +316,7 @@ def test_the_line_of_a_key_is_where_its_value_begins(text, line):
 def test_bases_in_a_circle_are_refused(write):
     first = write("first.toml", 'base = "second.toml"')
     write("second.toml", 'base = "./first.toml"')
-    with pytest.raises(SettingsError, match="in a circle: first.toml -> second.toml -> first.toml"):
+    with pytest.raises(SettingsError, match="is the next file: first.toml -> second.toml -> first.toml"):
         read_experiment(first, [])
 
 

@@ -101,14 +101,15 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     assert "training samples of 3 classes on 3 devices" in report
     said = (run / "logs" / "coordinator.log").read_text()
     assert re.search(
-        r"round 2 of 2: 3 of 3 answered, accuracy .*% \(global\), tensors up .* kB, down .* kB, .* s", said
+        r"round 2 of 2: 3 of 3 devices answered, accuracy .*% \(global\), tensors up .* kB, down .* kB, .* s",
+        said,
     )
     assert (
         "waiting for devices: 0 of 3 are here (policy.quorum is 3); not here: device-1, device-2, device-3"
         in said
     )
     device = "".join(path.read_text() for path in (run / "logs").glob("device*.log"))
-    assert re.search(r"round 2 train: answered in .* s with .* kB, accuracy .*: accepted", device)
+    assert re.search(r"round 2 train: the update is accepted: .* s of work, .* kB, accuracy .*", device)
     assert {"experiment.toml", "rounds.copy.jsonl"} <= {p.name for p in run.iterdir()}
     assert "Traceback" not in done.stderr + "".join(p.read_text() for p in (run / "logs").glob("*.log"))
 
@@ -119,15 +120,15 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
     options = ("small.toml", *(part for change in wild for part in ("--set", change)))
     done = protofleet("run", *options, cwd=place)
     assert done.returncode == 4, done.stderr + done.stdout
-    assert done.stderr.splitlines()[-1].startswith("protofleet: the run has come to nothing: ")
-    assert "lower method.lr" in done.stderr and "come to nothing" not in done.stdout, "it is said once"
+    assert done.stderr.splitlines()[-1].startswith("protofleet: the run cannot continue: ")
+    assert "lower method.lr" in done.stderr and "cannot continue" not in done.stdout, "it is said once"
     assert "Traceback" not in done.stderr
     run = place / "runs" / "small"
     assert "This run has come to nothing: " in (run / "report.html").read_text()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds_done"] < summary["rounds"] == 2
     again = protofleet("run", *options, "--seeds", "0", cwd=place)
-    assert again.returncode == 1 and "failed: small-s0: the run has come to nothing: " in again.stdout
+    assert again.returncode == 1 and "failed: small-s0: the run cannot continue: " in again.stdout
     once_more = protofleet("run", *options, "--seeds", "0", cwd=place)
     assert "this run has already ended: diverged: " in once_more.stdout and once_more.returncode == 1
 
@@ -223,7 +224,7 @@ def test_a_finished_run_is_put_aside_and_other_settings_are_not_mixed_into_an_un
     (run / "experiment.toml").write_text("rounds = 99\n")
     (run / "rounds.jsonl").write_text("{}\n")
     done = protofleet("run", "small.toml", cwd=place)
-    assert done.returncode == 2 and "--fresh renames its folder" in done.stderr
+    assert done.returncode == 2 and "rename the folder of this run with --fresh" in done.stderr
     (run / "summary.json").write_text("{}")
     done = protofleet("run", "small.toml", cwd=place)
     assert done.returncode == 0 and (place / "runs" / "small.1" / "experiment.toml").exists()

@@ -15,7 +15,7 @@ WATTS = 6.0
 DEVICES = 3
 EACH = WATTS / DEVICES  # each device's share of the watts of their one board
 CHANGES = ["name=drawing", "method.epochs=1000", f"devices.processes={DEVICES}"]
-ANSWERED = re.compile(r"round (\d) train: answered in ([\d.]+) s")
+ANSWERED = re.compile(r"round (\d) train: the update is accepted: ([\d.]+) s")
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def test_a_person_is_told_what_every_device_has(file, tmp_path, capsys):
         ),
         (
             "[devices]\ncount = 3",
-            "devices.count is 3, which divides one source, but .domains. has 3",
+            "devices.count is 3, but it can divide only one source, and .domains. has 3",
         ),
         ("[domains.usbs]\nsource = 'usps'", "domains.usbs: usps has no domain 'usbs'; it has usps"),
         ("[domains.usps]\nsource = 'upsp'", "domains.usps: source is 'upsp'; did you mean usps\\?"),

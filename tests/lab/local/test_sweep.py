@@ -137,7 +137,7 @@ def test_what_the_command_line_says_takes_the_place_of_the_files(file):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (FILE, r"has no table \[grid\], and no --grid is given; add one, for example"),
+        (FILE, r"has no table \[grid\], and no --grid is given; give one with --grid, for example"),
         (SWEEP.replace("0.02, 0.1", ""), "rates.toml: method.lr has no value"),
         (SWEEP.replace("0.02, 0.1", "0.1, 0.1"), "rates.toml: method.lr has 0.1 twice"),
         (
@@ -160,7 +160,7 @@ def test_a_value_that_is_out_of_bounds_is_refused_before_anything_runs(file, tmp
         plan_grid(file, [read_axis("method.lr=0.1,-1")], [1], [])
     with pytest.raises(SettingsError, match="--grid names method.lr twice"):
         plan_grid(file, [read_axis("method.lr=0.1"), read_axis("method.lr=0.2")], [1], [])
-    with pytest.raises(SettingsError, match="--seeds has 4 twice"):
+    with pytest.raises(SettingsError, match="--seeds has the seed 4 twice"):
         plan_grid(file, [read_axis("method.lr=0.1")], [4, 4], [])
     assert not (tmp_path / "runs").exists()
 

@@ -110,7 +110,7 @@ def test_the_best_round_is_chosen_by_validation_and_never_by_test(tmp_path):
     a, b = rows_of([one, other], 1)
     assert (a["round"], a["mean"]) == ("2", "50.0")  # measured in round 3: the model after 2
     assert (b["round"], b["mean"]) == ("3", "50.0")
-    assert "test samples have no influence on it" in tables(read_groups([one]), None, 0.9)[1].note
+    assert "test samples have no influence on this choice" in tables(read_groups([one]), None, 0.9)[1].note
 
 
 def test_without_validation_there_is_no_best(tmp_path):

@@ -124,12 +124,12 @@ def test_latex_and_markdown_say_what_bold_is_as_the_page_does():
     """The global model and a device's own model are not compared, so each view has its own best in a column."""
     rows = [["a", "global", "50"], ["b", "global", "60"], ["c", "personal", "90"], ["d", "personal", "80"]]
     views = Table("Accuracy", "A note.", ["run", "view", "mean"], rows, frozenset({(1, 2), (2, 2)}))
-    said = "A note. Bold: the best of its column among runs with the same view."
+    said = "A note. In each column, bold marks the best value of each view."
     assert said in latex_table(views) and said in table_section(views)
     assert views.markdown().endswith(f"\n\n{said}\n")
     alone = Table("Bytes", "", ["run", "up"], [["a", "1"], ["b", "2"]], frozenset({(0, 1)}))
-    assert "Bold: the best of its column." in latex_table(alone)
-    assert alone.markdown().endswith("\n\nBold: the best of its column.\n")
+    assert "In each column, bold marks the best value." in latex_table(alone)
+    assert alone.markdown().endswith("\n\nIn each column, bold marks the best value.\n")
     plain_table = replace(alone, best=frozenset())
     assert "best" not in as_latex([plain_table]) + plain_table.markdown()
 

@@ -26,7 +26,7 @@ def parsed(found):
     cells = {(i, j): BOLD.fullmatch(cell) for i, row in enumerate(rows) for j, cell in enumerate(row)}
     best = frozenset(place for place, bold in cells.items() if bold)
     plain = [[BOLD.sub(r"\1", cell) for cell in row] for row in rows]
-    return Table(found["title"], found["note"].split(" Bold: ")[0], head, plain, best)
+    return Table(found["title"], found["note"].split(" In each column, bold ")[0], head, plain, best)
 
 
 @pytest.mark.parametrize("found", GENERATED)
@@ -48,7 +48,7 @@ def test_each_figure_of_the_papers_claims_is_the_mean_of_a_generated_table():
     means = {row[table.head.index("mean")] for table in tables if "mean" in table.head for row in table.rows}
     figures = re.findall(r"\d+\.\d ± \d+\.\d", claims)
     assert len(figures) == 11 and set(figures) <= means
-    assert "Each figure of this table repeats a cell `mean` of the tables above" in claims
+    assert "Each figure in this table is also in a column `mean` above" in claims
 
 
 def test_bytes_in_no_generated_table_are_marked():
@@ -56,6 +56,6 @@ def test_bytes_in_no_generated_table_are_marked():
     prose = re.sub(r"^<!-- generated.*?^<!-- end of generated -->$", "", PAGE, flags=re.M | re.S)
     for section in prose.split("\n## ")[1:]:
         if re.search(r"\d [kM]B\b", section):
-            assert "These bytes stand in no generated table" in " ".join(section.split()).replace(
+            assert "These bytes are not from a generated table" in " ".join(section.split()).replace(
                 "These\n", ""
             )

@@ -266,8 +266,8 @@ def test_a_services_run_without_an_experiment_says_its_settings_at_its_end(run):
 
 @pytest.mark.parametrize(("text", "words"), [
     ("tensorbord", "did you mean tensorboard? there are mlflow, tensorboard"),
-    ("mlflow=", "names no place"),
-    ("mlflow=localhost:5000", "write mlflow=http://HOST:PORT for a server, or for a database mlflow=sqlite:///FILE"),
+    ("mlflow=", "has nothing after ="),
+    ("mlflow=localhost:5000", "write mlflow=http://HOST:PORT for a server, or mlflow=sqlite:///FILE for a database"),
 ])  # fmt: skip
 def test_a_tracker_that_is_none_is_one_line(text, words):
     with pytest.raises(SettingsError) as error:

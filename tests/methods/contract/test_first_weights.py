@@ -97,7 +97,7 @@ def file_with(**change):
         (b"", "it has 0 bytes"),
         (b"PK\x03\x04 a zip file of torch.save", "its table would have"),
         (struct.pack("<Q", 4) + b"nope", "not JSON"),
-        (struct.pack("<Q", 2) + b"[]", "no object"),
+        (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (file_with(dtype="F8"), "which does not fit the file"),
         (file_with(shape=[3]), "which does not fit"),
         (file_with(shape=[-2]), "which does not fit"),
@@ -136,8 +136,8 @@ ODD_TABLES = {
         file_of({"a": row(0, 2), "b": row(4, 8)}, bytes(8)),
         "b begins at byte 4 and leaves a gap after a",
     ),
-    "rest": (file_of({"a": row(0, 2)}, bytes(8)), "describes 2 bytes of numbers, but it has 8"),
-    "twice": (file_of(b'{"a": 1, "a": 2}'), "has 'a' twice"),
+    "rest": (file_of({"a": row(0, 2)}, bytes(8)), "describes 2 bytes of numbers, but the file has 8"),
+    "twice": (file_of(b'{"a": 1, "a": 2}'), "has the tensor 'a' twice"),
     "deep": (file_of(b"[" * 90_000), "nested more than 3 deep"),
     "deep object": (file_of(b'{"a":' * 90_000), "not JSON"),
     "many": (file_of(b'{"a": [' + b"1," * 90_000 + b"1]}"), "more values than tensors need"),
@@ -225,14 +225,17 @@ def test_projector_and_head_may_be_missing_and_stay_as_they_were_drawn():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: {**w, "fc.weight": torch.zeros(1)}, "it has fc.weight, but the network has features"),
+        (
+            lambda w: {**w, "fc.weight": torch.zeros(1)},
+            "it contains fc.weight, but the network has only features",
+        ),
         (
             lambda w: start_of("head.", w),
-            "it lacks features.0.weight, .* and .* more of the network's backbone",
+            "it does not contain features.0.weight, .* and .* more of the network's backbone",
         ),
         (
             lambda w: {**w, "head.bias": torch.zeros(9)},
-            r"head.bias is \(9,\), but the network's is \(3,\); leave this",
+            r"head.bias has the shape \(9,\), but the network needs \(3,\); leave this",
         ),
         (lambda w: {**w, "head.bias": torch.full((3,), float("nan"))}, "head.bias is not finite"),
     ],
@@ -313,7 +316,7 @@ def test_weights_of_another_network_are_refused_before_a_run_begins(kept):
 )
 def test_a_name_without_a_hash_is_refused_with_the_way_to_one(file):
     with pytest.raises(
-        SettingsError, match="it must be a name and a hash.*`protofleet weights FILE` prints it"
+        SettingsError, match="it must be a name and a hash.*`protofleet weights FILE` prints the name"
     ):
         decode(FirstWeights, {"file": file}, "init")
 

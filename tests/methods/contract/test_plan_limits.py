@@ -171,9 +171,11 @@ def test_samples_of_another_size_than_the_plan_s_are_not_the_fault_of_somebody_s
 
 
 def test_state_on_the_disk_and_epochs_have_their_limits():
-    with pytest.raises(SettingsError, match=r"bytes of disk, over this device's limits.disk_bytes = 9,999"):
+    with pytest.raises(SettingsError, match=r"which is more than this device's limits.disk_bytes = 9,999"):
         builder(DeviceLimits(disk_bytes=9999)).build(plan("fedproto"))
-    with pytest.raises(SettingsError, match=r"takes 7 epochs, over this device's limits.epochs = 6;"):
+    with pytest.raises(
+        SettingsError, match=r"takes 7 epochs, which is more than this device's limits.epochs = 6;"
+    ):
         builder(DeviceLimits(epochs=6)).build(plan("fedavg", epochs=7))
 
 
@@ -267,7 +269,7 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
 def test_epochs_under_any_name_count_together(method, settings, takes):
     """Earlier only `epochs` was checked, so the two epochs settings of FedRep passed any limit."""
     with pytest.raises(
-        SettingsError, match=rf"takes {takes} epochs, over this device's limits.epochs = 1,000"
+        SettingsError, match=rf"takes {takes} epochs, which is more than this device's limits.epochs = 1,000"
     ):
         builder().build(replace(plan(method), hyper=settings))
 

@@ -89,7 +89,8 @@ def test_a_coordinator_puts_the_hash_into_the_plan():
 def test_a_device_that_draws_other_images_refuses_the_plan_and_says_both_hashes():
     other = plan(PublicSet(sha256="ab" * 32))
     with pytest.raises(
-        SettingsError, match=f"sha256 {'ab' * 32}, but this device's has {USUAL}: put the same files"
+        SettingsError,
+        match=f"sha256 {'ab' * 32}, but the public set of this device has {USUAL}: put the same files",
     ):
         half(other)
 
@@ -152,7 +153,7 @@ def test_other_files_than_the_runs_are_refused():
     [
         (
             replace(MNIST, samples=100_000),
-            "mnist has 4,.* training samples, fewer than public.samples = 100,000",
+            "mnist has 4,.* training samples, but public.samples is 100,000",
         ),
         (replace(MNIST, source="nothing"), "source is 'nothing'; there are digits"),
         (replace(MNIST, domain="nothing"), "domain is 'nothing'; in digits there are mnist"),

@@ -92,7 +92,7 @@ def test_a_file_that_was_changed_after_it_was_allowed_is_another_file(plan, plac
     with pytest.raises(PlugInError) as error:
         read_plan(plan.encode(), PlugIns((str(path),), (HASH,)))
     other = sha256(CODE + "# changed\n")
-    assert str(error.value) == f"{WORDS}, and this device has another fednova.py (SHA-256 {other})"
+    assert str(error.value) == f"{WORDS}, but the file fednova.py on this device has SHA-256 {other}"
 
 
 def test_another_file_of_the_same_name_is_said_to_be_one_allowed_or_not(plan, place):
@@ -100,7 +100,7 @@ def test_another_file_of_the_same_name_is_said_to_be_one_allowed_or_not(plan, pl
     path = place / "mine" / "fednova.py"
     path.write_text("METHOD = 1\n")
     for allow in ((), (sha256("METHOD = 1\n"),)):
-        with pytest.raises(PlugInError, match="and this device has another fednova.py"):
+        with pytest.raises(PlugInError, match="but the file fednova.py on this device has"):
             read_plan(plan.encode(), PlugIns((str(path),), allow))
 
 
@@ -132,7 +132,7 @@ def test_what_comes_over_the_wire_is_a_hash_of_a_known_kind_or_it_is_declined(pl
     table = {**json.loads(plan.encode()), "plugins": said}
     with pytest.raises(
         PlugInError,
-        match="plan.plugins is .* a SHA-256 for some of method, network",
+        match="plan.plugins is .* a SHA-256 for one or more of method, network",
     ):
         read_plan(json.dumps(table).encode(), PlugIns((), (HASH,)))
 
@@ -178,7 +178,8 @@ def test_a_plug_in_with_the_name_of_ours_has_to_take_another(place):
 
 def test_a_hash_that_is_none_is_found_in_the_settings():
     with pytest.raises(
-        SettingsError, match="plugins: allow has 'ab12', it must be a SHA-256 of 64 hexadecimal digits"
+        SettingsError,
+        match="plugins: allow has 'ab12', but an entry must be a SHA-256 of 64 hexadecimal digits",
     ):
         decode(DeviceSettings, {"name": "a", "plugins": {"allow": ["ab12"]}})
     assert encode(DeviceSettings("a"))["plugins"] == {"files": [], "allow": []}

@@ -247,4 +247,4 @@ def test_a_rule_that_cannot_be_exported_is_said_by_the_check(tmp_path):
     wanted = {name: every[name] for name in ("learns", "predicts by its rule", "export works")}
     learns, predicts, exported = checks.outcomes(wanted, str(path))
     assert learns.holds and predicts.holds
-    assert "Doubled, its rule 'predict', cannot be exported: " in exported.problem
+    assert "Doubled, the rule of the prediction mode 'predict', cannot be exported: " in exported.problem

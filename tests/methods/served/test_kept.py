@@ -57,5 +57,5 @@ def test_a_damaged_file_is_found_out_in_one_line(tmp_path):
 
 
 def test_an_unknown_way_is_named_with_those_that_there_are(tmp_path):
-    with pytest.raises(CardError, match="there is no way 'x' to predict; there are predict, anchor"):
+    with pytest.raises(CardError, match="the prediction mode 'x' does not exist; there are predict, anchor"):
         read_kept(kept(tmp_path / "last.safetensors", "fedlsa")).model("x")

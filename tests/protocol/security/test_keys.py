@@ -52,7 +52,7 @@ def public_pem(key):
         (lambda: pem(ec.generate_private_key(ec.SECP256R1())), "PrivateKey, not Ed25519 and X25519 keys"),
         (
             lambda: pem(KEYS["a"].sign),
-            "lacks an X25519 key to receive with; remove the file, and `protofleet keys`",
+            "lacks an X25519 key to receive with; remove the file, then make both keys with `protofleet keys`",
         ),
         (lambda: pem(KEYS["a"].receive), "lacks an Ed25519 key to sign with"),
     ],
@@ -77,7 +77,8 @@ def test_a_key_file_that_is_not_there_or_cannot_be_read_is_named(tmp_path, load)
 def test_a_file_that_holds_no_public_key_is_refused(tmp_path, text):
     (tmp_path / "a.pub").write_text(text, encoding="utf-8")
     with pytest.raises(
-        KeyFileError, match=r"a\.pub (holds .*bytes, but must hold two keys of 32|is not two lines)"
+        KeyFileError,
+        match=r"a\.pub (contains .*bytes, but must contain two keys of 32|must contain two lines)",
     ):
         load_public(tmp_path / "a.pub")
 

@@ -196,7 +196,9 @@ def test_a_frame_above_the_brokers_limit_is_refused_here_and_the_largest_passes(
     largest = next(size for size in range(limit, 0, -1) if packet_bytes(topic, size) <= limit)
     size = packet_bytes(topic, largest + 1)
     device.mqtt.publish(topic, bytes(largest + 1))
-    assert device.next(Denied) == Denied(topic, f"a packet of {size} bytes; the broker takes {limit}")
+    assert device.next(Denied) == Denied(
+        topic, f"the packet has {size} bytes, but the broker accepts at most {limit}"
+    )
     device.mqtt.publish(topic, bytes(largest))
     assert len(device.frame(topic)) == largest
 

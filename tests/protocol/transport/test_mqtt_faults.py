@@ -110,7 +110,7 @@ def test_the_brokers_limits_are_told_and_kept(scripted, peer):
     device = peer("d", broker.address)
     assert device.next(Connected) == Connected(max_packet=100, receive_max=3)
     device.mqtt.publish("t", bytes(100))
-    assert "the broker takes 100" in device.next(Denied).reason
+    assert "the broker accepts at most 100" in device.next(Denied).reason
     for n in range(10):
         device.mqtt.publish("t", bytes([n]))
     seen = [broker.expect(PUBLISH) for _ in range(3)]

@@ -112,7 +112,7 @@ def test_nothing_listens_there():
 
 
 def test_nobody_knows_the_host():
-    assert_both_say(BrokerAddress("no-such-host.invalid"), "nobody knows a host no-such-host.invalid")
+    assert_both_say(BrokerAddress("no-such-host.invalid"), "the host name no-such-host.invalid is unknown")
 
 
 def test_something_else_answers(listener):
@@ -218,7 +218,7 @@ def test_missing_tls_files_are_named_at_once(tls, tmp_path):
             sentence = ask(gone)
         except BrokerError as error:
             sentence = str(error)
-        assert sentence == f"there is no file {tmp_path / 'ca.pem'}, which tls.ca names"
+        assert sentence == f"the file {tmp_path / 'ca.pem'} in tls.ca does not exist"
 
 
 def test_files_that_are_no_certificates_are_named(tls, tmp_path):

@@ -190,7 +190,7 @@ def test_a_name_and_a_count_are_taken_up_to_their_bounds():
         ({"": np.ones(1)}, "array '' .* 1 to 200 bytes"),
         ({"é" * 101: np.ones(1)}, "1 to 200 bytes"),
         ({"w": np.ones((1,) * 9)}, "at most 8 lengths"),
-        ({f"a{i}": np.ones(0) for i in range(MAX_ARRAYS + 1)}, "16385 arrays; a body may have 16384"),
+        ({f"a{i}": np.ones(0) for i in range(MAX_ARRAYS + 1)}, "16385 arrays; a body may have at most 16384"),
         ({f"{i:0200}": np.ones(0) for i in range(6000)}, "its table 1048576 bytes"),
     ],
 )

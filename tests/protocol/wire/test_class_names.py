@@ -91,7 +91,7 @@ def test_what_is_heard_has_the_same_bounds_as_what_is_said():
         (["a\nb"], "no name of a class"),
         (["a\x1b"], "no name of a class"),
         (["a\u202eb"], "no name of a class"),
-        ([*most, "z"], "4097 texts; 4096 are allowed"),
+        ([*most, "z"], "4097 texts; at most 4096 are allowed"),
         ([1], "no str"),
         ("abc", "no array"),
         ([b"a"], "no str"),

@@ -239,7 +239,7 @@ def test_a_reason_is_shortened_rather_than_refused_by_whom_it_is_meant_for(make,
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"numbers": {"0": 1.0}}, "update: numbers: '0' is not a whole number from 0; the keys must be"),
+    [({"numbers": {"0": 1.0}}, "update: numbers: '0' is not a whole number of 0 or more; the keys must be"),
      ({"numbers": {0: "low"}}, "update: numbers: 'low' is not a number; the keys must be indices in about.metrics"),
      ({"metrics": None}, "update: 'None' is no map")],
 )  # fmt: skip

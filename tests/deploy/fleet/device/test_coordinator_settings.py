@@ -59,4 +59,4 @@ def test_an_unsigned_file_or_an_earlier_one_is_refused_in_one_line(signed, tmp_p
     (tmp_path / "runs/settings.version").write_text("9\n")
     assert main(["coordinator", str(signed(version=8)), "--enrolled", str(tmp_path / "keys")]) == 2
     said = capsys.readouterr().err
-    assert "is version 8, but version 9 has been in use" in said and len(said.splitlines()) == 1
+    assert "is version 8, but version 9 was used before" in said and len(said.splitlines()) == 1

@@ -226,7 +226,7 @@ def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):
     before = path.read_text()
     for wrong, words in {
         "board-1=127.0.0.99": "has a host board-1 already",
-        "board-9=127.0.0.11": "have one address",
+        "board-9=127.0.0.11": "have the same address",
         "board-9": "must be NAME=USER@ADDRESS",
         "board-9=a b": "must be a host's name or address",
         "board-9=@": "is not a host",
@@ -282,9 +282,9 @@ def test_devices_that_look_for_the_broker_elsewhere_are_noted(written):
     [
         (
             {"hosts": {"hub": {"address": "a", "role": "coordinator"}}},
-            r"the coordinator's host is .hosts.coordinator.",
+            r"the coordinator's host must be .hosts.coordinator.",
         ),
-        ({"hosts": {"coordinator": {"address": "a"}}}, "host is .hosts.coordinator., and no other"),
+        ({"hosts": {"coordinator": {"address": "a"}}}, "host must be .hosts.coordinator., and no other"),
         ({"hosts": {"a": {"address": "a", "role": "boss"}}}, "must be one of broker, coordinator, device"),
         ({"hosts": {"a": {"address": "a", "role": "broker"}}}, "name the folder for its keys"),
         (
@@ -447,8 +447,8 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
 
 
 @pytest.mark.parametrize(("step", "host", "more", "words"), [
-    ("backup", "board-1", {}, "board-1 is not the coordinator, and backup works only on its host; run `protofleet"),
-    ("restore", "mqtt", {}, "mqtt is not the coordinator, and restore works only on its host; run `protofleet"),
+    ("backup", "board-1", {}, "board-1 is not the coordinator, and backup works only on the coordinator's"),
+    ("restore", "mqtt", {}, "mqtt is not the coordinator, and restore works only on the coordinator's"),
     ("restore", "coordinator", {}, "nowhere is no folder; name the folder of a backup with --from; `protofleet"),
     ("tune", "board-1", {"set": ["paused"]}, "--set is 'paused', which is not of the form KEY=VALUE, such as paused"),
 ])  # fmt: skip
@@ -523,7 +523,7 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
     )
     assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
     for step in ("revoke", "tune", "rollback"):
-        with pytest.raises(SettingsError, match="mqtt is no device"):
+        with pytest.raises(SettingsError, match="mqtt is not a device"):
             desk.deploy(step, "mqtt") if step != "tune" else commands.run(
                 step,
                 argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
@@ -587,7 +587,7 @@ def test_a_coordinator_is_not_rolled_back_and_no_host_is_asked_for_it(desk):
     desk.deploy("apply")
     asked = {name: list(board.lines) for name, board in desk.boards.items()}
     with pytest.raises(
-        SettingsError, match="coordinator is no device, .*: change the fleet's file back and dep"
+        SettingsError, match="coordinator is not a device, .*: change the fleet's file back and dep"
     ):
         desk.deploy("rollback", "coordinator")
     assert {name: board.lines for name, board in desk.boards.items()} == asked
@@ -695,7 +695,7 @@ def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
     for source, words in {
         copy_of(
             tmp_path / "older", "winter"
-        ): "holds winter, and coordinator.name in the fleet's file is first",
+        ): "holds winter, but coordinator.name in the fleet's file is first",
         tmp_path / "torn": "cannot be read",
         tmp_path / "nowhere": "is no folder; name the folder of a backup",
         tmp_path: "has no runs.tar; name the folder of a backup",

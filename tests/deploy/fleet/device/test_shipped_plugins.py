@@ -93,5 +93,5 @@ def test_a_file_that_is_not_there_and_two_of_one_name_are_refused_before_anythin
     with pytest.raises(SettingsError, match="gone.py: there is no such file"):
         made.desired.text("board-1")
     made.fleet.device["plugins"] = {"files": [str(place / "fednova.py"), "/other/fednova.py"]}
-    with pytest.raises(SettingsError, match="two files called fednova.py, which go into one folder"):
+    with pytest.raises(SettingsError, match="two files with the name fednova.py"):
         made.desired.text("board-1")

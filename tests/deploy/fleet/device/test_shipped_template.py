@@ -95,7 +95,9 @@ def test_one_that_lies_on_the_boards_already_is_left_there(place):
 
 
 def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
-    with pytest.raises(SettingsError, match="there is no folder .*/gone; `protofleet export RUN --template"):
+    with pytest.raises(
+        SettingsError, match="the folder .*/gone does not exist; `protofleet export RUN --template"
+    ):
         control(place, "gone")
     for change, words in (
         ({"offsets": {}}, "has no offsets, because it was exported without --template"),

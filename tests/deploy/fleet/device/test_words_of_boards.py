@@ -147,7 +147,7 @@ def test_what_a_board_says_steers_no_terminal(both, capsys):
 
 def test_a_state_that_is_nonsense_is_refused_with_its_value():
     with pytest.raises(
-        RunError, match="board-1: the state of its service cannot be read: its NRestarts is 'many'"
+        RunError, match="board-1: the state of the service cannot be read: its NRestarts is 'many'"
     ):
         read_state("board-1", CommandResult(0, "ActiveState=active\0NRestarts=many\0", ""))
 

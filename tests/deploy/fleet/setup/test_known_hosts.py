@@ -51,7 +51,7 @@ def test_keys_are_shown_and_those_that_are_confirmed_are_known(desk, capsys):
     assert main(["deploy", "known-hosts", "--yes"]) == 1, "one does not answer"
     said = capsys.readouterr().out
     assert fingerprint(desk, "a") in said and fingerprint(desk, "b") in said
-    assert "10.9.9.3 shows no host key" in said and "is it switched on" in said
+    assert "10.9.9.3 has sent no host key" in said and "the host is switched on" in said
     assert len((desk / "known_hosts").read_text().splitlines()) == 2
     assert main(["deploy", "known-hosts", "a", "b"]) == 0, "and nobody is asked again"
     assert "[fd00::1]:2222 is known" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_without_a_terminal_all_fingerprints_are_shown_and_none_is_believed_befo
     assert main(["deploy", "known-hosts"]) == 1
     said = capsys.readouterr()
     assert fingerprint(desk, "a") in said.out and fingerprint(desk, "b") in said.out
-    assert "10.9.9.3 shows no host key" in said.out, "and of who shows none, why"
+    assert "10.9.9.3 has sent no host key" in said.out, "and of who shows none, why"
     (last,) = said.err.splitlines()
     assert (
         "no terminal to confirm 2 fingerprints" in last and "with --yes (make: ARGS=--yes) for a, b" in last

@@ -85,7 +85,9 @@ def test_postscript_that_is_called_a_png_starts_no_ghostscript(tmp_path, ghostsc
     write_class_folders(tmp_path / "data", {"cup": 4, "pan": 4})
     path = tmp_path / "data" / "cup" / "bad.png"
     path.write_bytes(POSTSCRIPT)
-    with pytest.raises(DataError, match=r"bad\.png cannot be read \(it is no picture of the formats BMP"):
+    with pytest.raises(
+        DataError, match=r"bad\.png cannot be read \(it is not a picture in one of the formats BMP"
+    ):
         load_shard(DataSettings(source="folder", root=str(tmp_path / "data"), size=8))
     with pytest.raises(DataError, match=r"bad\.png"):
         named_pictures([path], SHAPE)
@@ -94,7 +96,7 @@ def test_postscript_that_is_called_a_png_starts_no_ghostscript(tmp_path, ghostsc
 
 @pytest.mark.parametrize("form", ["ICO", "PCX", "TGA", "SGI", "EPS", "DDS"])
 def test_formats_that_the_page_does_not_name_are_refused_under_any_name(form):
-    with pytest.raises(UnusableError, match="no picture of the formats"):
+    with pytest.raises(UnusableError, match="not a picture in one of the formats"):
         decoded_picture(encoded(Image.new("RGB", (16, 16)), form))
 
 
@@ -107,7 +109,7 @@ def test_a_pipe_that_is_called_a_png_is_refused_at_once(tmp_path):
         lambda: named_pictures([path], SHAPE),
         lambda: load_shard(DataSettings(source="folder", root=str(tmp_path / "data"), size=8)),
     ):
-        with pytest.raises(DataError, match=r"pipe\.png cannot be read \(it is no regular file\)"):
+        with pytest.raises(DataError, match=r"pipe\.png cannot be read \(it is not a regular file\)"):
             read()
     assert time.monotonic() - begun < 5
 
@@ -126,7 +128,7 @@ def test_a_file_that_grows_while_it_is_read_takes_no_more_than_the_limit(tmp_pat
     path.write_bytes(bytes(1000))
     assert len(content_of(path)) == 1000
     monkeypatch.setattr(plain_file.os, "fstat", grow)
-    with pytest.raises(UnusableError, match="it has 1,001 bytes, at most 1,000 are read"):
+    with pytest.raises(UnusableError, match="it has 1,001 bytes, but the limit is 1,000"):
         content_of(path)
 
 
@@ -245,7 +247,7 @@ BOMBS = {
     "wide.webp": (lambda: encoded(Image.new("RGB", (8_000, 8_000)), "WEBP", method=0), "WEBP, RGB"),
     "tile.tif": (lambda: tiled(32_768), "64 x 64 pixels (TIFF, L), which take 1,073,758,208 bytes"),
     "strips.tif": (lambda: stripped(1_000_000), "hold more than 262,144 numbers; save it as a PNG"),
-    "noted.jpg": (lambda: noted(300), f"more than {MOST_NOTES} notes of a camera"),
+    "noted.jpg": (lambda: noted(300), f"more than {MOST_NOTES} EXIF blocks"),
     "colours.png": (lambda: with_chunk(b"iCCP", 300_000_000), "Decompressed data too large"),
 }  # fmt: skip
 

@@ -86,11 +86,11 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
         silent.write_text("")
     assert len(inbox.look()) == 1
     said = "\n".join(lines(caplog))
-    assert "cat/huge.png is skipped: it has 50,001 bytes, at most 50,000 are read" in said
+    assert "cat/huge.png is skipped: it has 50,001 bytes, but the limit is 50,000" in said
     assert "cat/notes.txt is skipped: .txt is not a picture or a .npy file" in said
-    assert "cat/broken.png is skipped: it is no picture of the formats BMP, GIF, JPEG, PNG" in said
-    assert "cat/pipe.png is skipped: it is no regular file" in said
-    assert "cat/link.png is skipped: it is a link; put the file itself there" in said
+    assert "cat/broken.png is skipped: it is not a picture in one of the formats BMP, GIF, JPEG, PNG" in said
+    assert "cat/pipe.png is skipped: it is not a regular file" in said
+    assert "cat/link.png is skipped: it is a link; replace it with the file itself" in said
     assert (
         "cat/folder.png is skipped: it is a folder; put its files directly into the folder of the class"
         in said
@@ -101,7 +101,7 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
         in said
     )
     assert "cat/nan.npy is skipped: it has numbers that are not finite" in said
-    assert "cat/object.npy is skipped: it is no NumPy array" in said and "\x1b" not in said
+    assert "cat/object.npy is skipped: it is not a NumPy array" in said and "\x1b" not in said
     assert "owl is no class of this run (cat, dog); skipped" in said
     assert "hidden" not in said and "part" not in said and "README" not in said
     once = len(lines(caplog))
@@ -128,7 +128,7 @@ def test_a_bomb_of_pixels_is_not_decoded(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(picture_module, "MOST_PIXELS", 200)
     inbox = inbox_at(tmp_path)
     picture(inbox.folder / "cat" / "wide.png", 1)
-    assert inbox.look() == () and "it has 16 x 16 pixels, at most 200 are read" in lines(caplog)[0]
+    assert inbox.look() == () and "it has 16 x 16 pixels, but the limit is 200" in lines(caplog)[0]
 
 
 def test_series_come_as_arrays(tmp_path, caplog):
@@ -217,7 +217,7 @@ def test_what_finds_no_room_waits_and_is_taken_when_there_is_some(tmp_path, capl
     for i in range(3):
         picture(inbox.folder / "cat" / f"{i}.png", i)
     assert inbox.look() == inbox.look() == ()
-    assert lines(caplog) == ["inbox: cat/0.png waits: it cannot be kept (No space left on device)"], "once"
+    assert lines(caplog) == ["inbox: cat/0.png cannot be stored yet (No space left on device)"], "once"
     disk.full = False
     assert len(inbox.look()) == 3
 
@@ -233,7 +233,7 @@ def test_a_file_that_becomes_readable_is_looked_at_again(tmp_path, caplog, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(plain_file.os, "open", refuse)
-        assert inbox.look() == () and "or cannot be read (Permission denied)" in lines(caplog)[0]
+        assert inbox.look() == () and "or it cannot be read (Permission denied)" in lines(caplog)[0]
     path.chmod(0o600)
     assert len(inbox.look()) == 1
 

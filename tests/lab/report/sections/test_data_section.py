@@ -163,7 +163,7 @@ def test_on_a_phone_its_letters_can_be_read_and_nothing_leaves_the_page(tmp_path
     ("words", "said", "code"),
     [
         (["FILE", "--picture", "x.pdf"], "--picture is 'x.pdf', it must end in .html", 2),
-        (["--picture", "FILE"], "name the settings before it", 2),
+        (["--picture", "FILE"], "write the settings files before --picture", 2),
         (["FILE", "--picture", "FILE/x.svg"], "x.svg cannot be written: ", 1),
     ],
 )
