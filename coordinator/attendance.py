@@ -40,9 +40,8 @@ class AttendanceLog:
     ) -> None:
         """Log the missing devices if a line is due.
 
-        `first` is True in the first attempt at the first round. Only that attempt waits for as many
-        devices as the setting policy.gather states. `doubtful` holds the devices for which the run does not wait,
-        although they are present.
+        `first` is True in the first attempt at the first round. In this attempt, the setting policy.gather is the
+        number of devices to wait for. `doubtful` holds present devices for which the run does not wait.
         """
         if now < self.wake_at:
             return

@@ -48,7 +48,7 @@ class CommandQueue:
     def __init__(self, spool: Spool, performer: Performer) -> None:
         self._spool, self._performer = spool, performer
         self._waiting: deque[Command] = deque()  # Commands that are not written yet.
-        # Commands that are written, and whose messages are sent after the next commit.
+        # Commands that are written already. Their messages are sent after the next commit.
         self._written: deque[Command] = deque()
         # True after a write or a commit has failed because the disk is full or the index is locked.
         self._cannot_write = self._cannot_commit = False
@@ -80,7 +80,7 @@ class CommandQueue:
         self._wait(why, now)
 
     def no_room(self, why: str) -> None:
-        """Report a full disk, because there is no room for an offered update.
+        """Report that the disk is full: it has no room for an offered update.
 
         Do nothing while the commands wait for a lock. A lock does not mean that the disk is full.
         """

@@ -17,9 +17,9 @@ log = logging.getLogger("protofleet.coordinator")
 class ValidationOfAll:
     """The validation accuracy of all present devices, as one number.
 
-    The number is the mean over domains. If the policy caps weights, the number is the median over devices
-    instead, so that one device of four cannot end a run. The number is computed from accepted updates on
-    the disk, so a restarted coordinator computes the same number.
+    The number is the mean over domains. If the policy caps weights, the number is the median over devices, so
+    that one lying device of four cannot end a run. The number is computed from accepted updates on the disk. So a
+    coordinator gets the same number after a restart.
     """
 
     def __init__(self, plan: Plan, machine: RoundMachine, spool: Spool, participants: Participants) -> None:

@@ -19,7 +19,7 @@ IDENTITY: Final = ("name", "file")
 
 @dataclass(frozen=True)
 class Layer:
-    """The settings of one file, or the settings that the assignments of a command-line option change."""
+    """The settings of one file, or the settings in the assignments of one command-line option."""
 
     where: str
     table: Mapping[str, Any]
@@ -42,12 +42,12 @@ class _Owners:
 
     setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
     named: str = ""
-    layer: Layer | None = None  # The layer that named the method last.
+    layer: Layer | None = None  # The layer of settings that set the method's name last.
     is_plugin: bool = False
 
     def add(self, layer: Layer) -> None:
         file, name = layer.method.get("file"), layer.method.get("name")
-        # If an earlier layer has chosen a plug-in, the file of a later layer does not change the name of the method.
+        # A later layer may replace the file of a plug-in. Then the method keeps its name.
         if name or (file and not self.is_plugin):
             self.named, self.layer = str(name or Path(str(file)).stem), layer
         self.is_plugin = bool(file) or (self.is_plugin and not name)

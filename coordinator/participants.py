@@ -89,7 +89,7 @@ class Participants:
     ) -> None:
         """Take over the state of an earlier coordinator.
 
-        That state does not contain the class names of each device.
+        This state does not contain the class names of each device.
         """
         self.restore(members)
         self.domains.update(domains)
@@ -107,8 +107,8 @@ class Participants:
     # Methods for messages of devices.
 
     def hello_received(self, received: Received, hello: Hello) -> None:
-        # If the hello was sent to a coordinator of another run, remove the plan from the hello. Two runs may have the
-        # same plan, so this plan does not show that the device belongs to this run.
+        # The hello was sent to a coordinator of another run. That run may have the same plan as this run. So the plan
+        # in the hello does not show that the device belongs to this run.
         if received.run != self._link.run:
             hello = replace(hello, plan=b"")
         before = self._hellos.get(hello.device)
@@ -147,7 +147,7 @@ class Participants:
                 self.remove(device, "it does not fit any more")
             return
         waits = self.name_vote.waits(device)
-        # A device that must wait now may have joined with the class names of an earlier hello.
+        # The device may have joined with other class names in an earlier hello. Now it must wait for the vote.
         if waits and device in self._machine.roster:
             self._link.answers.abandon(device)
             self._happen(Left(device, "its classes have other names"))
@@ -314,10 +314,10 @@ class Participants:
     def round_status(self) -> RoundStatus:
         """Return the state of the round, with the names of the devices that must send something.
 
-        The state applies to all devices while the run waits for enough devices to begin a round, and also if more
-        than MOST_NAMED updates are missing. Otherwise the state contains the names of devices. In a pause, and
-        shortly after a task was sent, these are only the devices whose hello is missing. At other times, these
-        are the devices whose hello is missing and the devices whose update is missing.
+        The names are None, which means all devices, in two cases: the run waits for enough devices to begin a
+        round, or more than MOST_NAMED updates are missing. Otherwise the state names the devices whose hello is
+        missing and the devices whose update is missing. In a pause, and shortly after a task was sent, it names
+        only the devices whose hello is missing.
         """
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)

@@ -28,7 +28,7 @@ class OpenQuestion:
         self._broadcasts = spool.broadcasts
         self._codec = {forms.CODEC: ROUNDS} if codec else {}  # Message form -> reason why the run needs it.
         self.ask: Ask | None = None
-        # Message form that a device must know to take part -> reason why the run needs this form.
+        # Name of each message form that every device of the run must know -> reason why the run needs this form.
         self.uses: dict[str, str] = dict(self._codec)
         self.undelivered = Undelivered()
         self._offer: Offer | None = None  # The offer of the broadcast of the open task.
@@ -37,8 +37,8 @@ class OpenQuestion:
         self._wanted: tuple[ArraySpec, ...] = ()
         self._held: dict[str, tuple[bytes, ...]] = {}  # Hashes of the objects that each device holds.
         self._packets = SmallPackets(machine.policy.quorum)
-        self._max_packet = 0  # Largest packet of this broker in bytes.
-        self.carried = math.inf  # Size in bytes of the largest object for which the link was adapted.
+        self._max_packet = 0  # Largest packet that the broker accepts, in bytes.
+        self.carried = math.inf  # Size in bytes of the largest object that the link can send now.
 
     def close(self) -> None:
         self.ask = self._offer = None
@@ -69,9 +69,9 @@ class OpenQuestion:
         self._held[device] = objects
 
     def device_answered(self, device: str, answer: bytes) -> None:
-        """Record that a device holds the broadcast of the open task and the update that it has sent.
+        """Record two objects that the device now holds: the broadcast of the open task, and its own update.
 
-        The next broadcast may have the same bytes as that update.
+        The update is recorded because the next broadcast may have the same bytes.
         """
         held = self._held.get(device, ())[: MAX_HOLDS - 2]
         self._held[device] = (*held, self._machine.base, answer)
@@ -82,9 +82,9 @@ class OpenQuestion:
         return self._offer.size if self._offer else 0
 
     def adapt(self, size: int, now: float, max_packet: int | None = None) -> bool:
-        """Adapt the link to objects of this size; return False if the broker cannot carry them.
+        """Adapt the link to objects of this size.
 
-        In that case the connection to the broker is rejected.
+        If the broker cannot carry such objects, reject the connection to the broker and return False.
         """
         if max_packet is not None:
             self._max_packet = max_packet

@@ -250,8 +250,8 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            # Free the space of unfinished updates, and write again, because the round cannot go on without this
-            # write. The devices offer the unfinished updates again later.
+            # The round cannot go on without this write. So free the space of unfinished updates, and write again. The
+            # devices offer the unfinished updates again later.
             self._link.answers.abandon()
             write()
 
@@ -320,7 +320,7 @@ class Run:
         )  # fmt: skip
         if command.returned:
             log.error(
-                "the answer of %s to round %d is used again: without it, the same failure occurred",
+                "the answer of %s to round %d is used again, because the round failed without this answer too",
                 ", ".join(command.returned), command.round,
             )  # fmt: skip
         self.spool.put_aside(

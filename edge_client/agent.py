@@ -146,7 +146,7 @@ class Agent:
             self._context.end(why)
 
     def end_turn(self, now: float) -> None:
-        """Do nothing: the agent sends each message at once, because its updates are already on the disk."""
+        """Do nothing, because the agent sends each message at once."""
 
     def _handle_frame(self, topic: str, frame: bytes, now: float) -> None:
         try:

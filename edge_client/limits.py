@@ -1,6 +1,6 @@
 """The device's own limits on the work and memory for a run's plan, which are checked before memory is allocated.
 
-The form of a plan does not set such limits: a plan may have a network of any width and any number of epochs.
+The limits are needed because a valid plan may have a network of any width and any number of epochs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WorkSeconds = Annotated[float, Within(1, LONG_SECONDS)]
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """The [limits] table: the largest work and memory that this device accepts for a run's plan."""
+    """The [limits] table: the most work and memory that this device accepts for a run's plan."""
 
     memory_bytes: Bytes = 0
     """Largest memory, in bytes, of a network during training; 0 means the memory of the machine or its GPU."""
@@ -156,9 +156,9 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
 def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
     """Raise SettingsError if the device's samples are of another kind than the run's samples.
 
-    Samples are of the same kind if their rank and their number of channels are equal. Images of another size are
-    allowed here, because the network accepts or refuses them later. But a network might train on samples of another
-    kind without an error.
+    Samples are of the same kind if their rank and their number of channels are equal. Samples of another kind are
+    refused here, because a network might train on them without an error. Images of another size are not refused
+    here: the network accepts or refuses them later.
     """
     if not len(x):
         return
@@ -230,7 +230,7 @@ def wrong_size(network: Net, x: Tensor) -> str:
             found, said = list(part(x[:1]).shape[1:]), getattr(network, name)
             if found != [said]:
                 return f"gives {found} numbers for a sample before its head, and its Net says {name} = {said}"
-    except RuntimeError:  # The network does not accept the samples, so a wrong stated size is not the cause.
+    except RuntimeError:  # The network fails before its sizes can be compared.
         return ""
     return ""
 

@@ -1,4 +1,4 @@
-"""The public samples of a run, which are the same on all devices of the run, from a data source."""
+"""Read the public samples of a run, which are the same on all devices, from a data source."""
 
 from __future__ import annotations
 

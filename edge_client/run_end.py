@@ -22,7 +22,7 @@ class RunEnd:
 
     @property
     def wake_at(self) -> float:
-        """Return the time at which an end-of-run message that may be old takes effect; infinity if there is none."""
+        """Return the time at which a waiting end-of-run message takes effect; infinity if no message waits."""
         return self._check.at
 
     def received(self, run: str, now: float) -> None:

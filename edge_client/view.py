@@ -118,9 +118,9 @@ class AgentView:
 
     @property
     def cannot_follow(self) -> bool:
-        """Return whether the device ended because of the run's plan or its author's code.
+        """Return whether the device ended because of the run's plan, or because of the code of a plug-in's author.
 
-        If so, a restart of the device would end in the same way.
+        In both cases, a restart of the device would not help.
         """
         return self._context.cannot_follow
 

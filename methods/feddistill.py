@@ -99,7 +99,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost, with one number for each class label and each count."""
+    """Return the cost. Labels and counts are sent too, and each of them is one number."""
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.C, "labels": held, "counts": held}
     down = {"prototypes": sizes.rows * sizes.C, "labels": eight_bytes(sizes.rows)}

@@ -42,7 +42,7 @@ from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 Gap = Literal["accuracy", "loss"]
 When = Literal["next", "phase"]
 
-# If averaging harms a device most, the weight of this device must increase most.
+# Averaging lowers the accuracy of a device, or raises its loss. In both cases the weight of the device must increase.
 SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}
 HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 
@@ -71,7 +71,7 @@ class Server(fedavg.Server):
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
-        self.shares: dict[str, float] = {}  # The weight a of each device.
+        self.shares: dict[str, float] = {}  # Device -> its weight, `a` in the paper.
         self.last: list[str] = []  # Devices that took part in the last round.
 
     def round(self) -> Round:
@@ -94,7 +94,7 @@ class Server(fedavg.Server):
         return {"validation": TensorSpec((2,), dtype, low=0.0, high=high, optional=True)}
 
     def move(self, replies: Sequence[Reply], number: int) -> None:
-        """Change the weights by the gaps of round `number`."""
+        """Change the devices' weights by the gaps that the devices measured in round `number`."""
         came = {r.device: r.payload["validation"].tolist() for r in replies if "validation" in r.payload}
         gaps = {device: after - before for device, (before, after) in sorted(came.items())}
         step = self.hyper.step * (1 - (number - 1) / max(self.rounds, number, 1))
@@ -117,7 +117,7 @@ class Client(fedavg.Client):
 
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
-        # Values by round, for the last two rounds, because the coordinator may ask for a round again.
+        # Round -> `before` of the last two rounds. Two are kept because the coordinator may repeat a round.
         self.before: dict[int, float] = {}
 
     def run(self, ask: Ask) -> Payload:

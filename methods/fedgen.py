@@ -11,9 +11,9 @@ on their devices, as in LG-FedAvg. Differences between the public codes:
   generator    HtFLlib, and its fork by the authors of FedSA, train a generator but never save it. Devices get an
                untrained generator, already in round 1, and use it with the statistics of the batch. This is
                "untrained"; our default is "trained".
-  server_lr    3e-4, which the authors use for MNIST. HtFLlib has 0.1, but there no device gets the trained generator.
-               Its outputs have lengths of hundreds, and they grow. On the six digit data sets, 0.1 costs ten points
-               of accuracy, and heads can become NaN.
+  server_lr    3e-4, which the authors use for MNIST. HtFLlib has 0.1, but in HtFLlib no device gets the trained
+               generator. With 0.1, the outputs of the generator have lengths of hundreds, and grow. On the six digit
+               data sets, 0.1 costs ten points of accuracy, and heads can become NaN.
   bias         their layer in front of BatchNorm has a bias, which BatchNorm removes again. Our layer has no bias.
   terms        the authors' weights for each class and teacher, their term for diversity and their divergence on the
                device are not in HtFLlib, and not here.
@@ -109,9 +109,9 @@ class Server(SharedHead, SharingServer):
         return torch.stack([none, *self.counts.values()]).sum(dim=0)
 
     def teachers(self, replies: Sequence[Reply]) -> list[tuple[float, nn.Module]]:
-        """Return the devices' heads with their shares in the mean.
+        """Return pairs of a share and a head: the shares are for the mean of the heads' outputs.
 
-        For linear heads, return only the mean head, because its output is the mean of their outputs.
+        For linear heads, return only the mean head. Its output is equal to the mean of all heads' outputs.
         """
         head = frozen(self.model.head)
         if isinstance(head, nn.Linear):

@@ -19,8 +19,9 @@ Choices where the paper states nothing, or cannot be followed:
   N_i^j        is the number of samples of class j on device i, and N_i is the sum over all classes. A device states
                these numbers once, when it joins.
   anchors      all devices of a cohort get the same broadcast. It contains the anchors if a device of the cohort
-               does not have them yet, and always in the last evaluation. A device that has lost its state sends
-               "lacks" and trains without L_H in that round. It gets the anchors when it is next selected.
+               does not have them yet. The broadcast of the last evaluation always contains them. A device that has
+               lost its state sends "lacks" and trains without L_H in that round. It gets the anchors in the next
+               round for which it is selected.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A matrix, or a kernel written as a matrix of outputs x rest, is sent as the fact
 smallest rank that keeps the share e_t of the sum of the squared singular values. The matrix is sent whole if it has
 no more numbers than the factors. Vectors and buffers are sent whole. Differences between the public codes:
   travel   "update", as in the authors' code: the change of g in training is sent up in factors. g is sent down whole,
-           because a device that did not take part in a round has no g to which it could add a change.
+           because a device that missed a round does not have the g to which a change must be added.
            "parameters", as in HtFLlib: g itself is sent in factors, both up and down.
   rank     neither code tries the full rank. If every lower rank keeps less than the share e_t, both codes send zeros.
   energy   HtFLlib uses the e_t of the round before.
@@ -48,7 +48,7 @@ from protofleet.methods.parts.weights import WEIGHTS, load_weights, named_weight
 from protofleet.protocol.settings.bounds import PositiveShare
 
 Travel = Literal["update", "parameters"]
-SMALLEST_LOSS = 1e-6  # The smallest divisor, because the loss of two networks without errors is 0.
+SMALLEST_LOSS = 1e-6  # Lower bound of a divisor, which is 0 if the networks make no errors.
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Hyper(MutualHyper):
         demand_one_of("travel", self.travel, get_args(Travel))
 
     def energy(self, number: int, rounds: int) -> float:
-        """Return e_t, the share of the squared singular values that is sent in a round."""
+        """Return e_t of a round: the sent share of the sum of all squared singular values."""
         done = number / rounds if rounds else 1.0
         return self.energy_first + (self.energy_last - self.energy_first) * done
 
@@ -185,7 +185,7 @@ def matrices(model: Net) -> dict[str, tuple[int, int]]:
 
 
 def changing(model: Net) -> Collection[str]:
-    """Return the names of the arrays whose change is sent, instead of the array itself.
+    """Return the names of the arrays of which only the change is sent.
 
     Buffers are sent whole, because they are not learned, and because a sum of changes could make a variance negative.
     """
@@ -211,7 +211,7 @@ def cost_of_parameters(sizes: Sizes) -> Cost:
 
 
 def in_all(g: Net, ranks: Mapping[str, int]) -> Numbers:
-    """Return the count of all weights when they are sent with these ranks.
+    """Return how many numbers are sent for all weights with these ranks.
 
     The ranks depend on the data. An array without a rank is sent whole.
     """

@@ -85,7 +85,7 @@ class Head(nn.Module):
 class Shared(SharedPart):
     """The part of the model that all devices share and that is averaged: everything except the prototypes.
 
-    The prototypes are sent under their own name. A fixed scale is not sent.
+    The prototypes are sent as the array `prototypes`. The scale of the head is not sent if it is fixed.
     """
 
     head: Head

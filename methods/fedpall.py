@@ -305,7 +305,7 @@ class Client(singleset.Client):
         return embed_as_trained(self.model, self.data.x, self.hyper.batch)
 
     def other_rules(self) -> Mapping[str, nn.Module]:
-        """Return the rule of the nearest prototype by the cosine of L_InfoNCE."""
+        """Return the rule of the nearest prototype; nearness is the cosine, as in L_InfoNCE."""
         if not self.known.any():
             return {}
         return {"prototype": nearest_known(unit(self.prototypes), self.known, "cosine")}

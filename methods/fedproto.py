@@ -156,8 +156,8 @@ class Client(singleset.Client):
 def cost(sizes: Sizes) -> Cost:
     """Return the cost.
 
-    The paper does not count labels and counts, and it counts a row for every class. Here the server sends only
-    the rows of classes that at least one device has held.
+    The paper leaves out the labels and the numbers of samples, and assumes a row for every class. Here the labels and
+    numbers are included, and the server sends only rows of classes that a device has held.
     """
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

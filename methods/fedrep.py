@@ -4,8 +4,8 @@ h_i <- head_epochs of SGD on the head, phi fixed                                
 phi_i <- base_epochs of SGD on the representation, h_i fixed                    (line 10)
 phi <- sum_i (N_i / N) phi_i                                                    (line 13, which has 1/(r n))
 
-The fixed part gets no step, but its batch norms update their statistics in both parts of the training. Each part of
-the training begins with a new optimizer.
+The parameters of the fixed part do not change. But its batch norms update their statistics in both parts of the
+training. Each partof the training begins with a new optimizer.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Client(Base, SharingClient):
 def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Switch off the gradients of these parameters inside this context.
 
-    Their gradients from an earlier part of the training are deleted, because they would count in the norm that is
-    clipped.
+    Old gradients of these parameters are deleted. Otherwise the clipping of gradients would count the old gradients.
     """
     held = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in held:

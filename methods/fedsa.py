@@ -18,7 +18,7 @@ Choices where the paper cannot be followed, or the authors' code differs (with t
   eq. 7         is also computed on samples, as in the code. mcl_on = "batch_prototypes" uses the means of the batch.
   eq. 6         prints N (N - 1) terms divided by (N - 1)^2 (margin = "paper"). We use the mean of these terms. The
                 code uses margin = "nearest".
-  eq. 8         has no bias. The head in the code has a bias, and this head predicts. cc_bias = false is eq. 8.
+  eq. 8         has no bias (cc_bias = false). The head in the code has a bias, and predicts the class.
   eq. 3         divides by |N_c| although its weights already sum to 1 (aggregation = "paper"). We do not divide.
                 The code uses aggregation = "unweighted".
   eq. 2         is computed after training, in evaluation mode. The code uses proto_source = "training": the features
@@ -29,9 +29,9 @@ Choices where the paper cannot be followed, or the authors' code differs (with t
                 also predicts until there is a P.
   download      devices receive P only to predict, and P doubles the download. With send_prototypes = false, P is not
                 sent, and the classifier predicts.
-We shuffle the samples and keep the last small batch. The code does not. The rows of Table 4 differ in three
-settings: anchors = "random" or not, lambda2 = 0 or not, and lambda3 = 0 or not. A head with batch norms
-would also learn statistics of the anchors.
+We shuffle the samples and keep the last small batch. The code does neither. The rows of Table 4 differ in three
+settings: anchors = "random" or not, lambda2 = 0 or not, and lambda3 = 0 or not. If the head has batch norms, their
+statistics are also learned from the anchors.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Conditional(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, mu: Tensor, sigma: Tensor, y: Tensor) -> Tensor:
-        """Return CMI of the formula above, for mu and sigma [B, D]."""
+        """Return CMI for mu and sigma [B, D]; the docstring of this file has the formula."""
         variance = self.scale.square() * sigma.square()
         return normal_kl(self.scale * mu, variance, self.mu[y], F.softplus(self.sigma[y]).square()).mean()
 

@@ -150,9 +150,9 @@ def contrast(p: Tensor, y: Tensor, t: Tensor, margin: float) -> Tensor:
 
 
 def pairs(replies: Sequence[Reply], classes: int) -> tuple[Tensor, Tensor]:
-    """Return the rows [n, D] and labels [n] that the devices sent, by device and then by class.
+    """Return all rows [n, D] and labels [n] of the devices, sorted by device and then by class.
 
-    Each device has at most one pair for each class.
+    A device has at most one row for each class.
     """
     ordered = sorted(replies, key=lambda reply: reply.device)
     tables = [class_means_in(reply.payload, classes) for reply in ordered]

@@ -2,7 +2,7 @@
 
 L_own = alpha CE(f(x), y) + (1 - alpha) KL(g(x) || f(x))     f the device's own, any network, which is never sent
 L_g   = beta CE(g(x), y) + (1 - beta) KL(f(x) || g(x))       g the small shared network, `mutual` of the plan
-g <- mean of the devices' g, each counted once
+g <- mean of the devices' g, with equal weights
 
 Both losses use the same forward pass, and each loss changes only its own network: the scores of the other network are
 a constant target in this loss. f is measured. Differences from HtFLlib:

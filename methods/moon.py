@@ -5,7 +5,7 @@ l = CE + mu l_con                                                               
 
 z_glob is from the model that the device has just received. z_prev is from the model that the device trained when it
 last took part. Both models are frozen. Until the device has trained, z_prev is from the first network of the run.
-So in round 1 both models are the same, and the term is log 2 without gradient, for any mu.
+So in round 1 z_glob and z_prev are from the same model. Then l_con is log 2 and has no gradient.
 """
 
 from __future__ import annotations

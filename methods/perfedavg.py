@@ -5,7 +5,7 @@ w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        
 Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. A single sample is D and D'.
 Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set for all its methods, have no effect.
 In PFLlib beta is equal to lr, a device trains twice in a round, and with fewer than 2B samples it makes no step.
-FedPall's copy uses whole batches in turn as D and D', so a device with one batch never trains.
+In the authors' code of FedPall, D and D' are whole batches in turn, so a device with one batch never trains.
 
 After the last round, a device makes one step with lr on one batch of its own samples, and the model is then measured,
 as the paper intends. The model without this step is also measured ("unadapted"). In earlier rounds, "personal" is the
@@ -40,7 +40,7 @@ class Hyper(LocalHyper):
 
     @property
     def pairs(self) -> LocalHyper:
-        """Return the settings of a loop over batches of 2B samples."""
+        """Return the settings of the training loop, with the batch size 2B."""
         return LocalHyper(self.epochs, 2 * self.batch, self.lr, clip=self.clip)
 
 
@@ -51,7 +51,7 @@ class Client(fedavg.Client):
 
     def begin(self, number: int) -> None:
         super().begin(number)
-        self.unadapted = None  # An evaluation between two rounds may have made the copy.
+        self.unadapted = None  # An evaluation between two rounds may have set it.
 
     def networks(self) -> Sequence[nn.Module]:
         return [self.model, *([] if self.unadapted is None else [self.unadapted])]
@@ -96,7 +96,7 @@ class OneBatch:
 
 
 class FromWhereItStood(SGD):
-    """An SGD that takes the gradient after a trial step, and applies it to the parameters before the trial step."""
+    """An SGD that computes the gradient after a trial step, undoes the trial step, and then applies the gradient."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__([w for w in parameters if w.requires_grad], lr)

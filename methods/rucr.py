@@ -253,7 +253,7 @@ def mixed(lam: Tensor, direction: Tensor, z: Tensor) -> Tensor:
 def balanced_contrast(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, shares: Tensor, local: Tensor, tau: float
 ) -> Tensor:
-    """Return the contrast loss; only samples whose class has a prototype are in the mean."""
+    """Return the contrast loss: a mean over the samples whose class has a prototype."""
     held = known[y]
     z, y = z[held], y[held]
     cosines = unit(z) @ unit(prototypes).T / tau
@@ -287,7 +287,8 @@ def rectified_in(payload: Payload, model: Net) -> nn.Module | None:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost.
 
-    The paper does not count labels and counts. In the last evaluation, a device also receives the retrained head.
+    The paper leaves out the bytes of labels and of class sizes. In the last evaluation, a device also receives
+    the retrained head.
     """
     rows, held, table = sizes.rows * sizes.D, eight_bytes(sizes.held), eight_bytes(sizes.rows)
     up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

@@ -111,7 +111,7 @@ class ThreadWorker:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the exception to report to the owner of a thread in place of an error.
+    """Return the exception that the owner of a thread gets in place of this error.
 
     A SystemExit is replaced, because it would end the thread silently. An error of a plug-in is logged with
     its traceback for the plug-in's author, and is replaced by an exception with one line.
@@ -168,7 +168,7 @@ def serve(
 def _take_what_is_there(
     app: EventLoopApp[T], receive_queue: queue.SimpleQueue[T], clock: Callable[[], float]
 ) -> None:
-    """Take the items that wait in the queue, but only for a short time, because deadlines must be checked too."""
+    """Take the items that wait in the queue; stop after a short time, so that deadlines are checked in time."""
     end = clock() + TURN_SECONDS
     for _ in range(TURN_ITEMS - 1):
         if app.finished or clock() >= end:

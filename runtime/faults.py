@@ -26,7 +26,7 @@ OURS: Final = (OSError, sqlite3.Error, MemoryError, DamagedError, NewerFormatErr
 
 
 def is_ours(error: BaseException) -> bool:
-    """Return whether an error counts as ours; this includes torch's errors about a lack of memory."""
+    """Return whether our side is responsible for an error; this includes torch's errors about a lack of memory."""
     return isinstance(error, OURS) or is_want_of_memory(error)
 
 
@@ -37,7 +37,7 @@ def is_want_of_memory(error: BaseException) -> bool:
 
 
 def as_authors(error: BaseException) -> AuthorError | None:
-    """Return the error to report in place of an error in a plug-in's own code, or None for other errors.
+    """Return an AuthorError for an error in a plug-in's own code, or None for any other error.
 
     The plug-in's error may be a SystemExit. The result is None for errors of protofleet's own classes and for
     a lack of memory or disk space, because other code handles them. A missing file is an error of the plug-in

@@ -75,7 +75,7 @@ def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
         looked = going_on = time.monotonic()
         while not done.wait(seconds / 10):
             now = time.monotonic()
-            # If this thread has not run in time either, the whole process was stopped.
+            # If this thread runs too late, the whole process was stopped.
             if now - looked > seconds / 2:
                 going_on = now
             looked = now

@@ -101,12 +101,12 @@ class ForkOfThis:
         return self._code
 
 
-# The object that stands for the forking process in the process that started it.
+# The handle of the forking process. The process that started it holds this handle.
 Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild
 
 
 def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoReturn:
-    """Turn this fork into a forking process: make it independent, as a new interpreter is, and serve requests."""
+    """Turn this fork into a forking process, which is as independent as a new interpreter, and serve requests."""
     try:
         os.setsid()
         children.end_with_parent(environment)
@@ -122,9 +122,9 @@ def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoRetu
 class Launcher:
     """An object that controls a forking process; if that process has ended, `start` starts it again.
 
-    Normally the forking process is a new interpreter, which imports `modules` while this process continues.
-    With `here`, this process imports the modules and then forks the forking process. If this process needs
-    the modules too, both processes share the memory of the modules.
+    Normally the forking process is a new interpreter, which imports `modules` while this process continues. Use
+    `here` if this process needs the modules too: this process imports them and then forks the forking process,
+    so both processes share the memory of the modules.
     """
 
     def __init__(self, modules: Sequence[str], here: bool = False) -> None:
@@ -144,7 +144,9 @@ class Launcher:
 
     def _start_process(self, theirs: socket.socket) -> Process:
         if self._here:
-            self._here = False  # Later this process may have threads, so it forks only once.
+            self._here = (
+                False  # Fork only once: later this process may have threads, and then a fork is not safe.
+            )
             return self._fork(theirs)
         return subprocess.Popen(
             children.command(PROGRAM, str(theirs.fileno()), *self._modules, ROOM),
@@ -259,7 +261,7 @@ class Launcher:
 
 
 class ForkedLauncher(Launcher):
-    """A launcher whose forking process is a child of another launcher.
+    """A launcher with a forking process that another launcher has started.
 
     The forking process first runs a module, and its children share the memory of the module's data. If the
     forking process cannot fork because a library has started a thread, the other launcher starts the child instead.

@@ -71,8 +71,8 @@ def share_memory() -> None:
     gc.collect()
     gc.freeze()  # After this, garbage collection in a child does not write to shared pages.
     if sys.version_info < (3, 12):  # Python 3.12 and later do not count references to names of attributes.
-        # When a child looks up an attribute, the new entry of the type cache replaces an entry of this
-        # process. Python then releases the name in the old entry, which writes to a shared page.
+        # When a child looks up an attribute, Python may replace an old entry of the type cache. Python then
+        # releases the name in the old entry, and so it writes to a shared page.
         sys._clear_type_cache()
 
 
@@ -216,7 +216,7 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """Make this process like a newly started process, which shares nothing with other children except memory."""
+    """Make this process like a newly started process: it shares only memory with the other children."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

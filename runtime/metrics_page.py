@@ -34,7 +34,7 @@ class MetricsError(RuntimeError):
 
 
 class MeterReader(Protocol):
-    """The counts of a Link's meter, for reading."""
+    """The interface for reading the counts of a Link's meter."""
 
     @property
     def payload(self) -> Mapping[tuple[str, str], int]: ...
@@ -230,7 +230,7 @@ class Endpoint:
 
 
 class Scrapes:
-    """The time when Prometheus, or a program with the same header, last read the metrics.
+    """The time when Prometheus, or a program that sends the same header, last read the metrics.
 
     Requests of a person or a script are ignored.
     """

@@ -1,1 +1,1 @@
-"""Build tools of the repository. No wheel contains them. They may import every room, but no room imports them."""
+"""Build tools of the repository. No wheel contains them. They may import all packages; no package imports them."""

@@ -27,8 +27,9 @@ class Verdict(Enum):
 class Spread:
     n: int
     median: float
-    low: float  # Start of an interval that contains the true median in 9 of 10 cases, for any distribution.
-    high: float  # End of the interval.
+    # The interval from `low` to `high` contains the true median in 9 of 10 cases, for any distribution.
+    low: float
+    high: float
     first: float  # The first quartile.
     third: float  # The third quartile.
 

@@ -193,7 +193,7 @@ class Swarm:
         deadline = time.monotonic() + LIMIT_SECONDS
         while not true():
             if self.process.poll() is not None or self.robots.poll() is not None:
-                raise MeasureError(f"before {what} a process ended: {self.family.last_words()}")
+                raise MeasureError(f"a process ended before {what}: {self.family.last_words()}")
             if time.monotonic() > deadline:
                 raise MeasureError(
                     f"{what} did not happen within {LIMIT_SECONDS:.0f} s: {self.family.last_words()}"

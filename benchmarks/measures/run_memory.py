@@ -1,6 +1,6 @@
-"""Memory of all processes of `protofleet run`, sampled from start to end. One figure is the highest value.
+"""Measure the memory of all processes of `protofleet run`, from start to end.
 
-The other figure is the median over the samples during the rounds.
+One figure is the highest sample. The other figure is the median of the samples during the rounds.
 """
 
 from __future__ import annotations

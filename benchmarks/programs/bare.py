@@ -2,8 +2,8 @@
 
 The loop is a round of federated averaging without a framework: it loads the model, trains on each device's
 data, and sums the weights. The product's trainer does the same without the sum. The trainer's cost
-includes everything that a process of devices adds (jobs, signs of life at each module, deadlines), but no network
-and no disk.
+includes everything that a process of devices adds (jobs, progress reports at each module, deadlines), but no
+network and no disk.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ BATCH, LR, MOMENTUM, DECAY = 32, 0.01, 0.9, 1e-5
 def measure(
     devices: int = 10, examples: int = 600, rounds: int = 6, width: int = WIDTH, epochs: int = 1
 ) -> dict[str, float]:
-    """Return medians over the rounds.
+    """Return three medians over the rounds.
 
-    They are the CPU and the seconds of the plain loop, and the CPU of the trainer divided by the CPU of the loop.
+    The first two are the CPU time and the duration of the plain loop. The third is the CPU time of the trainer,
+    divided by the CPU time of the plain loop.
     """
     torch.set_num_threads(1)
     Process("bare").heartbeats.beat("work")
@@ -52,7 +53,7 @@ def measure(
         with no_hooks():
             bare.append(cost(partial(bare_round, model, shards, epochs)))
         ours.append(cost(partial(trained, broadcast, jobs, number + 1)))
-    bare, ours = bare[1:], ours[1:]  # The first rounds are left out, because they also contain preparations.
+    bare, ours = bare[1:], ours[1:]  # The first round takes longer, so it is left out.
     return {
         "bare cpu": statistics.median(cpu for cpu, _ in bare),
         "bare seconds": statistics.median(wall for _, wall in bare),
@@ -74,7 +75,7 @@ def job_of(plan: Plan, shard: MadeUp, name: str) -> Job:
 def no_hooks() -> Iterator[None]:
     """Remove the hooks on all modules of the process during the `with` block.
 
-    The product adds such a hook, which would also slow down the plain loop.
+    protofleet adds a hook to all modules. This hook would also slow down the plain loop.
     """
     hooks = torch_modules._global_forward_hooks
     kept = dict(hooks)

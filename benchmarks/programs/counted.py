@@ -48,7 +48,7 @@ def measured(folder: Path, devices: int = DEVICES, rounds: int = ROUNDS) -> dict
 
 
 class Present(Clockwork):
-    """An observer that measures idle memory and the bytes so far at the moment when the last device has joined."""
+    """An observer that measures the idle memory and the bytes so far when the last device has joined."""
 
     def __init__(self, family: Family, devices: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Many devices that share processes: their memory, and the CPU of a device's round with coordinator and broker.
+"""Measure devices that share processes: memory, and CPU per device and round, with coordinator and broker.
 
 The network has 53,002 parameters, and each device trains one epoch on 600 samples, as in `round_cost`. The
 coordinator runs in this process. CPU is counted from the end of the first training phase to the end of the

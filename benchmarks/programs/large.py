@@ -44,7 +44,7 @@ class Peaks(Clockwork):
 
 
 def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: int = 1) -> dict[str, float]:
-    """Measure peaks of memory, and the bytes written to the disk divided by the bytes of updates.
+    """Measure peaks of memory, and the ratio of bytes on the disk to bytes of updates.
 
     This process is the coordinator of the run.
     """

@@ -29,7 +29,7 @@ SIZE = 1_000_000
 SEGMENT = 1448
 RETRANSMIT_SECONDS = 0.2  # Seconds that a retransmission takes, in addition to a round trip.
 BUFFER_SECONDS = (
-    0.5  # The line accepts data for this number of seconds in advance, like the send buffer of a system.
+    0.5  # The line accepts data this many seconds before it can send the data, like a send buffer.
 )
 
 
@@ -42,7 +42,7 @@ class Line:
 
 
 class Direction:
-    """One direction of the line. The method `arrival` returns the time at which the bytes read now will arrive."""
+    """One direction of the line. The method `arrival` returns when bytes that are read now will arrive."""
 
     def __init__(self, line: Line, seed: int) -> None:
         self._line, self._random = line, random.Random(seed)

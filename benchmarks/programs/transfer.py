@@ -1,7 +1,7 @@
 """The speed of 64 MiB from a device to the coordinator, and of a plain publish of 64 MiB on the same broker.
 
-Our transfer is timed from the offer of a finished update to the moment when the coordinator has checked every block
-and has given the file on its disk its final name. The plain publish is timed from `publish` to the receiver's
+Our transfer is timed from the offer of a finished update. It ends when the coordinator has checked every block
+and has renamed the complete file on its disk. The plain publish is timed from `publish` to the receiver's
 `on_message`. The bytes of the plain publish are not checked and not stored. Each receiver has its own process.
 """
 
@@ -58,7 +58,7 @@ class TakeAll:
 def measure(qos: int = 1, busy: int = 0, size: int = SIZE) -> dict[str, float]:
     """Measure one transfer of our protocol, and then one plain publish.
 
-    The results of two calls differ more by noise than by the order of the two transfers.
+    The order of the two transfers changes the results less than noise does.
     `qos` is the QoS of our blocks. `busy` is the number of processes that use a core during both transfers.
     """
     with tempfile.TemporaryDirectory() as place:

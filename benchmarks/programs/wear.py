@@ -64,7 +64,7 @@ def one(method: str, rounds: int = ROUNDS, network: Network | None = None) -> di
 
 
 def run(plan: Plan, folder: Path, written: Written) -> int:
-    """Run the plan to its end, and return the largest size of the device's folder at the beginning of a round."""
+    """Run the plan to its end. Return the largest size that the device's folder had when a round began."""
     names, most = [f"device-{i}" for i in range(DEVICES)], 0
     shards = {name: made_up(name, CLASSES, plan.size, EXAMPLES) for name in names}
     policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)

@@ -58,8 +58,8 @@ class Suspension:
     def is_active(self, at: float) -> bool:
         """Return whether the ban or pause is active at this time.
 
-        A time before the beginning of the ban shows that the clock was set back. The ban is not active then,
-        because with that clock the ban could last for years.
+        If `at` is before the beginning of the ban, the clock was set back. Then the ban is not active. Otherwise
+        it could last for years.
         """
         return self.since <= at < self.until
 

@@ -3,10 +3,10 @@
 The labels of a device are numbers, and the class names give the meaning of the numbers. A device takes no part if
 its class names, or the order of its class names, differ from those of the run.
 
-The settings decide the names. If the settings hold no names, the devices vote: at least two devices, and more
-than half of all devices that sent names, must agree. The votes are counted when a round begins, and also at the
-moment when LISTEN_SECONDS have passed since the first contradiction. So neither the first device nor a device
-that lies can decide alone.
+The settings decide the names. If the settings hold no names, the devices vote. Names win if at least two devices
+have sent them, and if these devices are more than half of all devices that sent names. The votes are counted when
+a round begins. They are also counted LISTEN_SECONDS after two devices first sent different names. So neither the
+first device nor a device that lies can decide alone.
 
 While all devices agree, no device waits, even if there is only one device. If they disagree, the devices
 whose names have enough votes take part, and the other devices wait. In a tie all devices wait, without a time
@@ -15,8 +15,8 @@ because of the names of one other device.
 
 Fixed names stay fixed, also after restarts; only the settings can change them. The votes of devices are not
 stored. After a restart, there may be no fixed names, or the settings may hold other names than before. In both
-cases, the devices that the earlier coordinator had admitted take part only with each other until they have sent
-their names again. A device that is not enrolled any more has no vote.
+cases, the devices that the earlier coordinator had admitted must send their names again. Until then, they take
+part only with each other. A device that is not enrolled any more has no vote.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClassNameVote:
         self._names_of: dict[bytes, Names] = {}
         self._waiting: dict[str, Hello] = {}
         self._warned: set[str] = set()
-        # Digest of the names with which devices could take part at the last check.
+        # Digest of the accepted class names at the last call of `outvoted`.
         self._last_accepted_digest = b""
         self._has_listened = False
         self._log_limit = TokenBucket(1 / LOG_SECONDS, LOG_BURST)
@@ -121,9 +121,9 @@ class ClassNameVote:
         self._waiting.pop(device, None)
 
     def outvoted(self) -> list[Hello]:
-        """Return the hellos of devices that took part until now and whose names are now outvoted.
+        """Return the hellos of devices that took part until now, but whose class names are now outvoted.
 
-        Each of these hellos is returned once.
+        Each hello is returned only once.
         """
         before, self._last_accepted_digest = self._last_accepted_digest, self._accepted_digest()
         if before == self._last_accepted_digest:
@@ -201,8 +201,8 @@ class ClassNameVote:
             digest = self._digests[hello.device]
             log.error(
                 "%s has other class names than other devices, so it waits (%d of %d devices wait). The wait ends "
-                "when two devices, and more than half of all devices that sent names, agree. To decide now, set "
-                "class_names in the coordinator's settings. The difference is: %s",
+                "when enough devices agree: at least two, and more than half of all devices that sent names. To "
+                "decide now, set class_names in the coordinator's settings. The difference is: %s",
                 hello.device, len(self._waiting), len(self._digests),
                 self._explain(digest, self._names_of.get(digest, ())),
             )  # fmt: skip
@@ -255,7 +255,8 @@ class ClassNameVote:
     def _explain(self, digest: bytes, said: Names) -> str:
         """Describe how these names differ from the names of the run.
 
-        In a tie, the run has no names. Then compare these names with the names of another device.
+        If the vote is a tie, the run has no names yet. Then the names of another device are used for the
+        comparison.
         """
         against = self._accepted_digest() or next((other for other in self._votes if other != digest), b"")
         who = "this run" if self._accepted_digest() else "another's"

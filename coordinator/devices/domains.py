@@ -36,8 +36,8 @@ def domain_of(device: str, claim: str, known: Mapping[str, str], shared: Shared)
     if held is not None and (held not in shared or listed(device, held, shared)):
         return held
     taken = claim in shared or any(claim == other for name, other in known.items() if name != device)
-    # A claim that ends with ")" could be equal to the domain that another device was given, such as
-    # "street (board-7)".
+    # Another device may have been given a domain such as "street (board-7)". A claim that ends with ")" could be
+    # equal to this domain.
     if taken or claim.endswith(")"):
         return f"{claim} ({device})"
     return claim

@@ -43,7 +43,7 @@ class LastWills:
     _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)
     # Device that was suspect -> time at which it sent a message again; its birth message may still arrive.
     _awaiting_birth: dict[str, float] = field(default_factory=dict)
-    # Devices whose wills were false and that `take_refuted` has not returned yet.
+    # Devices whose wills were false, until `take_refuted` returns them.
     _refuted: list[str] = field(default_factory=list)
 
     @property
@@ -92,9 +92,9 @@ class LastWills:
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Record the outcome of a will; return the time since which its device was suspect.
+        """Record the outcome of a will.
 
-        Return None if the device was not suspect.
+        Return the time at which the device became suspect, or None if the device was not suspect.
         """
         if self._awaiting_birth.pop(device, None) is not None:
             self.counted[device, outcome] += 1
@@ -104,7 +104,7 @@ class LastWills:
         return suspect[0]
 
     def timed_out(self, now: float) -> dict[str, float]:
-        """Return the suspect devices that sent nothing for too long, with the time since which they were suspect."""
+        """Return the suspect devices that sent nothing for too long, each with the time when it became suspect."""
         gone = {device: since for device, (since, _) in self._suspects.items() if now >= since + self.seconds}
         for device in gone:
             self.resolve(device, LEFT)

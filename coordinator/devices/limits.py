@@ -1,9 +1,9 @@
 """The limits on the numbers that a device may claim.
 
 Each number that a device sends has a limit, either here or in the specifications of the arrays that the method
-requests. No one can check how many samples a device has. So the claims must also agree with each other. Neither
-the examples of an update nor the sum of its counts may be above the number of examples in the hello of the
-device.
+requests. No one can check how many samples a device has. So the claims must also agree with each other. The
+hello of a device states its number of examples. The examples of an update, and the sum of its counts, may be at
+most this number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 
 @dataclass(frozen=True)
 class CoordinatorLimits:
-    """The [limits] table: what one device may claim, and how much of the disk updates may use."""
+    """The [limits] table: what one device may claim, and how much disk space the updates may use."""
 
     examples: Examples = 1_000_000
     """Largest number of examples that a device may state; this number is the device's weight in FedAvg, and limits
@@ -120,8 +120,8 @@ def update_problem(update: Update, member: Member) -> Problem | None:
 def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
     """Return what is wrong with the metrics of an update, or None if nothing is wrong.
 
-    A device whose model has diverged sends NaN or a huge loss. Such a value is not a false claim, so the value
-    is allowed here. It is left out of every mean (see `measured`).
+    A device whose model has diverged sends NaN or a huge loss. These values are allowed here, because the device is
+    honest. They are left out of every mean (see `measured`).
     """
     for name, value in metrics.items():
         most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED

@@ -2,9 +2,9 @@
 
 With such a broker the manifest is sent as an object, and devices of older versions cannot read this form.
 These devices would be refused for the rest of the run. So the coordinator does not decide at the first CONNACK
-with a small limit. It refuses the broker and connects again, until the limit has been too small for LASTS_SECONDS.
-If the newer devices are then enough for a quorum, the run goes on without the older devices. So a single older
-device cannot prevent a run with this broker.
+with a small limit. It refuses the broker and connects again, and repeats this during LASTS_SECONDS. If the limit is
+still too small then, and the newer devices are enough for a quorum, the run goes on without the older devices. So a
+single older device cannot prevent a run with this broker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LASTS_SECONDS: Final = 60.0
 class SmallPackets:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        # Time since which the coordinator has refused every broker because of its small packet limit.
+        # Time of the first refusal of a broker because of its small packet limit; infinity after a broker was
+        # accepted.
         self._since = float("inf")
 
     def manifests_may_be_objects(
@@ -28,10 +29,9 @@ class SmallPackets:
     ) -> bool:
         """Return whether the coordinator may send manifests as objects from now on.
 
-        It may do so if all present devices can read such a manifest. It may also do so if the small limit has
-        lasted long enough and the devices that can read such a manifest are enough for a quorum. Absent devices
-        that can read such a manifest count towards the quorum, because without a connection the coordinator
-        does not know which devices have come back.
+        It may do so if all present devices can read such a manifest. It may also do so if brokers were refused for
+        LASTS_SECONDS, and enough devices for a quorum can read such a manifest. Absent devices are counted too:
+        without a connection, the coordinator does not know which devices have come back.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

@@ -10,7 +10,7 @@ class Undelivered:
         self._devices: set[str] = set()
 
     def sent(self, device: str, connected: bool) -> None:
-        """Record whether a task that was sent to a device is lost: it is lost if there is no connection."""
+        """Record that a task was sent to a device. Without a connection, the task is lost."""
         self._devices.discard(device) if connected else self._devices.add(device)
 
     def denied(self, devices: Collection[str]) -> None:

@@ -98,8 +98,7 @@ class Gate:
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
         """Decide whether to fetch an update.
 
-        Raise NoRoom or Rejected if there is no decision now. Then the device can offer the update again
-        later.
+        Raise NoRoom or Rejected if no decision is possible now. The device can offer the update again later.
         """
         if self.is_expected(update):
             self._spool.check_claim()
@@ -125,7 +124,7 @@ class Gate:
 
     def _problem_with(self, update: Update, size: int) -> Problem | None:
         if refused := self._refused.get(update.device):
-            # A device has only one update for each task, so a new offer does not change the verdict.
+            # A device has only one update for a task, so it offers the refused update again.
             return refused
         if size > self.max_size:
             return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self.max_size} were asked for")

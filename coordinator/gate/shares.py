@@ -26,7 +26,7 @@ class Offer:
 def offers_to_drop(size: int, lacking: int, share: int, offers: Mapping[str, Offer]) -> list[str]:
     """Return the devices whose offers must be dropped to free `lacking` bytes for an offer of this size.
 
-    Return an empty list if all droppable offers together would not be enough.
+    Return an empty list if dropping all droppable offers would free too little.
     """
     droppable = [device for device, offer in offers.items() if offer.silent or offer.size > max(share, size)]
     droppable.sort(key=lambda device: (not offers[device].silent, -offers[device].size, device))

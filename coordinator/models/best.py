@@ -41,7 +41,7 @@ class BestModel:
     def __init__(self, spool: Spool, lines: Iterable[Mapping[str, Any]]) -> None:
         """Restore the choice of earlier processes; `lines` are the lines of rounds.jsonl so far."""
         self._spool, self._folder = spool, best_folder(spool.folder)
-        self._noted: set[int] = set()  # Rounds whose accuracy was compared already.
+        self._noted: set[int] = set()  # Rounds whose accuracy was already compared with the best accuracy.
         self._chosen: tuple[int, Validation] | None = None
         for line in lines:
             if measured_by_all(line, GLOBAL):

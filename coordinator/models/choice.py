@@ -3,8 +3,8 @@
 If the accuracy of each device is known, a later point is compared with the best point so far. For each device
 that was measured at both points, the change of its accuracy is computed. The later point is better if the
 median of these changes is above 0. For an even number of devices, the median is the mean of the two middle
-values. If fewer than half of the devices send false values, the median is between the values of honest
-devices. So one device of four cannot decide.
+values. If fewer than half of the devices send false values, the median still lies between the values of honest
+devices. So one dishonest device of four cannot choose the best point.
 
 If the accuracy of each device is not known (`policy.weight_cap = 0`, or lines of an earlier version), the
 mean over domains decides.

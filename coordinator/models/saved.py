@@ -1,4 +1,4 @@
-"""The reading of a global model from the folder of a coordinator, which may be running.
+"""Read a global model from the folder of a coordinator, even while the coordinator runs.
 
 Nothing in the folder is changed, even if files are damaged.
 """
@@ -95,7 +95,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
-    """Check the checksum of the first row, and return the other values of the row."""
+    """Return the first row without its checksum, or raise DamagedError if the checksum is wrong."""
     row = db.execute(query).fetchone()
     if row is None:
         return None

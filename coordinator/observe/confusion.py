@@ -1,8 +1,8 @@
 """Confusion matrices by domain, from the counts that devices send with the last evaluation.
 
-The counts of a device are ignored if they contradict the metrics of the same device. The sum of its matrix
-must equal its number of test samples, and the share of correct predictions must equal its accuracy. No one
-can check more than that.
+The counts of a device are ignored if they contradict the metrics of the same device. The sum of the
+matrix must be the device's number of test samples, and the share of correct predictions must be the device's
+accuracy. The coordinator can check nothing else.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def confusion_by_domain(
 ) -> dict[str, Matrix]:
     """Sum up the matrices by domain, in a fixed order of the domains.
 
-    `counted` holds the name, the arrays and the metrics of each device. `view` is the model whose accuracy is
-    compared with the matrix of a device. A matrix with more than `most` samples is scaled down to `most`.
+    `counted` holds the name, the arrays and the metrics of each device. A matrix is left out if it does not agree
+    with the device's accuracy in `view`. A matrix with more than `most` samples is scaled down to `most`.
     """
     sums: dict[str, Tensor] = {}
     for device, arrays, metrics in counted:

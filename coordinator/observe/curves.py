@@ -83,9 +83,11 @@ def curve(lines: Lines, view: str, measure: str) -> list[ByDomain]:
 def measured_by_all(line: Line, view: str, most: int = 0) -> bool:
     """Return whether all present devices were asked to measure this view in the round of a line.
 
-    Some of the devices may have sent no update. Earlier versions did not write how many devices were present.
-    For a line of an earlier version, the number of asked devices is compared with `most`, the largest number
-    of devices that were asked in any line. If `most` is 0, the result for such a line is True.
+    The result can be True even if some devices have sent no update.
+
+    A line of an earlier version does not say how many devices were present. For such a line, the number of
+    asked devices is compared with `most`, the largest number of asked devices in any line. If `most` is 0,
+    the result is True.
     """
     if who := line.get("measured", {}).get(view):
         return is_of_all(who)

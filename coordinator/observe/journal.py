@@ -277,8 +277,7 @@ class Journal:
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        # FedAvg would need one broadcast in each round and one broadcast in the last evaluation. Every method here
-        # also needs a broadcast in the last evaluation.
+        # FedAvg would send its model once in each round, and once more in the last evaluation.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
         record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
         of_round = self._metrics_of_round()

@@ -30,7 +30,7 @@ class LogLines:
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what == "lacking":
             log.warning("%s", details["reason"])
-        if what != "dropped":  # All other entries are logged by the code that makes the decision.
+        if what != "dropped":  # Other code logs all other kinds of entries.
             return
         refusal = str(details["device"]), str(details["reason"])
         if refusal in self._said:
@@ -65,7 +65,7 @@ class LogLines:
 
 
 def who_words(record: RoundRecord, view: str) -> str:
-    """Return the words for a log line about how many devices measured this view.
+    """Return words that say how many devices measured this view, for a log line.
 
     Return "" if all present devices were asked to measure it.
     """

@@ -1,9 +1,9 @@
 """The metrics that the coordinator uses: their names belong to the run's method, and their values are finite.
 
-All metrics of updates go through this module. A metric with an unknown name is ignored, because another version
-or a lying device may have sent it. Such a metric must neither exclude an honest device nor create a series. NaN
-is ignored too, because it is not valid JSON and cannot be averaged. NaN is not a false claim, because a device
-whose model has diverged sends NaN.
+All metrics of updates go through this module. A metric with an unknown name is ignored: a device of another version,
+or a device that lies, may have sent it. The device is not excluded, and the metric gets no series. NaN is ignored
+too, because it is not valid JSON and cannot be averaged. A device that sends NaN does not lie: its model has
+diverged.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class OlderCopyCounts(PerDeviceCounts):
 
 
 class Errors:
-    """The counts of errors of this program after which the run goes on; each is logged with its traceback."""
+    """Counters of errors that do not end the run. Each such error is logged with its traceback."""
 
     def __init__(self, run: RunView | None) -> None:
         self._run = run

@@ -72,7 +72,7 @@ def observed(
 
 
 def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
-    """Attach a new journal to the run."""
+    """Attach a new journal to the run, and return the journal."""
     journal = Journal(run.view, sinks, run.isolation)
     run.spool.open_round_traffic = journal.open_round_traffic
     run.tell_of_transfers(journal.transfer_progressed)

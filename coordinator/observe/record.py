@@ -42,7 +42,7 @@ class PhaseRecord:
 
 @dataclass
 class EvaluationRecord:
-    """The evaluation by all present devices, at the beginning of a round that leaves devices out."""
+    """The evaluation before a round in which some present devices get no task. All present devices evaluate."""
 
     seconds: float = 0.0
     asked: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class RoundRecord:
     round: int
     attempt: int
     kind: str  # "training" or "evaluation".
-    # True if a coordinator died in this round. Up to a minute of bytes and seconds may then be missing.
+    # True if a coordinator died in this round. Then the bytes and seconds of its last minute may be missing.
     resumed: bool = False
     seconds: float = 0.0
     phases: list[PhaseRecord] = field(default_factory=list)
@@ -77,8 +77,7 @@ class RoundRecord:
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
-    # View -> device -> accuracy, filled only if the run caps weights (policy.weight_cap). The best point is
-    # then chosen by these values.
+    # View -> device -> accuracy. Filled only if the run caps weights (policy.weight_cap), to choose the best point.
     validation_by_device: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
     # View -> accuracy over the test samples of all devices together.
@@ -92,8 +91,8 @@ class RoundRecord:
     machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" or "send" -> joules, for devices that can measure their energy.
     energy: ByDevice = field(default_factory=dict)
-    # View -> how many devices measured the accuracy of the line ("devices"), were asked to measure it
-    # ("asked"), and were present ("present").
+    # View -> number of devices that measured the accuracy ("devices"), that were asked to measure it ("asked"), and
+    # that were present ("present").
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     evaluation: EvaluationRecord | None = None
     # Reason -> number of frames and updates that were rejected.
@@ -178,7 +177,7 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
     except SettingsError:
         return None
     found = asdict(record)
-    # Each version that wrote one of these fields wrote a seal too.
+    # A record without a seal cannot have these fields, because the versions that write them also write a seal.
     for name in ("energy", "measured", "evaluation"):
         del found[name]
     return found if 1 <= record.round <= LARGEST_COUNT else None

@@ -20,7 +20,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 
 log = logging.getLogger("protofleet.coordinator")
 
-# The fields of lines that were written before lines had seals.
+# The fields of a line from an earlier version, in which lines had no seals.
 UNSEALED: Final = frozenset({
     "round", "attempt", "kind", "resumed", "seconds", "phases", "participants", "late", "dropped", "payload", "wire",
     "fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected",

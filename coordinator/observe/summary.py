@@ -40,8 +40,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Make the summary; `built` holds the commit and the digest of the sources, if they are known."""
     method = run.plan.variant
-    # A process that starts after the last round receives no hellos with descriptions. So the descriptions in the
-    # lines are used too.
+    # A process that starts after the last round receives no hellos, which describe the machines. So the descriptions
+    # in rounds.jsonl are used too.
     software_of = {**machines_in(lines), **run.software}
     return {
         "name": settings.name,

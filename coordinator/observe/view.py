@@ -97,7 +97,7 @@ class RunView:
 
     @property
     def stopped(self) -> str:
-        """Return why the process ends before the run is over, or "" if it does not."""
+        """Return why the process ends before the end of the run; "" if there is no such reason."""
         return self._context.stopped
 
     @property
@@ -250,7 +250,7 @@ class RunView:
         return self._spool.earlier_traffic(round)
 
     def missing(self) -> Mapping[str, int]:
-        """Return the number of missing messages by device, computed from the gaps in its sequence numbers."""
+        """Return the number of missing messages by device, counted from gaps in the sequence numbers."""
         return self._context.link.missing()
 
     def rules(self) -> Mapping[str, str]:

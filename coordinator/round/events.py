@@ -61,7 +61,7 @@ class Advanced:
 
     phase: str | None
     base: bytes = b""
-    fault: str = ""  # At the end of a round: why no device can go on from the result of the round, or "".
+    fault: str = ""  # At the end of a round: why its result cannot be used; "" if it can be used.
     # At the end of a round: the validation accuracy. It is None if not all present devices were asked for it,
     # or if policy.stop does not need it.
     validation: float | None = None
@@ -78,7 +78,7 @@ class Blamed:
     phase: str
     devices: tuple[str, ...] = ()
     words: str = ""
-    tried: bool = False  # True if a test has shown that the server half can go on without these updates.
+    tried: bool = False  # True if the server half can go on without the blamed updates, as a test has shown.
     # True if one update is left out only to see whether the next round then reaches its quorum.
     trial: bool = False
 
@@ -131,14 +131,13 @@ class Advance:
     round: int
     phase: str | None  # The phase whose updates are used. None begins the round.
     devices: tuple[str, ...]
-    # True if the round begins with an evaluation. Without this flag, only the round after the last round of
-    # training is an evaluation.
+    # True if the round begins with an evaluation. The round after the last round of training is always an evaluation.
     evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A command to store on the disk the names of the devices whose updates a phase uses."""
+    """A command to store which devices a phase has used: their names are written to the disk."""
 
     round: int
     phase: str
@@ -147,7 +146,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A command to find the devices whose updates in a round made it impossible to go on with the run."""
+    """A command to find the updates of a round that make the run fail, and their devices."""
 
     round: int
     why: str
@@ -155,9 +154,9 @@ class Blame:
     server_half: bool = False
     # Round -> devices whose updates were put aside so far.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    trial: bool = False  # True if the search must only choose one update that was not left out before.
+    trial: bool = False  # True to only choose one more update to leave out.
     tried: tuple[str, ...] = ()  # Devices whose updates were left out before.
-    # True if the search may choose an update again after each update was left out once.
+    # True if an update may be left out again after each update was left out once.
     endless: bool = False
 
 
@@ -175,7 +174,7 @@ class PutAside:
     words: str
     # True if the updates are left out only to see whether the next round then reaches its quorum.
     trial: bool = False
-    # Devices whose updates were left out as a trial. These updates were not the cause, so they are used again.
+    # Devices whose updates are used again after a trial without them, because the round failed in the trial too.
     returned: tuple[str, ...] = ()
 
 
@@ -286,8 +285,8 @@ class Recovered:
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
     # Round -> devices whose updates were put aside in this round.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    # Round -> devices whose updates were left out one at a time. The aim was to find the update without which
-    # the next round reaches its quorum.
+    # Round -> devices whose updates were left out, one at a time. So the coordinator looks for the update that keeps
+    # the next round from its quorum.
     tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # Reason why the run has diverged, or "".
     seconds: float = 0.0  # Seconds that earlier processes spent on the round, up to their last save.

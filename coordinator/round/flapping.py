@@ -2,8 +2,8 @@
 
 Such devices still get tasks, but the run does not wait for them. A device becomes unsteady when it has lost
 its connection `leaves` times within `seconds`. It becomes steady again after `seconds` without a lost
-connection. The caller passes the current time as an argument. This state is not stored, because no decision
-depends on it for long.
+connection. The caller passes the current time as an argument. This state is not stored on the disk,
+because a new coordinator soon finds the unsteady devices again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules for a person who edits this file:
 - A new event or stage gets its handlers in the table. A handler decides from the data, not from the stage.
 - The order of commands is a contract: commands that store data (Save, Accept, Close) come before messages.
 - A decision may depend only on the events and on `now`, so that a replay makes the same decisions.
-- Updates are passed on sorted by device, so that their order of arrival cannot change the result.
+- Updates are sorted by device before they are passed on. So their order of arrival cannot change the result.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RoundMachine:
     policy: Policy
     rounds: int
     seed: int = 0
-    # True if one more round follows the training, in which all present devices only measure.
+    # True if one more round follows the training. In this last round, all present devices only measure.
     evaluate: bool = True
     way_out: str = "lower method.lr"  # Advice to the operator if the run diverges; "" if there is no advice.
     round: int = 1
@@ -172,7 +172,7 @@ class RoundMachine:
 
     @property
     def is_last_evaluation(self) -> bool:
-        """Return whether the training is over, so that all present devices only measure its result."""
+        """Return whether the training is over, and all present devices only measure the result."""
         return self.round > self._last_training
 
     @property
@@ -232,9 +232,10 @@ class RoundMachine:
 
     @property
     def _evaluation_is_due(self) -> bool:
-        """Return whether all present devices must evaluate before this round, because the round leaves devices out.
+        """Return whether all present devices must evaluate before this round.
 
-        Otherwise the devices outside the cohort would never measure the result of the earlier rounds.
+        This is needed only if some present devices are not in the cohort. Without this evaluation, these devices
+        would not measure the result of the earlier rounds.
         """
         every = self.policy.evaluate_every
         return every > 0 and self.round > 1 and (self.round - 1) % every == 0 and self.leaves_out
@@ -251,8 +252,8 @@ class RoundMachine:
     def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
         """Go on with the updates of a phase.
 
-        If the phase was an evaluation before the round, begin the round with the cohort that was drawn for
-        it.
+        If the phase was an evaluation before the round, begin the round with the cohort that is already
+        drawn.
         """
         if self._drawn is None:
             return Advance(self.round, phase, devices)
@@ -434,7 +435,7 @@ class RoundMachine:
 
     def _start_timing(self, now: float, closed: bool) -> None:
         question = self.round, self.asked, self.base
-        if closed:  # the same devices must answer, so there is no deadline
+        if closed:  # the devices of the first phase must answer, so there is no deadline
             self.straggler_deadline.asked(question, (), (), now)
             return
         earlier, self._earlier = self._earlier, None

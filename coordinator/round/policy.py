@@ -114,8 +114,8 @@ class Policy:
             )
         if self.stop and self.cohort and not self.evaluate_every:
             raise ValueError(
-                f"stop is set with cohort = {self.cohort} and evaluate_every = 0, so nothing would be measured that "
-                "can end the run; set evaluate_every to at least 1, or leave stop out"
+                f"stop is set with cohort = {self.cohort} and evaluate_every = 0, so no measurement "
+                "could end the run; set evaluate_every to at least 1, or leave stop out"
             )
 
     def attempts_of(self, cohort: int) -> int:

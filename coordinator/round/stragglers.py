@@ -5,8 +5,8 @@ and ends when the update of the device has arrived. So the first phase has a dea
 fleet that becomes slower gets more time. If a device gets the task again and sends a stored update at once, its
 time still begins with the first sending of the task.
 
-The deadline is `factor` times the measure. The measure is the time after which the updates of more than half
-of the cohort have arrived. So a fast half or a lying minority cannot make the deadline early, and a silent minority
+The deadline is `factor` times the time after which the updates of more than half of the cohort have arrived.
+So a fast half or a lying minority cannot make the deadline early, and a silent minority
 cannot make it late.
 """
 
@@ -22,7 +22,7 @@ Question = tuple[int, str, bytes]  # Round, phase and hash of the broadcast, whi
 
 @dataclass
 class StragglerDeadline:
-    # The deadline is `factor` times the measure that the head of this file explains; 0 means no deadline.
+    # The deadline is `factor` times the time after which more than half of the updates are here; 0: no deadline.
     factor: float
     floor: float = 0.0  # Shortest deadline in seconds.
     _question: Question = (0, "", b"")
@@ -43,9 +43,10 @@ class StragglerDeadline:
     ) -> None:  # fmt: skip
         """Record that a task is sent to the cohort.
 
-        `earlier` is the number of seconds for which an earlier process had waited for this task; the time
-        between the two processes does not count. `known` holds the devices whose updates for the task have already
-        arrived. The deadline is at least `factor` times `least` seconds.
+        `earlier` is the number of seconds for which an earlier process waited for updates of this task; the
+        time between the end of that process and the start of this process does not count. `known` holds the
+        devices whose updates for the task have already arrived. The deadline is at least `factor` times `least`
+        seconds.
         """
         if question[0] != self._question[0]:
             self._longest = max(self._took.values(), default=0.0)
@@ -58,10 +59,10 @@ class StragglerDeadline:
                 self._took.setdefault((question, device), earlier)
 
     def asked_at_the_end(self) -> None:
-        """Set a shortest deadline for an evaluation, computed from the slowest update of the previous round.
+        """Raise the shortest deadline of an evaluation.
 
-        The deadline is at least `factor` times the seconds that this update took. The factor is applied because
-        an evaluation may take longer than the training.
+        The new value is `factor` times the seconds that the slowest update of the previous round took. The factor
+        is needed because an evaluation may take longer than the training.
         """
         asked = max(self._began[key] for key in self._began if key[0] == self._question)
         self._least = max(self._least, asked + self.factor * self._longest)

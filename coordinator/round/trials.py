@@ -1,9 +1,9 @@
 """The trials, which repeat a server step without one of its updates.
 
-One update that no limit refuses can make a broadcast unusable for all devices. If broken updates have
-prevented the quorum of a round twice, the server step that made the broadcast of this round is repeated
-without one update. If the round fails again, that update is used again, and another update is left out. This
-goes on until the round reaches its quorum.
+One bad update within all limits can make the next broadcast unusable for all devices. Then all devices send broken
+updates, and the round does not reach its quorum. If this happens twice, a trial repeats the server step that made
+the broadcast, without one of its updates. If the round fails again, the next trial leaves out another update instead.
+This goes on until the round reaches its quorum.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ FAILURES: Final = 2  # The first trial begins when broken updates have made one 
 
 @dataclass
 class Trials:
-    # Round whose server step was repeated -> devices whose updates were left out, one at a time. The spool stores
-    # this table.
+    # Round whose server step was repeated -> devices whose updates were left out, one device in each repetition. The
+    # spool stores this table.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    # How often broken updates have made the open round fail. The number is set to 0 when the server half goes back.
+    # How often broken updates have made the open round fail. A new round, and a return to an earlier round, set this
+    # number to 0.
     failures: int = 0
 
     def begin_round(self) -> None:

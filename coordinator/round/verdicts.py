@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-# The problems that updates have if the broadcast was poisoned: values that are not finite or too large, or a
+# The problems that updates have if the broadcast was poisoned: values that are too large or not finite, or a
 # loss that cannot be believed.
 BROKEN = frozenset({Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS, Reason.BAD_CLAIM})
 

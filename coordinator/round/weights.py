@@ -1,4 +1,4 @@
-"""The largest weight that one device may have, because no one can check how many samples a device has.
+"""Limit the weight of one device, because no one can check how many samples a device has.
 
 A weight is capped at `factor` times the median of its cohort. If the number of weights is even, the median is
 the lower of the two middle weights, so that half of the devices cannot raise the cap. Weights of 0 are left
@@ -19,6 +19,6 @@ def weight_cap(weights: Collection[float], factor: float) -> float:
 
 
 def capped(weights: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Return the weights by device; weights above `weight_cap` are lowered to that value."""
+    """Return the weights by device. A weight above the result of `weight_cap` is lowered to this result."""
     cap = weight_cap(weights.values(), factor)
     return {device: min(weight, cap) for device, weight in weights.items()}

@@ -58,7 +58,7 @@ def at_most(counts: Tensor, most: int) -> Tensor:
 def capped_replies(
     replies: Sequence[Reply], wants: Mapping[str, TensorSpec], factor: float
 ) -> Sequence[Reply]:
-    """Cap the claimed examples and the sample counts of each update, with the median of all claimed examples."""
+    """Cap the examples and sample counts of each update at `factor` times the median of the claimed examples."""
     cap = weight_cap([reply.examples for reply in replies], factor)
     if math.isinf(cap):
         return replies

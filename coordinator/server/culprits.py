@@ -43,8 +43,7 @@ class FailedRound:
     members: Sequence[Member]
     # Phase -> device -> update. The phases are in their order in the round.
     closed: Mapping[str, Mapping[str, Accepted]]
-    # Members of the next round, if the next round failed at its beginning. None if the failed round is still open,
-    # because the devices of an open round can still get the tasks of the later phases.
+    # Members of the next round, if the next round failed at its beginning. None if the failed round is still open.
     next_members: Sequence[Member] | None
 
     @staticmethod
@@ -75,11 +74,11 @@ class FailedRound:
         return list(self.closed)[-1] if self.closed else ""
 
     def works(self, stepper: Stepper, phase: str, kept: frozenset[str]) -> bool:
-        """Return whether the round succeeds if only the updates of the devices `kept` are used from this phase on."""
+        """Return whether the round succeeds if it uses, from this phase on, only updates of the devices `kept`."""
         report_progress()
         try:
             return not self._run(stepper, phase, kept)
-        # The data on the disk are damaged, or belong to another coordinator. The updates are not the cause.
+        # The data on the disk are damaged, or belong to another coordinator, so no update has caused this error.
         except (Rejected, RunMismatchError):
             raise
         except Exception as error:
@@ -133,7 +132,7 @@ class CulpritSearch:
             if blame.server_half and not self._works_with_all(failed):
                 return self._by_trial(blame, failed, farthest(sizes))
             return self._by_size(blame, failed, worst(sizes))
-        # The data on the disk are damaged, or belong to another coordinator. The updates are not the cause.
+        # The data on the disk are damaged, or belong to another coordinator, so no update has caused this error.
         except (Rejected, RunMismatchError):
             raise
         except Exception as error:
@@ -192,8 +191,8 @@ class CulpritSearch:
 def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
     """Choose one update that was not left out before.
 
-    An update is chosen first if its device had updates put aside in other rounds. Among the other updates, the
-    update that is farthest from the rest is chosen first.
+    Prefer a device whose updates were put aside in other rounds. If there is no such device, choose the update that
+    differs most from the other updates.
     """
     closed = failed.closed[failed.phase]
     left = [device for device in closed if device not in blame.tried]

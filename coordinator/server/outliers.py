@@ -89,7 +89,7 @@ def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
 
 
 def worst(cohort: Mapping[str, Sizes]) -> Outlier | None:
-    """Return the array with the largest ratio to its median; None if too few arrays can be compared."""
+    """Return the outlier with the largest ratio of size to median; None if no array can be compared."""
     return min(farthest(cohort).values(), key=lambda one: (-one.ratio, one.device), default=None)
 
 

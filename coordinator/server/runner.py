@@ -83,9 +83,11 @@ class ServerRunner:
         """Run the server half to its next task, on the thread of the worker.
 
         The caller passes all data from the spool's index as arguments, because this thread must not use the
-        index. If the disk is full, only the broadcast is missing: a retry writes the broadcast and does not
-        repeat the step. An error of the server half that is not a fault of this program is blamed on the
-        updates of devices. Such an error is handled like a state that is not finite.
+        index. If the disk is full, the broadcast cannot be written. Then a retry writes the broadcast, but does
+        not repeat the step.
+
+        If the server half raises an error, the updates of devices count as the cause. The same is done after a
+        state that is not finite. But an error that this program has caused is raised.
         """
         try:
             return self._step(advance, members, answers, block)

@@ -139,8 +139,8 @@ class AnswerLog:
     def forget(self, device: str, name: bytes) -> None:
         """Forget an update.
 
-        If its bytes are the last bytes of the file and not durable yet, they are deleted at once. This is
-        usual for a refused update. Otherwise its bytes are deleted together with their file.
+        If its bytes are the last bytes of the file and not durable yet, they are deleted at once. This is the
+        usual case if the update was refused. Otherwise its bytes are deleted together with the whole file.
         """
         place = self._places.pop((device, name), None)
         self._sound.discard((device, name))

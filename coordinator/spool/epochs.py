@@ -91,7 +91,7 @@ def save_epoch(runs: Path, federation: str, epoch: int) -> None:
 
 
 def process_identity(folder: Path) -> str:
-    """Return a name for this process, which is shown if another coordinator of the federation takes over.
+    """Return a name for this process; it is shown if another coordinator of the federation takes over.
 
     Brokers can read the name, so it contains no path. Containers may have equal host names, process ids and
     paths, so a part of the name is random.

@@ -46,7 +46,7 @@ ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
-    # Holder of each device name. A row is used only if the table `heard` has the same boot number for the name.
+    # Holder of each device name. A row is used only if its boot number is equal to the number in the table `heard`.
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",
     # If the device is "", the run has diverged in that round.
     "aside": "round INTEGER, device TEXT, words TEXT",
@@ -170,7 +170,7 @@ class Index:
     def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
         """Claim the folder and return the new epoch.
 
-        The new epoch is above every earlier epoch, even if the clock was set back.
+        The new epoch is higher than every earlier epoch, even if the clock was set back.
         """
         self.epoch = None
         # A transaction is needed, because two coordinators that start at the same time must not get the same
@@ -191,7 +191,7 @@ class Index:
         return epoch
 
     def take_over(self) -> None:
-        """Claim the folder, so that the coordinator that claimed it earlier cannot write any more."""
+        """Claim the folder. The coordinator that has claimed the folder before can then write no more."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")
@@ -250,7 +250,7 @@ class Index:
     def _begin(self) -> None:
         """Begin a transaction, or raise FencedError if another coordinator has claimed the folder.
 
-        So a coordinator that hung, and that was replaced, cannot write any more.
+        So an old coordinator that hung for a while cannot write after a new coordinator has replaced it.
         """
         if self.db.in_transaction:
             return
@@ -290,7 +290,7 @@ class Index:
 
     @contextlib.contextmanager
     def last_transaction(self) -> Iterator[None]:
-        """Open a transaction; after its commit, merge the log into the file and renew the copy."""
+        """Open a transaction; after its commit, merge the log into the index and renew the copy of the index."""
         with self.transaction():
             yield
             if self._log_base:
@@ -340,10 +340,10 @@ class Index:
         return self._connect()
 
     def _copy_is_of_a_later_version(self) -> bool:
-        """Return whether the copy has a newer format than this version, or whether it cannot be read.
+        """Return whether the copy of the index has a newer format than this version, or cannot be read.
 
-        A later version of this program upgrades both the index and the copy when it starts. So if only the
-        index seems to have a newer format, its format number is damaged.
+        A later version of this program upgrades both the index and the copy when it starts. So if the index
+        seems to have a newer format and the copy does not, the format number of the index is damaged.
         """
         if not self._copy.exists():
             return True

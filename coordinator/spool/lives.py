@@ -1,4 +1,4 @@
-"""The record of whether the previous coordinator ended in order: by a signal, or at the end of its run.
+"""The record that shows whether the previous coordinator ended in order: by a signal, or at the end of its run.
 
 There must be no alarm if an operator stops and starts the coordinator several times, for a backup or to use
 another method. There must be an alarm if the coordinator dies by itself. So each coordinator writes a file
@@ -28,8 +28,8 @@ class Life:
         """Record that a coordinator has started."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # Unix time of the newest start that found that the previous coordinator had not ended in order. This may be
-        # the start of this process or of an earlier process.
+        # Unix time of the newest start after a coordinator that had not ended in order. It is the start of this
+        # process or of an earlier process.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 

@@ -2,8 +2,8 @@
 
 SQLite reads any complete log as if it belonged to the file next to it. But a person may have put an older
 index back into a newer folder, or may have copied both files while they were written. Then SQLite would mix
-two states. So the file contains a number, which changes each time that a log is merged into the file. The
-first transaction of a log stores the number that the file had when the log began.
+two states. So the index file contains a number, which changes whenever a log is merged into the file. The
+first transaction of a log stores the number that the index file had when the log began.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogBase:
 
     @classmethod
     def of(cls, db: sqlite3.Connection) -> LogBase:
-        """Read both numbers; they are 0 before the first log."""
+        """Read `file` and `base`; both are 0 before the first log."""
         found = db.execute(QUERY).fetchone()
         return cls(*found) if found else cls(0, 0)
 
@@ -48,7 +48,7 @@ class LogBase:
             self.file = secrets.randbits(62)
 
     def merged(self) -> None:
-        """Record that the log is merged and empty. The next log belongs to the present number of the file."""
+        """Record that the log is merged into the file, so that the next log begins with the file's present number."""
         self.base, self.is_in_log = self.file, False
 
 
@@ -93,7 +93,7 @@ def _belongs(path: Path) -> bool:
 
 
 def _row_of(path: Path, how: str = "") -> tuple[int, int] | None:
-    """Read both numbers from the file and its log. `how` may contain an option with which SQLite ignores the log."""
+    """Read `file` and `base` from the index file and its log. If `how` is "&immutable=1", SQLite ignores the log."""
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{how}", uri=True)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'log_base'").fetchone():
             return None

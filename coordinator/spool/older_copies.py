@@ -8,8 +8,8 @@ a later round. In this case, the operator must decide how to go on. A device's f
 hello of the device names an earlier update than the last update that the coordinator has accepted from the device.
 Such a device takes part without the last update.
 
-Each sign is counted under the name of its device. The coordinator's folder counts as an older copy only if
-more than half of all enrolled devices give such a sign, even if only a few devices are present.
+Each sign is counted under the name of its device. Signs of a few devices are not enough: the coordinator's folder
+counts as an older copy only if more than half of all enrolled devices give a sign.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from protofleet.protocol.wire.messages import Hello
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Seconds in which devices can show a later round. This is enough time for two hellos of each device, so that
-# one lying device cannot decide alone.
+# Seconds in which devices can report a later round. This is enough time for two hellos of each device. So the
+# reports of many devices arrive, and a single lying device has little effect.
 LISTEN_SECONDS: Final = 30.0
 # Seconds between two log lines about one device; the first few lines are logged at once.
 LOG_SECONDS: Final = 3600.0
 LOG_BURST: Final = 5.0
-# The owner of the older copy: this coordinator, or the device whose message is the sign of an older copy.
+# The party whose folder is an older copy: this coordinator, or a device.
 OURS, ITS_OWN = "coordinator", "device"
 
 
@@ -69,7 +69,7 @@ def describe(spool: Spool, sign: str, written: int) -> str:
 
 
 def go_on_from(folder: Path, round: int) -> None:
-    """Let an older copy of a coordinator's folder go on in a round for which no device has sent an update yet."""
+    """Let the run go on from an older copy of the coordinator's folder, in a round that has no updates yet."""
     if not (folder / "spool.sqlite").exists():
         raise SettingsError(
             f"{folder} holds no run: there is no spool.sqlite in it; give the run's folder, such as runs/demo"
@@ -77,7 +77,7 @@ def go_on_from(folder: Path, round: int) -> None:
     keep_to_ourselves(folder)
     spool = Spool(folder)
     try:
-        # Check this before the folder is taken from the coordinator that uses it.
+        # Check the round first, because `take_over` stops a coordinator that uses the folder now.
         spool.require_later_round(round)
         spool.index.take_over()
         spool.skip_to(round)
@@ -102,7 +102,7 @@ class OlderCopyDetector:
         self._log_limits: dict[tuple[str, str], TokenBucket] = {}
         # Devices that hold a broadcast that was never sent from this folder.
         self._hold_unknown: set[str] = set()
-        self._ahead: dict[str, int] = {}  # Device -> the later round for which it has sent an update.
+        self._ahead: dict[str, int] = {}  # Device -> round of its update, which has not begun in this folder.
         self._judged_boots: dict[str, int] = {}  # Device -> boot of the device that was checked last.
         self._listening_since = float("inf")
         self.wake_at = float("inf")
@@ -229,15 +229,15 @@ class OlderCopyDetector:
     ) -> str:
         """Describe the updates that the device has lost; return "" if it has lost none.
 
-        The broadcasts that the device holds are compared with the last broadcast for which it has sent an
-        accepted update. This is used for devices of an earlier version, whose hellos name no update.
+        An earlier version of a device does not name its last update in a hello. So this function compares the
+        broadcasts that the device holds with the broadcast of its last accepted update.
         """
         last = self._spool.last_answer(device)
         if last is None or last.boot == boot or last.base in holds or base in holds:
             return ""
         if not (holds or last.holds) or any(place.number > last.number for place in known.values()):
-            # The device never reports what it holds, or it holds a later broadcast whose update was not
-            # accepted.
+            # The device never reports what it holds, or it holds a broadcast that is newer than its last accepted
+            # update.
             return ""
         what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
         return f"round {last.round}, and came back holding {what}"

@@ -36,7 +36,7 @@ __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in",
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Largest number of checkpoints that are kept; two checkpoints with different snapshots are enough.
+# Largest number of checkpoints that are kept. Fewer are kept if two of them have different snapshots.
 MOST_CHECKPOINTS: Final = 3
 Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # A row of the table `checkpoint`.
 
@@ -148,7 +148,7 @@ class Spool:
         self._prune()
 
     def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
-        """Save a broadcast. If it equals the snapshot, both names refer to one file. This happens with FedAvg."""
+        """Save a broadcast. If the snapshot has the same bytes, as with FedAvg, one file serves as both."""
         return self.broadcasts.put_once(arrays, block, self.snapshots)
 
     @property
@@ -214,8 +214,7 @@ class Spool:
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
         """Return the boot, the newest sequence number and the holder of each sender's last accepted update.
 
-        The holder is the enrolment record, or the public keys, to which the sender's name belonged at that
-        time. It is "" if an earlier version stored the update.
+        The holder identifies the keys of the sender at that time. It is "" if an earlier version stored the update.
         """
         rows = self._db.execute(
             "SELECT sender, boot, sequence, COALESCE(holder, '') FROM heard LEFT JOIN holders USING (sender, boot)"
@@ -383,7 +382,7 @@ class Spool:
     def answered_before_boot(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
         """Return the round, phase and base of the device's accepted updates in its newest round, the oldest first.
 
-        Return an empty list if the device has not been started again since then, so that `boot` is unchanged.
+        Return an empty list if `boot` is the last known boot, so the device was not started again.
         """
         heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
         if heard is None or heard[0] == boot:
@@ -521,7 +520,7 @@ class Spool:
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
-        """Return the devices whose updates were put aside, by round; and why the run has diverged, or ""."""
+        """Return the devices whose updates each round put aside, and why the run has diverged, or ""."""
         found: dict[int, tuple[str, ...]] = {}
         diverged = ""
         rows = self._db.execute("SELECT round, device, words FROM aside ORDER BY round")
@@ -568,8 +567,8 @@ class Spool:
             )
         if not self.newest_round < round <= last:
             raise ValueError(
-                f"--from-round is {round}, it must be above {self.newest_round}, the last round in "
-                f"{self.folder}, and at most {last}, the final evaluation"
+                f"--from-round is {round}, it must be above {self.newest_round} (the last round in "
+                f"{self.folder}) and at most {last} (the final evaluation)"
             )
 
     def skip_to(self, round: int) -> None:
@@ -607,7 +606,7 @@ class Spool:
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """Return the last round of each device with accepted updates, and the bases of these updates.
+        """Return for each device the last round in which updates were accepted, and the bases of these updates.
 
         Only rounds before the round `before` are considered.
         """

@@ -1,7 +1,7 @@
 """The traffic and duration of the open round, which are saved so that they survive a restart.
 
-Both are saved with every durable write, and once a minute. So a crash loses only the counts since the last
-save. The line of the round in rounds.jsonl then has `resumed` = true.
+Both are saved with every durable write, and once a minute. So a crash loses only the counts since the last save.
+After a crash, the line of the round in rounds.jsonl has `resumed` = true.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protofleet.protocol.wire.reasons import Reason
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """The traffic of a round, as one or several coordinator processes have counted it."""
+    """The traffic of a round, counted by one or several coordinator processes."""
 
     seconds: float = 0.0
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # (direction, kind) -> bytes.

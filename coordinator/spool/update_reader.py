@@ -13,7 +13,7 @@ from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.messages import Arrays
 
 NO_STAGES: Final[Mapping[str, CodecStage]] = {}
-# Limit in bytes for the unpacked bundle of an accepted update. The real limit was checked before the update was
+# Limit in bytes for the unpacked bundle of an accepted update. A stricter limit was checked before the update was
 # accepted.
 CHECKED: Final = 1 << 30
 

@@ -279,7 +279,7 @@ def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Co
 def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
     control = d.rollout.control
     role = control.desired.role(ssh.name).name
-    if role == BROKER:  # The broker's host is not checked for a connection to the broker.
+    if role == BROKER:  # The broker's own host needs no connection to a broker.
         facts = _facts(d, ssh, "deep")
     else:
         desired = control.desired

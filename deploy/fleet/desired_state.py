@@ -99,7 +99,7 @@ class DesiredState:
         return write_toml(self._there(name, encode(settings)))
 
     def _there(self, name: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a host. The path of each shipped file becomes its path on this host."""
+        """Return the settings of a host, with the paths that the shipped files have on the host."""
         plugins, template = plugin_files(self._fleet, name), template_files(self._fleet, name)
         if not (plugins or template):
             return table

@@ -131,7 +131,7 @@ class HostEnrolment:
         return any(e.name == name and e.revoked_at for e in self._authority.register.entries)
 
     def _approved_before(self, name: str, asked: ReviewedRequest) -> bool:
-        """Return whether these keys were approved before; raise RunError if they were revoked.
+        """Return whether the keys of the request were approved before; raise RunError if they were revoked.
 
         Revoked keys are never approved again.
         """

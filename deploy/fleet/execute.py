@@ -178,7 +178,7 @@ class Executor:
         self.run_step("check", desired.release, desired.name)
 
     def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
-        """Sign the earlier settings again, and upload them; use the unit that the device has kept.
+        """Sign the earlier settings again and upload them, and restore the unit that the device has kept.
 
         The manifest lists the hash of the kept unit, so the device refuses any other unit.
         """
@@ -270,7 +270,7 @@ class Executor:
         healthy_since = (0, 0.0)
         while True:
             seen, now = self.service_state(), time.monotonic()
-            # One failure is allowed, because it may be a failure of the earlier process.
+            # Count the failures. One failure is allowed, because the earlier process may have failed.
             failures += seen.service.sub == "auto-restart"
             if seen.healthy:
                 if healthy_since[0] != seen.service.pid or not healthy_since[1]:

@@ -30,7 +30,7 @@ MANIFEST_FILES: Final = (MANIFEST, MANIFEST + ENDING)  # The names of a manifest
 def issue_manifest(
     federation: str, subject: str, files: Mapping[str, str], keys: Sequence[Ed25519PrivateKey]
 ) -> dict[str, str]:
-    """Return the texts of a manifest and of its signatures, by file name. `files` has the SHA-256 of each name."""
+    """Return the texts of a manifest and of its signatures, by file name. `files` maps file names to SHA-256s."""
     if broken := [name for name in files if not name.isprintable()]:
         raise SettingsError(f"{broken[0]!r} cannot be shipped: its name must be printable; rename the file")
     lines = [f"{digest}  {name}" for name, digest in sorted(files.items())]

@@ -1,7 +1,7 @@
 """Compare the present state of a host with its desired state, and list the steps that lead to the desired state.
 
-This module connects to no host: a plan is a value that can be printed or executed. After an interrupted step,
-the state of the host gives the same plan again, without the steps that are finished.
+This module connects to no host: a plan is a value that can be printed or executed. If a step is
+interrupted, the next plan for the host has only the steps that are not finished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Desired:
     settings: str  # Digest of the settings' text.
     unit: str  # SHA-256 of the unit file.
     unit_mark: str  # The id that this unit puts into the environment of its processes.
-    # SHA-256 of each valid certificate of this name. The set is empty if the host needs a new certificate.
+    # SHA-256 of each valid certificate of the host. The set is empty if the host needs a new certificate.
     tls: frozenset[str]
     roots: str
     coordinator: str
@@ -45,7 +45,7 @@ class Desired:
 
     @property
     def blocked_key(self) -> str:
-        """Return the name under which a host blocks this pair of release and settings after a failure."""
+        """Return the name of this release with these settings; a host blocks this name after a failure."""
         return f"{self.release}-{self.settings}"
 
 
@@ -89,7 +89,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The step that gives a Prometheus on the host the addresses of all hosts that serve metrics."""
+    """The step that gives the host's Prometheus the addresses of all hosts that serve metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The step after which every start uses this release with the new settings."""
+    """The step that switches the host to a release and the new settings; they are used from the next start on."""
 
     release: str
 
@@ -133,7 +133,7 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class RecordGood:
-    """The step that records this state as known good. If a later change fails, the host returns to this state."""
+    """The step that records the new state as known good. If a later change fails, the host returns to this state."""
 
     release: str
     settings: str
@@ -213,8 +213,8 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
     if restart or not is_known_good(installed.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
         if not is_known_good(installed.good, desired):
-            # Only a device has a soak. Without devices, there are no rounds in which the broker or the coordinator
-            # could be watched.
+            # Only a device gets the step Soak, which watches some rounds. A broker or a coordinator may have no
+            # devices yet, and so no rounds.
             if desired.role == DEVICE:
                 yield Soak(care.soak_rounds, care.soak_seconds)
             yield RecordGood(desired.release, desired.settings)

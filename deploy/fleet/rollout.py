@@ -194,7 +194,7 @@ class Rollout:
     def check(self, ssh: Ssh) -> HostOutcome | None:
         """Return the outcome for a host if there is no step to execute; None if there are steps.
 
-        A host has no step if it needs no change, or if it cannot be planned or deployed.
+        There is no step if the host needs no change, if its plan cannot be made, or if the plan refuses the host.
         """
         try:
             _, _, steps = self.plan(ssh)
@@ -213,8 +213,8 @@ class Rollout:
     def deploy(self, ssh: Ssh, before_start: Callable[[Executor], None] | None = None) -> HostOutcome:
         """Plan a host and execute its steps; return the outcome.
 
-        `before_start` is called while the service is stopped, just before its start. If `before_start` is given,
-        the service is stopped and started even if the plan has no start.
+        If `before_start` is given, the service is always stopped and started again. `before_start` is called
+        while the service is stopped.
         """
         done = 0
         try:

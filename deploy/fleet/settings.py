@@ -328,7 +328,7 @@ class Fleet:
 def _check_name(name: str, role: str) -> None:
     """Raise ValueError if the name is not allowed for this role.
 
-    The coordinator is enrolled under one name only, and no other host may have this name.
+    The coordinator has a fixed name, and no other host may have this name.
     """
     if (name == COORDINATOR) != (role == COORDINATOR):
         raise ValueError(

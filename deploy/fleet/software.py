@@ -110,8 +110,8 @@ def make_image(software: Software, folder: Path) -> Release:
     """Make a release that is a container image.
 
     The name of the release is a digest of the image and of the options for `docker run`. If the device pulls the
-    image, the digest covers the image's name, which contains a digest of the image. For an archive, the digest
-    covers the content of the archive.
+    image, the image's name is used for the digest, because this name contains a digest of the image. If the image
+    is an archive, the content of the archive is used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = " ".join(software.options)

@@ -188,7 +188,7 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 def compose_devices(stack: Stack) -> dict[str, Any]:
     """Return the compose file of the devices: one service for each device, or one service for all devices."""
-    # Neither dependency is required, because a stack has either the single broker or the RabbitMQ nodes.
+    # A stack has either the single broker or the RabbitMQ nodes, so neither of these dependencies is required.
     healthy = {"condition": "service_healthy", "required": False}
     template = {
         "extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"},

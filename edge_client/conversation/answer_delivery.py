@@ -18,8 +18,8 @@ log = logging.getLogger("protofleet.device")
 
 RESEND_SECONDS: Final = 5.0  # first pause before an update is sent again; each later pause is twice as long
 LONGEST_RESEND_SECONDS: Final = 60.0
-# The first pause is at least this factor times the seconds from the sending of the last update to its receipt, but at
-# most LONGEST_RESEND_SECONDS. With shorter pauses, the repeated updates would make a slow coordinator slower.
+# If the receipt of the last update took t seconds, the first pause is at least this factor times t, but at most
+# LONGEST_RESEND_SECONDS. With shorter pauses, the repeated updates would make a slow coordinator slower.
 RECEIPT_FACTOR: Final = 4.0
 # The first part of metric names such as "accuracy.test.global"; the last part names the evaluated model.
 ACCURACY: Final = "accuracy.test."
@@ -81,8 +81,8 @@ class AnswerDelivery:
     def send(self, plan_is_known: bool, now: float) -> None:
         """Send the pending update, but only if the coordinator has sent its plan to this device (`plan_is_known`).
 
-        A coordinator that has not sent its plan may be in another run, or may have another plan for a run of the same
-        name.
+        A coordinator that has not sent its plan may work on another run, or on a run with this name but another
+        plan.
         """
         if self.pending is None:
             return

@@ -26,8 +26,8 @@ class HelloSender:
     ) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
         self._about = about or software  # text about the software and the machine
-        # Epoch of the coordinator that got the last hello. If it is not the epoch of the present coordinator, for
-        # example -1, the next hello has all class names, unless they do not fit into the message.
+        # Epoch of the coordinator that got the last hello, or -1. If the present coordinator has another epoch, the
+        # next hello has all class names, unless they do not fit into the message.
         self._epoch_with_names = -1
         # True if the last hello had only the hash of the class names, although the names would fit into the message.
         self.by_hash = False

@@ -92,8 +92,8 @@ class HelloExchange:
     def refused(self, refusal: Refusal) -> None:
         """Handle a refusal.
 
-        A refusal with a boot says that a later process of this device has that boot. Such a refusal takes effect only
-        if the boot of this process is lower.
+        A refusal may contain the boot of a later process of this device. Such a refusal takes effect only if this
+        process has a lower boot.
         """
         self._context.keep_last_heard(durable=True)
         now, boot, own_boot = self._context.now, refusal.boot, self._context.link.me.boot

@@ -6,9 +6,10 @@ A device may make long pauses only after the welcome of this coordinator, becaus
 coordinator has received a hello. After the welcome, the coordinator names the device in its `here` messages
 whenever it waits for the device. After a bye, the coordinator needs a new hello of the device.
 
-A task or a receipt does not show that a hello has arrived, because a restarted coordinator reads from its disk which
-devices have a task. But the coordinator accepts no update from a device before the coordinator has sent its plan to
-this device. So a device sends a hello at once when it receives the first message of a restarted coordinator.
+A restarted coordinator reads from its disk which devices have a task. So a task or a receipt does not show that
+the coordinator has received a hello. But a coordinator accepts no update from a device before it has sent its
+plan to this device. So a device sends a hello at once when it receives the first message of a restarted
+coordinator.
 
 Some events reach all devices at the same moment, for example a restart of the broker. Each device sends its
 hello after such an event at a different time.
@@ -100,7 +101,7 @@ class HelloTimer:
         self.forget_last_here()
 
     def spread(self, now: float) -> None:
-        """Draw a random time for the next hello, because all devices may send a hello now.
+        """Draw a random time for the next hello, so that not all devices send a hello at once.
 
         Early times are more frequent than late times.
         """

@@ -6,9 +6,9 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import Refusal
 
-# Seconds from the first refusal to the hello that checks it. In this time, all old messages have arrived.
+# Seconds from the first refusal to the hello that checks it. After this time, all old messages have arrived.
 CONFIRM_SECONDS: Final = 2.0
-# Seconds after which an end-of-run message that may be old takes effect, if no other message arrives meanwhile.
+# An end-of-run message may be old. It takes effect if no other message arrives for this number of seconds.
 OVER_SECONDS: Final = 30.0
 
 
@@ -21,7 +21,7 @@ class RefusalCheck:
     """
 
     def __init__(self) -> None:
-        # Time of the hello that checks a refusal; infinity if there is no refusal.
+        # Time from which the next hello checks the refusal; infinity if there is no refusal to check.
         self.confirm_at = float("inf")
         self._confirming = False
         self._last: tuple[int, int] = (0, 0)  # boot and sequence number of the last hello
@@ -43,7 +43,7 @@ class RefusalCheck:
 
 
 class RunEndCheck:
-    """The check whether an end-of-run message takes effect.
+    """A check of an end-of-run message, which decides whether the message takes effect.
 
     The message takes effect at once if this process has the run's plan. If only an earlier process of the device took
     part in the run, the message may be old. Then the message takes effect after OVER_SECONDS without another message.

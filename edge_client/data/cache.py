@@ -37,7 +37,7 @@ def checksum(arrays: Arrays) -> str:
 def cached(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays in the file, and build them first if the file is missing or damaged.
 
-    If several processes need the file at the same time, one of them builds it and the others wait. `build`
+    If several processes need the file at the same time, one of them builds it, and the others wait. `build`
     must return the arrays with the checksum `expected`, or raise an error.
     """
     if (arrays := _read(path, expected)) is not None:

@@ -51,7 +51,7 @@ class Data:
     train: Pairs
     test: Pairs
     classes: int | Sequence[str]  # the number of classes, or their names in the order of their labels
-    # With None, the fraction data.validation of the training samples is held out.
+    # If None, some training samples are held out for validation; the setting data.validation is their fraction.
     validation: Pairs | None = None
     domain: str = ""  # name of the domain, which is used if the settings name no domain
 

@@ -17,9 +17,9 @@ def balanced(labels: Labels, k: int, rng: StableRandom) -> Indices:
 def stratified(labels: Labels, k: int, rng: StableRandom) -> Indices:
     """Choose k samples so that the fraction of each class is about the same as among all samples.
 
-    This is Webster's method. If there are many classes of one or two samples, the number of chosen samples of a large
-    class may differ by more than one from its exact fraction of k. But each choice contains all choices with a
-    smaller k. The method of largest remainders does not have this property.
+    This is Webster's method. The samples that are chosen for k are also chosen for every larger k, which would not be
+    true with the method of largest remainders. But with many classes of one or two samples, a large class may get
+    two or more samples too many or too few.
     """
     order, rank, count = _ranked(labels, rng)
     return order[np.argsort((2 * rank + 1) / count, kind="stable")[:k]]

@@ -1,8 +1,8 @@
 """The scaling of a source's numbers for the input of a network: (x - offset) / by, for each channel.
 
-The constants `offset` and `by` belong to the source, or they are the same in the settings of all devices. They are
-never computed from a device's own data. Scaling each domain by its own mean and deviation would remove the shift
-between domains, but federated methods are compared on data with this shift.
+The constants `offset` and `by` belong to the source, or they are the same in the settings of all devices. They
+are never computed from a device's own data. Otherwise each domain would be scaled by its own mean and deviation,
+which would remove the shift between domains. Federated methods are compared on data with this shift.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LEVELS: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 @dataclass(frozen=True)
 class SampleKind:
-    """The kind of a device's own samples; the inbox's samples must be of the same kind."""
+    """The kind of a device's own samples; the samples of the inbox must be of this kind too."""
 
     pixels: bool
     scale: Scale = UNSCALED

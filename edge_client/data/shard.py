@@ -142,7 +142,7 @@ class Shards:
         return self._domains[key]
 
     def _training_and_test(self, domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
-        """Return this client's samples for training and validation together, and its test samples."""
+        """Return two collections of this client: the samples for training and validation, and the test samples."""
         own = _seeds_of_client(domain, settings)
         train, test = self._share(domain, settings, StableRandom(*own, "own test"))
         subsample = SPLITS[settings.split].subsample
@@ -239,7 +239,7 @@ def _seeds_of_client(domain: Domain, settings: DataSettings) -> tuple[int | str,
 
 
 def _identity(samples: Collection) -> Hashable:
-    """Return a key that is equal for two equal selections of samples from the same collection."""
+    """Return a key of a selection of samples; selections of the same samples of one collection have one key."""
     if isinstance(samples, Selection):
         return (_identity(samples.collection), samples.indices.tobytes(), samples.labels.tobytes())
     return id(samples)
@@ -297,7 +297,7 @@ def _domain(settings: DataSettings) -> Domain:
 
 
 def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
-    """Choose samples of the share, as many as the setting `fraction` times the number of samples of the domain.
+    """Choose samples of the share: `fraction` times as many as the domain has.
 
     The number of samples of the domain is estimated as `parts` times the number of samples of the share. The mix of
     classes stays the same.

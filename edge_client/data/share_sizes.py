@@ -1,4 +1,7 @@
-"""The number of samples of each client, computed from labels alone, to refuse impossible divisions before a run."""
+"""The number of samples of each client, computed from labels alone.
+
+With these numbers, an impossible division is refused before the run.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Split:
 def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
     """Return shares with the same mix of classes.
 
-    Every client gets the whole test set, because the test is meant to measure the domain.
+    Every client gets the whole test set of the domain, so every client measures the whole domain.
     """
     order = rng.permutation(len(train))
     order = order[np.argsort(train[order], kind="stable")]
@@ -82,8 +82,8 @@ def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom)
 
     The entry [c, i] is the fraction of class c that the clients 0 to i get together.
 
-    The last bit of a logarithm may differ between machines. Such a difference changes only about one in 10^12 of
-    the cuts between two clients.
+    The last bit of a logarithm may differ between machines. This changes about one in 10^12 cuts between two
+    clients.
     """
     logs = np.array([[rng.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])
     weights = np.exp(logs - logs.max(1, keepdims=True))

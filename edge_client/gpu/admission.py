@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work; two pieces of the same kind need different memory only if their data differ in size."""
+    """A piece of work. Pieces of the same kind with data of the same size need the same memory."""
 
     name: str
     kind: Hashable
@@ -110,8 +110,8 @@ class Admission:
                 raise
             message = str(error).strip().partition("\n")[0][:300]
         else:
-            # Work that used only free parts of reserved segments has reserved no more memory. It still needs memory:
-            # at its next turn, these segments may be given back or used by another device.
+            # Work may use only free parts of segments that were reserved before. Then the number of reserved bytes
+            # does not grow. But in the next turn these parts may be missing, so the allocated bytes count too.
             taken = self._gpu.peak_allocated_bytes() - allocated
             self._note_peak(work, max(taken, self._gpu.peak_reserved_bytes() - reserved))
             return result

@@ -67,7 +67,7 @@ class Turns:
             return False
         promised = [other.needs for other in others if other.working]
         if not promised:
-            return True  # No other turn works, so no memory would become free later.
+            return True  # No other turn is running. So waiting would free no memory.
         free = self._free_while_idle()
         if needs is None or None in promised or free is None:
             return False
@@ -116,7 +116,7 @@ class Turns:
     def _others(self, own: int) -> list[Turn]:
         """Return the other turns whose process is alive.
 
-        Call this only while this process has the lock, because other processes make their files under the same lock.
+        Call this only while this process holds the lock of the folder. Otherwise a file may be incomplete.
         """
         found = []
         for path in self._folder.glob(f"*{SUFFIX}"):
@@ -146,8 +146,8 @@ def wait_a_moment() -> None:
 def folder_of(gpu: Accelerator) -> Path:
     """Return the folder of this GPU's turns, which all processes of this user share.
 
-    Processes of other users have no turns in this folder. The driver's number of free bytes takes the memory of these
-    processes into account.
+    Processes of other users take no turns in this folder. But the driver reports free bytes, and these do not include
+    the memory that processes of other users take.
     """
     return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
 

@@ -45,11 +45,11 @@ Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp` whose items are receive queues that have received something.
+    """The devices of a process, as an `EventLoopApp`. Its items are the receive queues that have received something.
 
     If an error ends a device, the group assembles the device again, in the same way as systemd restarts the process
     of a single device. The pauses before the restarts grow. If the number of restarts is limited, the process
-    exists only for one run; then a device that cannot follow the run's plan is not restarted.
+    exists only for one run. Such a process does not restart a device that cannot follow the run's plan.
 
     The dict `ended` has the reason for each device that ended with a problem or could not start. A device that runs
     again is removed from `ended`.
@@ -130,7 +130,7 @@ class DeviceGroup:
             self._check(now)
 
     def end_turn(self, now: float) -> None:
-        """Do nothing: a device sends each message at once, because its updates are already on the disk."""
+        """Do nothing, because a device sends each message at once."""
 
     def close(self) -> None:
         """Close the connections of all devices that have ended without an exception."""

@@ -7,7 +7,9 @@ from typing import Final
 from protofleet.edge_client.host.energy import Drawn, EnergyMeter
 
 TRAIN: Final = "joules.train"  # metric with the energy during the work
-SEND: Final = "joules.send"  # metric with the energy during all other time, for example sending and waiting
+SEND: Final = (
+    "joules.send"  # metric with the energy outside of the work, for example while sending or waiting
+)
 
 
 class AnswerEnergy:

@@ -21,8 +21,8 @@ log = logging.getLogger("protofleet.device")
 class Drawn:
     """The energy that a board had used when its sensor was read.
 
-    The energy between two readings is known only if the two readings have equal `gaps`, because then no
-    reading failed in the meantime.
+    The energy between two readings is known only if no reading between them failed. Then both have the same
+    `gaps`.
     """
 
     joules: float

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-# At most this number of zones are reported, because each zone has its own series. The same limit is used for coolers
+# Largest number of zones that are reported, because each zone has its own series. It is also the limit for coolers
 # and for rails.
 MAX_SERIES: Final = 64
 # The names of fans. The kernel's other cooling devices cool the board by making it slower.

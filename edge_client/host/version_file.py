@@ -13,7 +13,7 @@ class VersionFile:
     path: Path
 
     def highest(self) -> int:
-        """Return the highest version that was used; 0 if no version was used yet."""
+        """Return the highest version that was used; 0 if none was used yet."""
         text = self.path.read_text().strip() if self.path.exists() else ""
         return int(text) if text.isdigit() else 0
 

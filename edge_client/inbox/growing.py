@@ -37,7 +37,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class Own(Splits, Protocol):
-    """The device's own data, which do not grow, with the kind of the samples."""
+    """The device's own data, without the inbox, and the kind of these data."""
 
     @property
     def kind(self) -> SampleKind: ...
@@ -86,7 +86,7 @@ class GrowingData:
 
     @property
     def for_hellos(self) -> Announced:
-        """Return the view of the data for hellos. This view always has the list that was announced last."""
+        """Return the data for hellos. Their list is always the list in `announced`."""
         return Announced(self)
 
     @property
@@ -157,7 +157,7 @@ class GrowingData:
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """Start the job of a run with the list in the device's state, or else with the announced list."""
+        """Start the job of a run with the saved list of samples; if there is none, with the announced list."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))
@@ -171,8 +171,8 @@ class GrowingData:
         if self._state.saved.inputs and self._state.saved.inputs_round == number:
             return False
         before = self.fixed
-        # If the last hello was sent just now, the coordinator may have begun this round before it received the hello.
-        # So the list of this hello is used only from the next round on.
+        # If the last hello was sent just now, the coordinator may have begun this round before the hello arrived.
+        # Then this round keeps the earlier list, and the next round uses the list of the hello.
         if self._clock() - self._told_at >= LEAD_SECONDS:
             self.fixed = self.announced
         self._state.fix_inputs(number, as_arrays(self.fixed))
@@ -189,7 +189,7 @@ class GrowingData:
 
 
 class Announced:
-    """The data of a device for its hellos, with the labels of the list that was announced last."""
+    """The data that a device describes in its hellos. They have the labels of the last announced list."""
 
     def __init__(self, data: GrowingData) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""The regular looks of a device into its inbox, and the hellos that report new samples between two rounds.
+"""The regular checks of a device's inbox, and the hellos that report new samples between two rounds.
 
 The weight of a device in a round depends on the number of samples in the device's last hello before the round.
 """
@@ -15,7 +15,7 @@ from protofleet.edge_client.trainer.job import EVALUATE
 
 
 class InboxWatch:
-    """The watcher of the inbox, which also observes the device's work to find the last phase of a round.
+    """The watcher of the inbox. It also observes the device's work to find the last phase of a round.
 
     A task does not state whether it is the last task of its round. So the watcher records in which phase rounds end.
     The watcher looks into the inbox at any time, but it reports new samples only between two rounds. If there is no

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Final
 
 HOOK_SECONDS: Final = 30.0
-MODEL: Final = "PROTOFLEET_MODEL"  # environment variable of the command, with the folder of the version
+MODEL: Final = "PROTOFLEET_MODEL"  # environment variable that tells the command the folder of the version
 SHOWN: Final = 200  # the log shows this number of characters from the end of the command's standard error
 
 log = logging.getLogger("protofleet.device")
@@ -43,7 +43,7 @@ class ModelHook:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Kill the command if it still runs, and run it no more; call this when the device ends."""
+        """Kill the command if it still runs, and do not run it again; call this when the device ends."""
         with self._lock:
             self._stopped, self._next = True, None
             if self._child is not None:

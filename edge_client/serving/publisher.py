@@ -1,7 +1,7 @@
-"""The publisher, which writes versions of a half's model on the worker's thread.
+"""The publisher, which writes versions of the device's model on the worker's thread.
 
-If writing fails, only the version is lost, and the training continues. Each failure is counted. Only the first of
-several failures in a row is logged.
+If a version cannot be written, only this version is lost, and the training continues. Each failure is counted. Only
+the first of several failures in a row is logged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
 
 WEIGHTS: Final = "model.safetensors"
-# The free bytes on the disk must be at least this number times the model's bytes: for the version, and for the update
-# and the state that the training writes next.
+# The free bytes on the disk must be at least this number times the model's bytes. They are needed for the version,
+# and for the next update and the next state of the training.
 ROOM: Final = 4
 EXPECTED: Final = (OSError, NoRoom, CardError)
 
@@ -172,6 +172,6 @@ def count(tensors: Mapping[str, Tensor]) -> int:
 
 
 def version_of(card: Card, folder: Path) -> Version:
-    """Return the version that a reader of the card's file would get, to compare it with other versions."""
+    """Return the version that a program would read from the card's file. It is compared with other versions."""
     kind = PERSONAL if card.device else GLOBAL
     return Version(0, folder, card.plan_sha256, card.round, card.validation, card.tensors, kind, card.made)

@@ -18,7 +18,10 @@ log = logging.getLogger("protofleet.device")
 
 
 class ModelServing:
-    """An agent's observer, which accepts versions; `plan` returns the digest of the plan of the last updates."""
+    """An observer of the agent; the observer accepts versions of the model.
+
+    `plan` returns the digest of the plan with which the last updates were made.
+    """
 
     def __init__(self, versions: ModelVersions, plan: Callable[[], str], hook: ModelHook | None) -> None:
         self.versions, self._plan, self.hook = versions, plan, hook

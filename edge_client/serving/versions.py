@@ -24,8 +24,8 @@ from protofleet.protocol.storage.disk import NEW, Disk
 from protofleet.protocol.storage.folder_lock import held
 
 CURRENT: Final = "current"  # the version that is served
-# Of all versions with the same plan as the newest version, the version with the highest accuracy on validation
-# samples.
+# The version with the highest accuracy on validation samples. Only versions with the plan of the newest version are
+# compared.
 CHAMPION: Final = "champion"
 PREVIOUS: Final = "previous"  # the version that was served before the current version
 PINNED: Final = "pinned"  # the pinned version; while this link exists, `current` names the same version
@@ -85,7 +85,7 @@ def labelled(number: int, folder: Path, card: Mapping[str, Any]) -> Version:
 class ModelVersions:
     """The versions in a folder.
 
-    The newest `keep` versions are kept, and also all versions that a link names.
+    The newest `keep` versions are kept, and also each version to which a link points.
     """
 
     def __init__(self, folder: Path, keep: int = 3, disk: Disk | None = None) -> None:
@@ -129,14 +129,14 @@ class ModelVersions:
         return True
 
     def accept(self, plan: str, round: int) -> None:
-        """Accept the waiting version of this plan and round; call this if the coordinator has accepted the update."""
+        """Accept the waiting version of this plan and round, after the coordinator has accepted its update."""
         if not self.folder.is_dir():
             return
         with self._locked():
             for version in self._waiting():
                 if (version.plan, version.round) != (plan, round):
                     continue
-                # After a power cut, the version may exist under both names.
+                # After a power cut, the accepted version may exist already, next to the waiting version.
                 if (counts := self.folder / version.name).exists():
                     self._remove(version)
                 else:
@@ -217,10 +217,10 @@ class ModelVersions:
         self._point(CURRENT, version)
 
     def _choose_champion(self, versions: list[Version]) -> None:
-        """Make `champion` name the version with the highest accuracy; if several have it, the oldest of them.
+        """Make `champion` name the version with the highest accuracy.
 
-        Only versions with the newest version's plan are compared, because accuracies of different plans cannot
-        be compared.
+        If several versions have this accuracy, the oldest is chosen. Only versions with the plan of the newest
+        version are compared, because accuracies of different plans are not comparable.
         """
         plan = versions[-1].plan
         known = [(v.validation, -v.number) for v in versions if v.plan == plan and v.validation is not None]
@@ -270,7 +270,7 @@ class ModelVersions:
         self.disk.remove_folder(leaving)
 
     def _sweep(self) -> None:
-        """Remove unfinished folders; their processes were killed, because a living process would hold the lock."""
+        """Remove unfinished folders. The lock is free, so the processes that wrote them have been killed."""
         for entry in self.folder.iterdir():
             found = STARTED.fullmatch(entry.name)
             if found and found[2] in (NEW, LEAVING):

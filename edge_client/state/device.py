@@ -41,7 +41,7 @@ def file_id(path: Path) -> FileId:
 
 
 class TakenOverError(RuntimeError):
-    """An error for a process whose folder a later process of the same device uses now.
+    """The error of a process after a later process of the device has taken over the folder.
 
     The results of the earlier process are dropped.
     """
@@ -65,7 +65,8 @@ class DeviceState:
         self._own_boot = self.saved.boot  # If device.json has another boot, another process has taken over.
         self.holders = read_holders(folder)
         self.renewed = False  # whether the device's keys have got a new record since the last start
-        # Boot of the last start. Boots are taken from the clock, so a clock that now shows an earlier time is behind.
+        # Boot of the last start, which was the time of the clock at that start. If the clock now shows an earlier
+        # time, the clock is behind.
         self.previous_boot = 0
 
     def boot(self, clock: int, holder: str = "") -> int:
@@ -208,10 +209,10 @@ class DeviceState:
             self.holders = holders
 
     def _check_not_taken_over(self) -> None:
-        """Raise TakenOverError if another process of this device has written its boot.
+        """Raise TakenOverError if another process of this device has written its boot into device.json.
 
-        Another process has written its boot if the boot in device.json is not the boot of this process. It may be
-        lower than the boot of this process, because the boots start again when the device gets new keys.
+        Any boot in device.json that is not the boot of this process is from another process. The other boot may
+        be lower, because boots start again when the device gets new keys.
         """
         if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(
@@ -235,9 +236,9 @@ class DeviceState:
         return self._known[1]
 
     def _lower_boot_of_previous(self, boot: int) -> None:
-        """Lower the boot in the file of the previous state if it is higher than this boot.
+        """Set the boot in the file of the previous state to at most `boot`.
 
-        With a higher boot, the file of the previous state would seem to be newer than device.json.
+        If this file had a higher boot than device.json, it would seem to be newer than device.json.
         """
         path = self._files.previous
         try:
@@ -267,7 +268,7 @@ class DeviceState:
             self.disk.rename(fresh, files.newest)
             self._known = (file_id(files.newest), saved.boot)
             self.disk.sync(self.folder)
-        # The copies are only needed if the file gets damaged, so they may be missing on a full disk.
+        # The copies of device.json are needed only if device.json gets damaged. On a full disk, they may be missing.
         with contextlib.suppress(OSError):
             for copy in files.copies:
                 write_whole(copy, text)

@@ -31,7 +31,7 @@ class Answer:
     object: str
     examples: int
     metrics: Mapping[str, float]
-    took_round: int = 0  # round of the update that the coordinator had used last, in a run with a codec
+    took_round: int = 0  # in a run with a codec: round of the last update that the coordinator has used
     took_phase: str = ""
 
 
@@ -61,8 +61,8 @@ class StateFile:
 def encode_state_file(saved: StateFile) -> bytes:
     """Encode the contents of device.json.
 
-    Earlier versions must be able to read the file. They ignore the separate key of the lost update. They do not know
-    the keys for inputs and for residuals, so each of these keys is left out if its value is empty.
+    Earlier versions must be able to read the file. They do not know the keys for inputs and for residuals, so these
+    keys are left out if their values are empty. They ignore the key `lost`.
     """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
@@ -135,7 +135,7 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
 def _read_lost(table: Mapping[str, Any]) -> list[Answer]:
     """Return a list with the lost update, or an empty list if no update is lost.
 
-    Raise ValueError for an unknown key, which shows damage, or for a wrong checksum.
+    Raise ValueError if the table has an unknown key, or if a checksum is wrong.
     """
     if unknown := table.keys() - {"format", "seal", "book", "lost"}:
         raise ValueError(f"it has the unknown key {sorted(unknown)[0][:40]!r}")

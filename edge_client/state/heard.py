@@ -40,8 +40,8 @@ class HeardFile:
     """The file with the notes about the coordinator's messages.
 
     The file also has the newest time that the clock has shown. If `clock` shows a much earlier time now, the clock is
-    not trusted. But if the device has got a new record since its last start (`renewed`), the clock is trusted,
-    because an operator renews the record of a device after the correction of a clock that was ahead.
+    not trusted. But if the device has got a new record since its last start (`renewed`), the clock is trusted: an
+    operator who sets back a wrong clock also renews the record of the device.
     """
 
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
@@ -132,7 +132,10 @@ def _read_time(seen: object) -> int:
 
 
 def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
-    """Open the file with the notes, and give the link the notes and a clock that is checked with the stored time."""
+    """Open the file with the notes, and give the notes to the link.
+
+    The link also gets a clock that is compared with the stored time.
+    """
     wall = link.clock.after(state.previous_boot)
     heard = HeardFile(state.folder, state.disk, wall, state.renewed)
     link.clock = heard.clock

@@ -1,8 +1,9 @@
-"""The holders of the keys to which the stored numbers (the device's boots, the coordinator's epochs) belong.
+"""The holders of the keys with which the stored numbers were sent.
 
-If a party gets other keys, its numbers start again. If the same keys get a new record, numbers that are far ahead of
-the clock are dropped. The holders are not in device.json, because earlier versions also read and write device.json.
-If the file of the holders is missing, the numbers are treated as those of the present keys.
+The numbers are the device's boots and the coordinator's epochs. If a party gets other keys, its numbers start again.
+If the same keys get a new record, numbers that are far ahead of the clock are dropped. The holders are not in
+device.json, because earlier versions also read and write device.json. If the file of the holders is missing, the
+numbers are treated as those of the present keys.
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ def read_holders(folder: Path) -> Holders:
     except FileNotFoundError:
         return Holders()
     except CONTENT_ERRORS as error:
-        log.warning(
-            "%s is damaged (%.80s); the device continues its boot numbers after the last boot", path, error
-        )
+        log.warning("%s is damaged (%.80s); the next boot number is above the last boot number", path, error)
         return Holders()
     return found
 

@@ -3,9 +3,8 @@
 If one or two files are damaged, later results still have the same bits as without the damage. device.json has two
 copies. If the state or the last update is missing, the device returns to the state before that update and computes
 the update again. If the update's broadcast is on the disk, the device does this at once. Otherwise the device waits
-until the task of that update arrives again. Until then it does no other task, because without the lost work the
-results of other tasks would have different bits. device.json names the lost update, so that a later process also
-waits for this task.
+until the task of the lost update arrives again. While it waits, it does no other task: the results of other tasks
+depend on the lost state. device.json names the lost update, so that a later process also waits for this task.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return RecoveredState(StateFile())
     fault = _describe_fault(files.newest, newest)
-    # A copy whose boot is lower is out of date: an earlier version of protofleet has run and has not replaced this
-    # copy.
+    # A copy with a lower boot than the previous state is out of date: an earlier version of protofleet has run since
+    # then, without replacing this copy.
     lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
     readable = (found for found in (newest, *copies) if isinstance(found, StateFile))
     saved = next((found for found in readable if found.boot >= lowest_boot), None)
@@ -104,7 +103,7 @@ def _fall_back(
     fault: str,
     store: ObjectStore,
 ) -> RecoveredState:
-    """Return the state before the last update, and record the update as lost if it must be computed again."""
+    """Return the state before the last update. If this update must be computed again, record it as lost."""
     if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
             files,

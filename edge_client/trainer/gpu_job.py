@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GpuWork:
-    """The admission of the pieces of work of one device on one plan."""
+    """The work of one device on the GPU for one plan; each piece of work is first admitted."""
 
     admission: Admission
     plan: str  # name of the plan and of the network; devices with an equal `plan` share their memory measurements
@@ -63,7 +63,7 @@ class GpuJob:
 
     def _turn(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         job = self._job or self._started()
-        self._job = None  # If this turn fails, the job's GPU memory can be freed.
+        self._job = None  # If this turn fails, no reference to the job keeps its GPU memory.
         result = job.run(phase, number, received)
         self._state = job.state()
         if self._stays:

@@ -134,7 +134,7 @@ class LocalJob:
             most = self._snapshots.samples
             if phase == EVALUATE:
                 delete_earlier_evaluations(self._folder, number, self._snapshots.rounds)
-            # The payload of an evaluation has counts of predictions. Counts are not points in the feature space.
+            # The payload of an evaluation has counts of predictions, which are not points in the feature space.
             learned = {} if phase == EVALUATE else payload
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)

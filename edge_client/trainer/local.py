@@ -52,8 +52,8 @@ class LocalTrainer:
     ) -> None:  # fmt: skip
         """Load the data of a device.
 
-        If the device is `alone` in its process, its half stays on the GPU between its turns. Its data also stay on
-        the GPU, unless the setting `compute` is "auto", because then a plan may train on the CPU.
+        If the device is `alone` in its process, its half stays on the GPU between two turns. The data also stay
+        on the GPU, unless the setting `compute` is "auto". With "auto", a plan may train on the CPU.
         """
         self.place = set_torch(settings)
         self._settings, self._deadline, self._alone = settings, deadline, alone

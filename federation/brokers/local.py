@@ -56,8 +56,8 @@ kill "$watch" 2>/dev/null  # else it would later kill another process that has g
 exit "$code"
 """
 
-# The broker keeps up to 4 segments of 8 MiB for each subscription, and never frees them. A client that is further
-# behind misses the oldest frames and must request them again.
+# The broker keeps up to 4 segments of 8 MiB for each subscription, and never frees them. If more frames wait for a
+# client, the client misses the oldest frames and must request them again.
 EMBEDDED_SETTINGS: Final = """\
 id = 0
 
@@ -217,7 +217,7 @@ class LocalBroker:
         if (process := self._process) is None:
             return
         self._process = None
-        with process, contextlib.suppress(ProcessLookupError):  # The end of this block waits for the shell.
+        with process, contextlib.suppress(ProcessLookupError):  # At its end, this block waits for the shell.
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
         # The shell may end before the broker, so this loop waits for the broker.

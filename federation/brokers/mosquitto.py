@@ -48,10 +48,11 @@ DEFAULT_DEVICES: Final = 64  # The number of devices if the real number is not k
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of a session's queue, with which all devices' queues fit into three quarters of the memory.
+    """The limits of one session's queue.
 
-    Mosquitto has the same limits for all sessions. It limits messages of QoS 1 by their bytes and messages of QoS 0
-    by their number, so both limits are set. The last quarter of the memory is for the coordinator.
+    With these limits, the queues of all devices fit into three quarters of the memory. The last quarter is for
+    the coordinator. Mosquitto has the same limits for all sessions. It limits messages of QoS 1 by their bytes
+    and messages of QoS 0 by their number, so both limits are set.
     """
 
     devices: int

@@ -58,7 +58,8 @@ def _next_in(path: Path, first: int) -> int:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            # Another user could hold the lock of this file for ever. A pipe or a device file cannot store a number.
+            # Do not use this file. Another user could lock it for ever. A pipe or a device file cannot store a
+            # number.
             return first
         fcntl.flock(file, fcntl.LOCK_EX)  # The lock ends with the process, even if the process is killed.
         text = file.read(20)

@@ -27,8 +27,8 @@ from protofleet.protocol.wire.names import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096
-# Bytes of the longest list. The entries of an X.509 list are longer than the entries of other lists; 48 bytes are
-# counted for each entry.
+# Largest size of a list in bytes, with 48 bytes for each entry. An entry of an X.509 list takes up to 48 bytes, and
+# an entry of another list takes fewer.
 MAX_LISTS: Final = 48 * MAX_SERIALS
 MAX_RULES: Final = 1 << 18
 MAX_ROOTS: Final = 1 << 14

@@ -89,7 +89,8 @@ class Authority:
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.durable, self._clock, self._lock = folder, durable, clock, RegisterLock(folder)
         self.register, self._batching = load_register(folder), False
-        # A register of an earlier form does not have the serial numbers of its lists, so new lists are made.
+        # A register of an earlier version does not know the serial numbers in its revocation lists. So new lists are
+        # made.
         if self.register.listed is None:
             self.register = self.register.with_revocation_lists(self.now())
         self.roots = [_load_root(folder, number) for number in self.register.roots]
@@ -126,7 +127,10 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """Return the newest root's fingerprint; the owner of a device compares it when the device is enrolled."""
+        """Return the newest root's fingerprint.
+
+        When a device is enrolled, its owner checks this fingerprint.
+        """
         return fingerprint(self.roots[-1].public)
 
     @property
@@ -197,8 +201,8 @@ class Authority:
         with self._lock.held():
             save_register(self.folder, self.register, self.durable)
             roots = self.roots_statement(signed_by)
-            # The file of allowed signers is written before the roots statement. As soon as the roots statement is on
-            # the disk, the keys of a retired root may be destroyed, and these keys also sign the allowed signers.
+            # The file of allowed signers is written first, because a retired root signs it too. The keys of this root
+            # may be destroyed as soon as the roots statement is on the disk.
             text, signatures = self.allowed_signers(roots, signed_by)
             self.write(SIGNATURES_FILE, signatures)
             self.write(SIGNERS_FILE, text)
@@ -217,7 +221,7 @@ class Authority:
                 self.save()
 
     def store(self, issued: IssuedCertificate, request: bytes) -> None:
-        """Write the issued certificate and its request, because later approvals are made from the stored request."""
+        """Write the issued certificate and its request. Later approvals need the stored request."""
         name = issued.entry.name
         with self._lock.held():
             self.write(f"requests/{name}.request", armoured(REQUEST, request))
@@ -257,7 +261,7 @@ class Authority:
     def allowed_signers(self, roots: bytes = b"", signed_by: Iterable[Root] = ()) -> tuple[str, str]:
         """Return the file of allowed signers for the statement of the roots, and the signatures of the file.
 
-        Stored signatures are used again while the file is unchanged, because a retired root cannot sign again.
+        A retired root cannot sign again. So the stored signatures are used as long as the file is unchanged.
         """
         statement = roots or self.roots_statement()
         digest = hashlib.sha256(armoured(ROOTS, statement).encode()).hexdigest()

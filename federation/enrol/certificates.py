@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 PEM: Final = serialization.Encoding.PEM
 DER: Final = serialization.Encoding.DER
-SKEW: Final = dt.timedelta(hours=1)  # A clock may be behind by this time.
+SKEW: Final = dt.timedelta(hours=1)  # The most by which a clock may be behind.
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 
 
@@ -109,10 +109,10 @@ def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
 def revocation_list(ca: TlsCa, serials: Iterable[int], issued_at: dt.datetime) -> bytes:
     """Return a revocation list in PEM.
 
-    If Mosquitto has two lists, OpenSSL uses the list with the later date. While this date is in the future on the
-    broker's clock, OpenSSL refuses all clients. So the date is SKEW before `issued_at`, because the clock may be
-    behind. Mosquitto also refuses all clients after the list has expired, so the list expires only with its CA. An
-    old copy of a list does not expire either: the operator must make sure that a broker has the newest list.
+    While the date of a list is in the future on the broker's clock, OpenSSL refuses all clients. The broker's clock
+    may be behind, so the date of the list is SKEW before `issued_at`. Mosquitto also refuses all clients after the
+    list has expired, so the list expires only with its CA. Old copies of the list do not expire earlier: the operator
+    must make sure that a broker has the newest list.
     """
     at = max(issued_at - SKEW, ca.cert.not_valid_before_utc)
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.cert.subject)

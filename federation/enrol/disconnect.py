@@ -1,6 +1,6 @@
 """End the connection of a revoked name at a running Mosquitto.
 
-After SIGHUP, Mosquitto reads its list of revoked certificates and its access rules again. It checks the list only
+After SIGHUP, Mosquitto reads its list of revoked certificates and its access rules again. It uses the list only
 for new connections. A connected client stays connected, but the new rules deny it all topics. A second connection
 with the same client id ends the first connection. When the revoked client connects again, Mosquitto refuses it
 because of the list. (This was tested with version 2.0.11.)

@@ -59,7 +59,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import COORDINATOR
 
 PENDING: Final = "pending"
-KEPT_SETS: Final = 2  # The previous set is kept, because a process may still read it.
+KEPT_SETS: Final = 2  # The present set of files, and the previous set, which a process may still read.
 
 # The function gets the fingerprint of a root that is not known here yet. It returns True if the fingerprint is right.
 Confirm = Callable[[str], bool]

@@ -137,8 +137,8 @@ def _explain_access(folder: Path, user: str) -> None:
         print(f"  if root starts Mosquitto, Mosquitto keeps running as root, {_reason_to_stay_root(folder)}")
     elif not user:
         print(
-            f"  if root starts Mosquitto, Mosquitto changes to another user, who cannot read {folder}: when "
-            f"Mosquitto is installed on this machine, install the broker's approval again with --user {MOSQUITTO}"
+            f"  if root starts Mosquitto, Mosquitto changes to another user, who cannot read {folder}. "
+            f"Install Mosquitto on this machine, then install the broker's approval again with --user {MOSQUITTO}"
         )
     elif closed := _first_closed_folder(folder, user):
         mode = closed.stat().st_mode & 0o777

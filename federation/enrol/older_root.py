@@ -71,7 +71,8 @@ def _read_crl(authority: Authority, text: bytes) -> tuple[int, frozenset[int]]:
 def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[str]) -> str:
     """Return the reason in one line why this root must not sign anything, or "".
 
-    `held` has the lists of each host by its name. `devices` are the names that `deploy revoke` can revoke.
+    `held` maps the name of each host to the lists on this host. `devices` are the names that `deploy revoke` can
+    revoke.
     """
     register, lost = authority.register, _lost(authority, held)
     by_version = {who: one.version for who, one in held.items() if one.version > register.version}
@@ -96,7 +97,7 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
 
 
 def _lost(authority: Authority, held: Mapping[str, Held]) -> dict[str, list[str]]:
-    """Return the names whose certificates are valid in this register but revoked on some hosts, with these hosts."""
+    """Return for each valid name of this register the hosts that have revoked its certificate."""
     now = authority.now()
     good = [e for e in authority.register.entries if e.part != CHECK and e.is_valid(now)]
     return {

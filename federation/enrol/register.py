@@ -85,7 +85,7 @@ class Register:
         """Return the register with revocation lists of a new version.
 
         A version is never used twice, even if an old backup was restored. The lists of a version do not
-        change, even when an entry expires: a host that has a list refuses another list of the same version.
+        change, even when an entry expires, because a host refuses a changed list with the version of its own list.
         """
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:

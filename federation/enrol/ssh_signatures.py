@@ -32,7 +32,7 @@ def allowed_signers(roots: Roots, statement_digest: str) -> str:
     """Return a file of allowed signers with these roots.
 
     `statement_digest` is the SHA-256 of the file with the statement of the roots. The file of allowed signers
-    contains this digest, so a signature of this file covers the statement too.
+    contains this digest. So a signature of the file of allowed signers also covers the statement.
     """
     head = f"# roots of {roots.federation}, version {roots.version}, SHA-256 of their statement: {statement_digest}"
     rule = f'{roots.federation} namespaces="{ROOTS_NAMESPACE},{MANIFEST_NAMESPACE}" ssh-ed25519 '

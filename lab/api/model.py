@@ -125,9 +125,9 @@ def load_model(
 
 
 def folder_of_one(place: Path) -> Path | None:
-    """Return the folder that has a card: the given folder, or the target of a board's link `current`.
+    """Return the folder of a single model: `place` itself, or the version to which a board's link `current` points.
 
-    Return None if neither folder has a card. In that case, the given folder may be the folder of a run.
+    Return None if no card of a model is found. Then `place` may be the folder of a run.
     """
     for found in (place, place / "current", place / "models" / "current"):
         if (found / CARD).is_file():

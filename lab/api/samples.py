@@ -1,4 +1,4 @@
-"""Convert the inputs of a model: paths of pictures, or arrays of numbers as they are stored.
+"""Convert the inputs of a model: paths of pictures, or arrays of numbers before scaling.
 
 Any other input raises a SettingsError with a message of one line.
 """

@@ -1,4 +1,4 @@
-"""Check that a user's data are equal for equal requests, have the right shape, and are good enough to learn from."""
+"""Check a user's data: equal requests give equal data, the shape is right, and a network can learn from them."""
 
 from __future__ import annotations
 

@@ -240,13 +240,13 @@ def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) ->
 
 
 def left_out(subject: Subject) -> str:
-    """Return the end of an error message, with the attributes that state() leaves out; "" if none is found.
+    """Return the end of an error message: the attributes that state() leaves out; "" if there are none.
 
-    The error is that the results of a half change after restore(state()).
+    The message says that a half gives other results after restore(state()).
     """
     halves, again = two_rounds(subject)
     halves.begin(3)
-    again.begin(3)  # Every round sets these values, so state() need not save them.
+    again.begin(3)  # Attributes that begin() sets in every round need not be in state().
     found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
     words = next((f"{names} of {who}" for who, names in found.items() if names), "")
     return f"; state() leaves out {words}" if words else ""

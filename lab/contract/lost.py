@@ -1,4 +1,4 @@
-"""Find the attributes of a half that are lost after restore(state()), for an error message."""
+"""For an error message, find the attributes of a half that restore(state()) loses."""
 
 from __future__ import annotations
 

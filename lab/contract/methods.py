@@ -103,7 +103,7 @@ def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
 def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
     """Require that predict gives the same scores as rule().
 
-    An exported model uses the rule and the network. It does not have the method `predict` of the half.
+    An exported model consists of the network and rule(). It does not call `predict`.
     """
     for half in halves_of(run):
         half.model.eval()
@@ -220,8 +220,8 @@ def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) 
 def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
     """Call `harm` in each round after the first one.
 
-    In the first round, most values that a method learns still have their initial values. If a half lost such a
-    value, it would begin again with the same initial value, and the check would not notice the loss.
+    In the first round, most values that a method learns still have their initial values. If a half lost a
+    value then, it would begin again with the initial value, and the check would not notice the loss.
     """
 
     def reached(number: int) -> bool:
@@ -332,7 +332,7 @@ def comes_to_its_end(subject: Subject, run: Simulation) -> None:
 
 
 def class_that_nobody_holds(subject: Subject, folder: Path) -> None:
-    """Require that a run works with a class that no device holds, and with devices of one class."""
+    """Require that a run works with a class that no device holds, and with devices that hold only one class."""
     held = [(0,), (1,), (0, 1)]
     shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
     require_numbers(subject.simulation(folder, policy=SHORT, shards=shards).run())

@@ -17,10 +17,10 @@ MOST: int = 256
 
 
 def sample_for(recipe: Recipe) -> tuple[int, ...]:
-    """Return the shape of the smallest sample that a network accepts.
+    """Return the shape of a small sample that a network accepts.
 
-    The sample is at least as large as the samples in the other checks. If the network accepts samples with two
-    or three axes, for example, the shape has three axes.
+    Each side has at least 8 points, as in the other checks. If the network accepts different numbers of axes, the
+    shape has the largest number of them.
     """
     side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
     require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")

@@ -44,8 +44,7 @@ POLICY: Final = RunPolicy(
 )
 # Settings of the local training. Every method has these settings.
 QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}
-# Settings that only some methods have. The method FCCL+ does not learn if its temperature is as high as the number of
-# classes.
+# Settings that only some methods have. The temperature is for FCCL+, which does not learn at a high temperature.
 SMALL: Final = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
 # At the usual learning rate, FedPall's server changes its classifier so much in a single round that the classifier
 # may no longer recognize a class.

@@ -44,7 +44,7 @@ def mirrored(module: str, cls: str) -> Published:
 
 
 def split(module: str, cls: str) -> Published:
-    """Read a data set whose list has the form of SVHN and USPS: one file for each part.
+    """Read torchvision's list of a data set such as SVHN or USPS, which has one file for each part.
 
     Only the training part and the test part are used.
     """
@@ -54,7 +54,7 @@ def split(module: str, cls: str) -> Published:
 
 
 def archived(module: str, cls: str) -> Published:
-    """Read a data set whose list has the form of CIFAR: one archive, and the names of the files in it."""
+    """Read torchvision's list of a data set such as CIFAR: one archive, and the names of its files."""
     listed = ListedClass(module, cls)
     meta = listed["meta"]
     members = [*listed["train_list"], *listed["test_list"], [meta["filename"], meta["md5"]]]

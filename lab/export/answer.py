@@ -1,4 +1,4 @@
-"""Run exported files and save their scores, as a program of its own that imports nothing of protofleet."""
+"""Run exported files and save their scores. This program imports nothing of protofleet."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ class Order:
 class Exported:
     folder: Path
     card: Card
-    # For each file, the largest difference between a score of the file and the same score of the model, divided by
-    # the model's largest score.
+    # File -> largest difference between the scores of the file and the scores of the model, divided by the model's
+    # largest score.
     checked: Mapping[str, float]
 
     def as_object(self) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Exported
 def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
     """Return the form of the input, and a sentence about the scale if the scale is assumed.
 
-    Each device scales its own samples. Therefore the scale is known only from the models that devices keep.
+    Each device scales its own samples, and stores the scale with its model. So without the model of a device, the
+    scale is not known.
     """
     found = dict[str, Input]()
     for path in sorted((folder / "devices").glob("*")):

@@ -87,7 +87,7 @@ def too_many(experiment: Experiment, settings: DataSettings, problem: str, shard
 
 
 def require_public_images(experiment: Experiment) -> None:
-    """Raise SettingsError if the public images do not have the hash in the recorded settings of the run."""
+    """Raise SettingsError if the hash of the public images differs from the hash in the run's recorded settings."""
     chosen, own = experiment.public, experiment.data
     if chosen is None or not chosen.sha256:
         return

@@ -28,7 +28,7 @@ PROGRAM: Final = "protofleet.lab.local.device_launcher"
 def starter_of_devices(
     starter: Starter, data: Mapping[str, DataSettings], processes: int
 ) -> Iterator[Starter]:
-    """Yield a starter that has loaded the shared data, if several processes are forked.
+    """Yield a starter whose process has loaded the shared data, if several processes are forked.
 
     Otherwise yield the given starter.
     """

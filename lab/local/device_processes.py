@@ -11,8 +11,8 @@ from typing import Final
 from protofleet.lab.local.processes import Processes
 from protofleet.runtime.children import Starter
 
-# A process of several devices is restarted at most this number of times after a signal has killed the process, for
-# example because memory ran out.
+# A process of several devices may be killed by a signal, for example when memory runs out. It is restarted at most
+# this number of times.
 MAX_RESTARTS: Final = 3
 
 

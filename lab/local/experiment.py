@@ -55,8 +55,8 @@ DeviceCount = Annotated[int, Within(1, MAX_DEVICES)]
 class SimulatedDevices:
     """The devices of an experiment.
 
-    The keys `clients`, `count` and `per_domain` are three ways to choose the devices. The first of these keys
-    that is set is used.
+    The keys `clients`, `count` and `per_domain` are three ways to choose the devices. If several of them are set,
+    only the first in this order is used.
     """
 
     clients: dict[str, DeviceCount] = field(default_factory=dict)
@@ -403,7 +403,7 @@ class Experiment:
         return replace(policy, gather=policy.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:
-        """Return the data settings of each domain if the table [domains] is set; empty otherwise."""
+        """Return the data settings of each domain; empty if the table [domains] is not set."""
         if not self.domains:
             return {}
         if self.devices.count and not self.devices.clients:
@@ -454,7 +454,7 @@ def read_experiment(path: Path, assignments: list[str], option: str = "--set") -
 
 
 def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:
-    """Raise SettingsError for a setting that is given without its table, and suggest the full name."""
+    """Raise SettingsError for a setting without the name of its table, and suggest the full name."""
     known, method = {f.name for f in fields(Experiment)}, table.get("method")
     name = method.get("name") if isinstance(method, dict) else None
     said = {key: str(path) for key in table}

@@ -139,7 +139,7 @@ def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignment
         raise SettingsError(f"--grid names {twice[0]} twice; write all values of this setting in one --grid")
     if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
         raise SettingsError(
-            f"--seeds has the seed {same[0]} twice; a second trial with the same seed would give equal results"
+            f"--seeds has the seed {same[0]} twice; the results of the two trials would be the same"
         )
     for key in (text.partition("=")[0].strip() for text in assignments):
         if key == "seed" or key in [axis.key for axis in axes]:

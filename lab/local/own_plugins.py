@@ -55,7 +55,7 @@ class OwnPlugIns:
             disk.replace(path, self.sources[name].text)
 
     def _kept_in(self, folder: Path) -> dict[str, Path]:
-        """Return the path of the run's copy of each plug-in, by the path that the user named.
+        """Return a dict: the path that the user named -> the path of the run's copy of this plug-in.
 
         The path contains the hash, because two plug-ins may have the same file name.
         """

@@ -188,9 +188,9 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots with which only one process for each core computes at the same time.
+    """Return slots that limit the number of processes that compute, to one for each core.
 
-    If there is a core for each process, return slots without a limit.
+    If there are as many cores as processes, return slots without a limit.
     """
     cores = available_cores()
     return Slots(str(folder / "slots"), cores) if processes > cores else Slots()

@@ -1,8 +1,8 @@
 """Show the trials of a `protofleet sweep`: their table, the best point, and warnings about the grid.
 
-The value of a point is the mean validation accuracy over its seeds, for the view that the method's paper
-reports. `choose` names the round whose accuracy is used. Test samples have no part in the choice: the table
-only shows the accuracy on them.
+The value of a point is the mean validation accuracy over its seeds. It is measured in the view, such as the global
+model, that the method's paper reports. `choose` names the round whose accuracy is used. Test samples have no part in
+the choice: the table only shows the accuracy on test samples.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ class SweepTrials:
 
 
 def one_group(groups: Sequence[Group]) -> Group:
-    """Join the groups of runs of one point.
+    """Join the groups of runs that belong to one point of the grid.
 
-    All runs of a point have the same settings. Runs of an earlier version are in another group, because that
-    version wrote fewer settings.
+    All runs of a point have the same settings. But an earlier version wrote fewer settings, so its runs are in a
+    group of their own.
     """
     first, *others = groups
     return replace(first, runs=[*first.runs, *(run for group in others for run in group.runs)])
@@ -194,8 +194,8 @@ def one_group(groups: Sequence[Group]) -> Group:
 def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
     """Read the finished runs of a grid.
 
-    A point is chosen by its validation accuracy. Therefore a RunError is raised if runs have finished, but none
-    of them has validation samples.
+    Raise RunError if runs have finished, but none of them has validation samples. The validation accuracy is
+    needed to choose a point.
     """
     found = []
     for point in grid.points:

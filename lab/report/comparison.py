@@ -4,9 +4,9 @@ Runs that differ only in their seed share a row. Each row has the accuracy of on
 devices' own models, or, for some methods, another way to predict with one of these models. The best round is
 chosen on validation samples and never on test samples.
 
-Bytes "to 90 %" are the bytes of all arrays in both directions until the mean test accuracy of a run first
-reaches 90 % of the baseline's final accuracy. Bytes after r rounds do not include the delivery of the result
-of round r.
+Bytes "to 90 %" are the bytes that a run needs to reach 90 % of the baseline's final accuracy on test samples.
+They are the bytes of all arrays in both directions until the mean test accuracy first reaches this value. Bytes
+after r rounds do not include the delivery of the result of round r.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
 # The tolerance for rounding errors of a mean. Without this tolerance, the baseline might not reach a target that is
 # equal to its own accuracy (a share of 1).
 ROUNDING_ERROR = 1e-9
-REPORTS = "reports"  # The choice of the view that each method's paper reports.
+REPORTS = "reports"  # For each method, choose the view that its paper reports.
 # Settings that may differ between two runs of one experiment.
 IGNORED_SETTINGS = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"}
@@ -161,8 +161,8 @@ def best_by_validation(points: Sequence[MeasuredPoint], view: str) -> MeasuredPo
     """Return the first measurement with the highest mean validation accuracy.
 
     Only measurements of all present devices are compared. Test samples have no part in the choice. For the devices'
-    own models, the last evaluation is used only if there are no other measurements, because the last evaluation may
-    measure another model, for example after a last fit.
+    own models, the last evaluation is used only if there are no other measurements. Before the last evaluation, some
+    methods train these models once more.
     """
     measured = [point for point in points if point.validation and point.by_all]
     if not is_global(view):

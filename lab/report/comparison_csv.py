@@ -18,7 +18,7 @@ TARGET: Final = "to_target"
 
 
 def as_csv(groups: Sequence[Group], target: AccuracyTarget | None) -> str:
-    """Return the numbers behind the tables with all their digits, as one line for each run.
+    """Return the numbers of the tables as CSV, with all digits and one line for each run.
 
     If a run lacks a number, its cell is empty.
     """

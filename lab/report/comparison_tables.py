@@ -122,9 +122,9 @@ def origin_table(groups: Sequence[Group]) -> Table:
         for group in groups
     ]
     note = (
-        "The commit is that of the checkout; a plus sign means that files were changed. The column 'sources' shows a "
-        "digest of the code that decides results, also for a wheel. The column 'experiment' shows a digest of the "
-        "resolved settings without the seed."
+        "A plus sign after a commit means that files of the checkout were changed. The column 'sources' shows a "
+        "digest of the code that decides results. The column 'experiment' shows a digest of the resolved settings "
+        "without the seed."
     )
     head = ["run", "commit", "sources", "experiment", "torch", "machine of the coordinator"]
     return Table("Where the figures come from", note, head, rows)
@@ -178,8 +178,8 @@ def best_table(groups: Sequence[Group]) -> Table:
     ]  # fmt: skip
     note = (
         "The column 'round' shows the round with the highest mean validation accuracy; test samples have no "
-        "influence on this choice. For devices' own models, the last evaluation does not count, because it may "
-        "measure another model than the rounds."
+        "influence on this choice. The last evaluation of devices' own models does not count, because it may measure "
+        "other models than the rounds do."
     )
     head = ["run", "view", "round", *domains, "mean"]
     bold = best_cells(measured, 3, percent_points, among=[g.view for g in groups])
@@ -210,7 +210,8 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         f"rounds to {share:.0%}",
     ]
     note = (
-        f"The columns 'to {share:.0%}' count until the mean test accuracy first reaches {target.description}. "
+        f"The columns 'to {share:.0%}' count bytes and rounds until the mean test accuracy first reaches "
+        f"{target.description}. "
         f"The sign {NONE} means that the run never reached this accuracy."
         if target
         else no_baseline(groups)
@@ -235,9 +236,12 @@ def best_cells(
 
     `first` is the number of the first column of `measured` in the whole table.
 
-    Two means are equal if their texts are the same. `among` has a group for each row, for example the measured view,
-    and only rows of the same group are compared. If all means of a column are equal, the column has no best cell. If
-    the lowest value is the best, 0 does not count, because a run that sends nothing is not a federation.
+    Two means are equal if they are shown as the same text. If all means of a column are equal, the column has no
+    best cell. `among` names the group of each row, for example the measured view. Only rows of one group are
+    compared.
+
+    If the lowest mean is the best, a mean of 0 is left out. For example, a run that sends no bytes is not a
+    federation.
     """
     kinds = among or [""] * len(measured)
     found: set[tuple[int, int]] = set()

@@ -68,8 +68,9 @@ class FleetCounts:
     def most_skew(self) -> float:
         """Return the highest skew that is possible with this number of devices.
 
-        A device's images are part of all images. Therefore the distance of a device is at most 1 minus its
-        share of all images. The shares of n devices add up to 1, so the mean distance is at most 1 - 1/n.
+        A device's images are part of all images. Therefore the distance between its mix and the mix of all images is
+        at most 1 minus its share of all images. The shares of n devices add up to 1, so the mean distance is at
+        most 1 - 1/n.
         """
         filled = sum(1 for one in self.devices if one.total)
         return 1 - 1 / filled if filled else 0.0

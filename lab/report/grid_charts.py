@@ -39,7 +39,7 @@ class Varied:
     """The settings in which groups differ. All of them are numbers."""
 
     keys: tuple[str, ...]
-    groups: Mapping[tuple[float, ...], Group]  # Each group, by its values of these settings.
+    groups: Mapping[tuple[float, ...], Group]  # Values of the settings `keys` -> the group with these values.
 
     def values(self, axis: int) -> list[float]:
         return sorted({values[axis] for values in self.groups})
@@ -48,7 +48,7 @@ class Varied:
 def varied(groups: Sequence[Group]) -> Varied | None:
     """Return the settings in which the groups differ.
 
-    Return None if groups differ in a setting that is not a number, or if two groups have the same values.
+    Return None if groups differ in a setting that is not a number, or if two groups have the same settings.
     """
     settings = settings_of(groups)
     keys = differing(settings)

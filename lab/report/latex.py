@@ -49,7 +49,7 @@ def as_latex(tables: Sequence[Table]) -> str:
 def latex_table(table: Table) -> str:
     """Make a LaTeX table. If it is wider than the column of the paper, LaTeX scales it down.
 
-    Tables with many domains and deviations are too wide.
+    For example, a table with many domains and deviations is too wide.
     """
     rows = [
         [

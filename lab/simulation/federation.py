@@ -75,7 +75,7 @@ class Simulation:
     build: Build = build_half
     observers: list[RunObserver] = field(default_factory=list)
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
-    # A function that is called with the name of a party at each boot, and returns the party's disk.
+    # A function that gets the name of a party at each boot, and returns the disk of this party.
     make_disk: Callable[[str], Disk] = disk_without_fsync
     class_names: tuple[str, ...] = ()
     plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.

@@ -47,7 +47,7 @@ class Follower(threading.Thread):
         """Prepare the thread. `ours` is true if this process conducts the run.
 
         If a run of this process ends without a result, the run was stopped, and the tracker is told about the end.
-        A run of another process may still go on while it has no result, so the tracker is not told about an end.
+        If a run of another process has no result, the run may still go on, and the tracker is told nothing.
         """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False

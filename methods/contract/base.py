@@ -28,8 +28,8 @@ Payload: TypeAlias = Mapping[str, Tensor]
 class Samples(Protocol):
     """The labelled data of one device: x [N, ...], y [N] with classes 0..C-1.
 
-    For grey images, the channels of x may share memory. So never write into x, and use `reshape` instead of
-    `view`, which fails on such a tensor.
+    For grey images, the channels of x may share memory. So never write into x. Use `reshape` instead of `view`,
+    because `view` may fail on x.
     """
 
     @property
@@ -119,7 +119,7 @@ class ServerHalf(ABC):
         self.model, self.hyper, self.seed = model, hyper, seed
 
     def begin(self, number: int, cohort: Sequence[Member]) -> None:
-        """Begin a round, counted from 1, with the devices of its cohort."""
+        """Begin round `number` with the devices in `cohort`; the first round has the number 1."""
         self.number, self.cohort = number, cohort
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -269,7 +269,7 @@ class Method:
     # counted by kind. None means that no kinds are declared; then all arrays are of the kind "other".
     arrays: tuple[str, ...] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
-    # Function that gets the settings, and returns this method with the fields above changed for these settings.
+    # Function that gets the settings. It returns this method with the values of the fields above for these settings.
     variant: Callable[[Any], Method] | None = None
     # Function that gets the settings and the number of classes. It returns why the settings do not fit this number
     # of classes, or "" if they fit.

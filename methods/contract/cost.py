@@ -17,7 +17,7 @@ from protofleet.methods.nets.base import Net, frozen_backbones
 
 
 class Numbers(int):
-    """A count of numbers, as papers count them, and the size in bytes of their arrays."""
+    """A count of numbers, as papers state it, with the size of these numbers in bytes."""
 
     bytes: int
 
@@ -49,7 +49,7 @@ def eight_bytes(count: int) -> Numbers:
 
 
 def bytes_of(count: int) -> int:
-    """Return the bytes of a count; a plain int counts float32 numbers."""
+    """Return the bytes of a count; a plain int is a number of float32 values."""
     return count.bytes if isinstance(count, Numbers) else 4 * count
 
 
@@ -88,7 +88,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in a table that the server sends for the known classes, as in FedProto."""
+        """Return the number of rows in a table with one row for each known class, as the server of FedProto sends."""
         return self.C if self.known is None else self.known
 
     @property

@@ -23,7 +23,7 @@ def on_progress(call: Callable[[], None]) -> None:
 
 
 def report_progress() -> None:
-    """Report progress from a loop that passes through no torch module.
+    """Report progress from a loop that calls no torch module.
 
     Every such loop must call this function if another party decides how long the loop runs. Otherwise the
     watchdog could end a process that works.

@@ -29,7 +29,7 @@ NETWORKS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class NoSamples:
-    """Empty data, for a client half that is made only to use its networks."""
+    """Empty data, for a client half of which only the networks are used."""
 
     x: Tensor = field(default_factory=lambda: torch.zeros(0))
     y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -44,7 +44,7 @@ class Reference:
     network: Network = Network("cnn_bn", feature_size=512)  # noqa: RUF009 - it is frozen
     devices: int = 6  # Number of devices; all of them take part, and each holds every class.
     examples: int = 240
-    groups: int = 3  # Number of prototypes of a class, for methods with several.
+    groups: int = 3  # Prototypes per class, for methods with several prototypes per class.
 
     def sizes(self, plan: Plan) -> Sizes:
         """Return the sizes that decide the cost of a round after the first round.

@@ -27,7 +27,7 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """The [metrics] table: a file of metrics, or the name of metrics in an installed package."""
+    """The [metrics] table: a file that contains metrics, or the name of metrics in an installed package."""
 
     file: str = ""
     """Path of a Python file that defines the metrics; empty means that an installed package has them."""

@@ -100,7 +100,7 @@ class Plan:
         None  # First weights of every party's network; None: they are drawn at random.
     )
     freeze: Freeze | None = None  # Part of the network that is not trained.
-    # Kind -> SHA-256 of each plug-in that is not a network. (`Network` has its own field.) Only hashes are sent.
+    # Kind of plug-in -> SHA-256 of the plug-in. Networks are not included: the hash is in `Network`.
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()

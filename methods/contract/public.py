@@ -97,13 +97,13 @@ class PublicSet:
             return grey(images).reshape(self.samples, *shape.axes)
         if shape.channels == 3:
             return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        # For one channel, or for more channels than colours, each channel has the same shades of grey.
+        # The images are coloured. If the shape does not have three channels, each channel gets the grey image.
         return np.repeat(grey(images)[:, None], shape.channels, axis=1)
 
     def check(self, images: PublicSamples) -> None:
-        """Raise SettingsError if these samples are not those of the run.
+        """Raise SettingsError if `images` are not the public samples of the run.
 
-        The samples must have the shape that `hashed` returns.
+        `images` must have the shape that `hashed` returns.
         """
         found = sha256_of(images)
         if self.sha256 and found != self.sha256:

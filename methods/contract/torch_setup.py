@@ -19,13 +19,13 @@ def compute_deterministically(*, strict: bool) -> None:
 
 
 def one_thread_here(threads: int) -> Callable[[], None]:
-    """Let the calling thread compute with one thread from now on, and return a function for other threads.
+    """Set the calling thread's number of torch threads to 1, and return a function for other threads.
 
-    Another thread calls the returned function in order to compute with `threads` threads. If `threads` is 0, the
-    other thread gets the number of threads that this thread had before this call.
+    A thread that calls the returned function sets its own number to `threads`. If `threads` is 0, it sets the number
+    that was valid before this call.
 
-    In torch each thread has its own number of threads to compute with. A thread that computes for the first
-    time takes the last number that any thread has set. So each thread that computes sets its own number.
+    In torch each thread has its own number. A thread that sets no number uses the last number that any thread has
+    set. So each thread that computes must set its own number.
     """
     others = threads or torch.get_num_threads()
     torch.set_num_threads(1)

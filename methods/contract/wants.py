@@ -26,7 +26,7 @@ MULTIPLE = "most, or a multiple of "
 # Count of numbers in a slice. Checks work in slices, because an array may be as large as a whole data set.
 SLICE = 1 << 17
 
-# A name stands for any length. Dimensions with the same name have the same length.
+# A number is a fixed length. A name is a free length; dimensions with the same name have the same length.
 Dim: TypeAlias = int | str
 
 ITEM_BYTES: dict[str, int] = {
@@ -49,8 +49,8 @@ class TensorSpec:
     of_examples: bool = False
     # True if each row is a sample. Then the array must not have more rows than the device has examples.
     row_per_example: bool = False
-    # Name of another array, such as "labels". If a value occurs in several rows of the other array, the numbers in
-    # the same rows of this array must be at least 2.
+    # Name of another array, such as "labels". If several rows of the other array have the same value, then these rows
+    # of this array must have numbers of at least 2.
     repeated: str = ""
     step: int = 0  # If not 0, the length of a named dimension must be `most`, or 1, 2, 3 ... times `step`.
 
@@ -61,7 +61,7 @@ class TensorSpec:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return the rules besides shape, type and bounds, in the words of the protocol, such as `optional`."""
+        """Return all rules except shape, type and bounds; each rule is a word of the protocol, such as `optional`."""
         said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
         rules = tuple(rule for rule, holds in said.items() if holds)
         rules = (*rules, f"{MULTIPLE}{self.step}") if self.step else rules
@@ -113,10 +113,11 @@ def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
 
 
 def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """Return one row for most arrays, and further rows for the arrays that have another rule.
+    """Return a short list of rows that describes all arrays under `prefix`.
 
-    The arrays are grouped by the last part of their names. If all arrays of a group have the same rule, the group
-    has one further row. Otherwise each array of the group has its own row.
+    The first row is the most frequent row, and stands for most arrays. The arrays are grouped by the last part of
+    their names. If all arrays of a group have one other row, this row stands for the group. If the rows in a group
+    differ, each array of the group has its own row.
     """
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))
@@ -264,7 +265,7 @@ def _rows_problem(
 def norm_of(values: Tensor) -> float:
     """Return the Euclidean norm, which is finite if all numbers are finite (except for float64 above 1e150).
 
-    The norm takes a sixth of the time of `isfinite().all()`, which makes three more tensors.
+    The norm takes a sixth of the time of `isfinite().all()`, because `isfinite().all()` makes three more tensors.
     """
     return float(torch.linalg.vector_norm(values, dtype=torch.float64))
 

@@ -1,4 +1,4 @@
-"""The losses and mixed features of FedPall: eqs. 6 and 7 on the device, eqs. 9-11 for the features that it sends."""
+"""The losses of FedPall on a device (eqs. 6 and 7), and the mixed features that a device sends (eqs. 9 to 11)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prototype_infonce(
 ) -> Tensor:
     """Return L_InfoNCE, eq. 7: a feature compared with the global prototypes.
 
-    `infonce_terms` explains how the forms differ. Only samples whose class has a prototype are in the mean.
+    `infonce_terms` explains how the forms differ. The mean is over the samples whose class has a prototype.
     If there is no such sample, the loss and its gradient are 0.
     """
     terms = infonce_terms(z, y, prototypes, known, tau, form=form)
@@ -45,8 +45,8 @@ def infonce_terms(
     A term is the log of a sum minus sim(z, G^y) / tau. The forms differ in the sum:
 
     "standard"  sums over all known classes
-    "paper"     leaves the own class out, as in eq. 7; a term is at least -2 / tau + log(K - 1), and 0 for K = 1
-    "code"      sums over all; prototypes are normalised in sim(z, G^y), but not in the sum
+    "paper"     omits the sample's class, as in eq. 7; a term is at least -2 / tau + log(K - 1), and 0 for K = 1
+    "code"      sums over all known classes; prototypes are normalised in sim(z, G^y), but not in the sum
     """
     held = known[y]
     z, G = at_least_float32(z)[held], prototypes[known].to(torch.promote_types(z.dtype, torch.float32))

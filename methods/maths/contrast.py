@@ -1,7 +1,7 @@
-"""Losses of embeddings [B, D] with several prototypes of each class [G, D]; eqs. 6 to 8 of FedPLCC have weights.
+"""Losses of embeddings [B, D] with several prototypes of each class [G, D].
 
-`labels` [G] has the class of each prototype, and `shares` [G] has its weight W. A loss has one value for each sample
-whose class has a prototype. The other samples are not in the mean.
+`labels` [G] has the class of each prototype. `shares` [G] has the weight W of each prototype, for eqs. 6 to 8 of
+FedPLCC. A loss has one value for each sample whose class has a prototype. Samples of other classes are left out.
 """
 
 from __future__ import annotations

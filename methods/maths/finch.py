@@ -30,9 +30,9 @@ Rows: TypeAlias = NDArray[np.float64]  # [n, D]
 Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
-SEGMENT: Final = 128  # Columns that are searched together for possible nearest rows.
-# A part of a block's segments, or of a row's cosines, must be computed exactly. If this part is larger than the share
-# DENSE, the whole block or row is computed exactly.
+SEGMENT: Final = 128  # Columns of a segment. A segment is searched only if its highest cosine is high enough.
+# Some segments of a block, and some cosines of a row, must be computed exactly. If their share is above DENSE, the
+# whole block or row is computed exactly.
 DENSE: Final = 1 / 16
 # Cosines are rounded to this number of digits. If several rounded cosines are equal, the lowest index wins, whatever
 # the size of the blocks is.
@@ -137,7 +137,7 @@ class _Search:
         return self.nearest
 
     def _rough_block(self, i: int, j: int) -> NDArray[np.float32]:
-        """Return rough cosines of two blocks, padded to whole segments with -inf, which never wins."""
+        """Return rough cosines of two blocks, padded to whole segments with -inf, which is never the maximum."""
         a, b = self.rough[self._block(i)], self.rough[self._block(j)]
         cosines = np.empty((padded(len(a)), padded(len(b))), np.float32)
         cosines[len(a) :], cosines[:, len(b) :] = -np.inf, -np.inf
@@ -147,9 +147,9 @@ class _Search:
         return cosines
 
     def _look(self, cosines: NDArray[np.float32], peaks: NDArray[np.float32], i: int, j: int) -> None:
-        """Look in the block at j for the nearest row of each row of the block at i.
+        """Search the block at j for the nearest row of each row in the block at i.
 
-        `cosines` are the rough cosines of these two blocks, and `peaks` are the highest cosines of each segment.
+        `cosines` are the rough cosines of these two blocks. `peaks` has the highest cosine for each row and segment.
         """
         here = self._block(i)
         peaks = peaks[: here.stop - i]
@@ -217,7 +217,7 @@ class _Search:
         return products
 
     def _row(self, row: int, columns: slice) -> Rows:
-        """Return the cosines of one row with many rows; `_products` returns the same bits for these pairs."""
+        """Return the cosines of one row with many rows, with the same bits as `_products`."""
         others = self.units[columns]
         products: Rows = np.einsum("nd,nd->n", np.broadcast_to(self.units[row], others.shape), others)
         return products

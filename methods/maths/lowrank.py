@@ -1,9 +1,9 @@
-"""Messages with a matrix, either as the factors of its largest singular values or whole.
+"""Messages with a matrix: either the factors of its largest singular values, or the whole matrix.
 
-The matrix is sent whole if it has no more numbers than the factors.
+The whole matrix is sent if it has no more numbers than the factors.
 
 A message is a flat array: U [m, r], s [r] and V [r, n], or the matrix itself with m n numbers. The
-length of the array shows which of the two it is.
+length of the array shows whether it holds the factors or the matrix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rank_of(values: Tensor, energy: float) -> int:
-    """Return the smallest r >= 1 for which the first r singular values keep the share `energy` of the squares."""
+    """Return the smallest rank that keeps the share `energy` of the sum of the squared singular values."""
     kept = values.double().square().cumsum(0)
     return min(int((kept < energy * kept[-1]).sum()) + 1, len(values))
 
@@ -40,7 +40,7 @@ def packed(matrix: Tensor, energy: float) -> Tensor:
 def unpacked(message: Tensor, rows: int, columns: int) -> Tensor:
     """Return the matrix [rows, columns] of a message.
 
-    The numbers of unit vectors are between -1 and 1, so other numbers in U and V are cut to this range.
+    U and V consist of unit vectors. So their numbers are clamped to the range from -1 to 1.
     """
     if len(message) == rows * columns:
         return message.reshape(rows, columns)

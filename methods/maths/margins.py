@@ -57,7 +57,7 @@ def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
 def margin_contrast(
     rows: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor, *, reduction: str = "mean"
 ) -> Tensor:
-    """Return L_MCL, eq. 7: cross-entropy over negative distances; `margin` is added to the own anchor's distance."""
+    """Return L_MCL, eq. 7: cross-entropy over negative distances; `margin` is added to the own distance."""
     own = F.one_hot(labels, len(anchors))
     return F.cross_entropy(
         -(distances(at_least_float32(rows), anchors) + margin * own), labels, reduction=reduction
@@ -95,7 +95,7 @@ def classifier_calibration(
 
 
 def weight_of(head: nn.Module) -> Tensor:
-    """Return phi [C, D] of eq. 8; only a linear head has a weight and a bias."""
+    """Return phi [C, D] of eq. 8, the weight of a linear head; raise ValueError for any other head."""
     if not isinstance(head, nn.Linear):
         raise ValueError(
             f"the head is {type(head).__name__}, which has no bias to leave out; "
@@ -107,7 +107,7 @@ def weight_of(head: nn.Module) -> Tensor:
 def aggregate_as_printed(pieces: Iterable[ClassMeans]) -> ClassMeans:
     """Return eq. 3 exactly as printed.
 
-    The weights sum to 1, and the sum is then divided by the number of devices that hold the class.
+    The weights sum to 1. The weighted sum is also divided by the number of devices that hold the class.
     """
     tables = list(pieces)
     means, counts = merge_class_means(tables)

@@ -18,9 +18,10 @@ def proximal(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
 
 
 def prototype_mse(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return the mean squared gap to the prototype of the own class, over B x D elements (FedProto's code).
+    """Return the mean squared difference between a feature and its class's prototype, as in FedProto's code.
 
-    Samples of a class without a prototype are not in the mean. If no sample is left, the result is 0.
+    The mean is over B x D numbers. Samples of a class without a prototype are not in the mean. If no sample is left,
+    the result is 0.
     """
     held = known[y]
     gaps = (z[held] - prototypes[y[held]]).square()

@@ -98,7 +98,7 @@ class Encoder(nn.Module):
 
 
 def frozen_backbones(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the features of the networks in this module whose backbone is frozen, with their names."""
+    """Yield the name and the features of each network in this module that has a frozen backbone."""
     for name, part in module.named_modules():
         if isinstance(part, Net) and part.backbone_is_frozen:
             yield ".".join(filter(None, (name, "features"))), part.features
@@ -122,7 +122,7 @@ def resized(own: int, wanted: int | None) -> nn.Module:
 def initialised_from(seed: int) -> Iterator[None]:
     """Make layers inside this context depend only on the seed, and keep the caller's random state.
 
-    Layers are made on the CPU, or on meta, where no numbers are drawn.
+    Layers are made on the CPU, or on torch's meta device, which needs no random numbers.
     """
     place = "meta" if torch.empty(0).is_meta else "cpu"
     with seeded_globally(seed), torch.device(place):
@@ -136,9 +136,9 @@ def seeded_globally(seed: int, place: torch.device = CPU) -> Iterator[None]:
     Use it for code that can draw only from the global generator: initialisers on the CPU, and dropout on the
     torch device of the network.
 
-    The generator belongs to the process, and devices may share a process. Without the lock, one device could
-    restore the old state while another device draws. torch.manual_seed would also seed every accelerator, but
-    fork_rng restores only the accelerators in its arguments.
+    The generator belongs to the process, and devices may share a process. A lock lets only one device use the
+    generator at a time. torch.manual_seed is not used: it seeds every accelerator, but fork_rng restores only the
+    accelerators in its arguments.
     """
     gpus = [place.index or 0] if place.type == "cuda" else []
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=gpus):

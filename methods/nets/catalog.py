@@ -51,7 +51,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "cnn23": Recipe(cnn.fedlsa, cnn.SMALLEST),
     "cnn4": Recipe(cnn.fedsa, cnn.SMALLEST),
-    "cnn_mnist": Recipe(cnn.fedsa, cnn.SMALLEST),  # The layers of FedSA's CNN, which FedHP uses for 1x28x28.
+    "cnn_mnist": Recipe(cnn.fedsa, cnn.SMALLEST),  # FedHP uses these layers of FedSA's CNN for 1x28x28.
     "cnn_mnist_conv": Recipe(cnn.fedhp_mnist_backbone, cnn.SMALLEST),
     "cnn_fednh": Recipe(cnn.fednh, cnn.SMALLEST),
     "cnn_fednh_small": Recipe(cnn.fednh_small, cnn.SMALLEST),
@@ -69,7 +69,7 @@ HEADS = ("linear", "mlp")
 
 
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
-    """Return why the network that `key` names cannot take such samples, and what the user can change.
+    """Return why the network that `key` names cannot take samples of this shape, and what to change.
 
     Return "" if the network can take them, or if it is not a network of protofleet. The message also names
     settings of the samples. `table` is the prefix of these names, for example "data." in an experiment.
@@ -102,10 +102,9 @@ def build(
     """Return an untrained network on the CPU, which depends only on the arguments.
 
     `image` is the shape of a sample of any kind. `feature_size` is the number of features, and None means the
-    network's own number; each builder states how it makes the features. `embedding_size` puts a linear
-    projector of that width behind the features, such as varphi of FedLSA, and replaces the network's own
-    projector. `head` is one of HEADS: "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is
-    the SHA-256 of a network that is a plug-in.
+    network's own number; each builder states how it makes the features. `embedding_size` adds a linear projector of
+    this width after the features (varphi of FedLSA). It replaces the network's own projector. `head` is one of HEADS:
+    "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is the SHA-256 of a network that is a plug-in.
     """
     recipe, shape = recipe_of(name, plugin), InputShape(image)
     if problem := recipe.problem_with(shape):

@@ -1,6 +1,7 @@
 """FedGen's generator of embeddings, which makes a possible input of a network's head from noise and a class.
 
-noise + classes -> hidden, BatchNorm and ReLU -> embedding; 331,264 parameters for 32 + 100, 512 and 512
+noise + classes -> hidden, BatchNorm and ReLU -> embedding. With 32 noise values, 100 classes, and 512 values in the
+hidden layer and in the embedding, the generator has 331,264 parameters.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class Generator(nn.Module):
     def __init__(self, noise: int, classes: int, hidden: int, size: int) -> None:
         super().__init__()
         self.noise, self.classes = noise, classes
-        # There is no bias, because BatchNorm would remove it. Its gradient would have only rounding errors, which
-        # Adam would follow.
+        # There is no bias, because BatchNorm would cancel it. The gradient of a bias would consist only of rounding
+        # errors, and Adam would follow these errors.
         first = nn.Linear(noise + classes, hidden, bias=False)
         self.layers = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, size))
 

@@ -16,8 +16,8 @@ def network(
     """Return the recipe of an author's network; `make(shape, classes, feature_size)` gives a Net.
 
     The head of the Net has `classes` outputs. `ranks` are the numbers of axes of the samples that the network
-    takes: 1 for vectors, 2 for series, 3 for images. `smallest` is the smallest side of an image or number of
-    steps of a series. `channels` is the number of channels (None: any).
+    takes: 1 for vectors, 2 for series, 3 for images. `smallest` is the smallest side of an image, or the smallest
+    number of steps of a series. `channels` is the number of channels (None: any).
     """
     code = getattr(make, "__code__", None)
     where = code.co_filename if code else "NETWORK"

@@ -19,7 +19,7 @@ OPERATORS = ("nms", "qnms")
 
 
 def import_torchvision() -> ModuleType:
-    """Return the torchvision module, with a plain import if that works.
+    """Import torchvision; if its operators are missing, declare them and import it again.
 
     The function may be called any number of times.
     """
@@ -28,9 +28,9 @@ def import_torchvision() -> ModuleType:
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
-    # The operators are declared only after the failure: an extension that loads declares them itself, and declaring
-    # them twice is an error. torchvision does not try to load the extension again, because Python keeps the module
-    # torchvision.extension, which failed to load it.
+    # The operators are declared here only if the extension of torchvision could not be loaded. An extension that is
+    # loaded declares them itself, and a second declaration is an error. The next import does not load the extension
+    # again, because Python keeps the module torchvision.extension of the first import.
     declare_operators()
     try:
         return _imported()

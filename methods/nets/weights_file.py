@@ -141,9 +141,9 @@ def _table(data: bytes) -> dict[str, Any]:
 
 
 def _demand_flat(text: bytes) -> None:
-    """Refuse a table whose JSON text would become very many objects.
+    """Refuse a table whose JSON text has too many brackets or commas, because it would become very many objects.
 
-    Brackets and commas inside of names are counted too.
+    Brackets and commas inside names are counted too.
     """
     rows = text.count(b"data_offsets")
     if rows > MOST_TENSORS:
@@ -214,9 +214,8 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
 def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Tensor]:
     """Return the tensors of an export under the names that a network uses.
 
-    The head of the export's rule becomes the head of the network. A head or projector that only the method uses is
-    left out, for example prototypes, or a projector with two outputs. The network then draws its own head or
-    projector.
+    An export stores its head under the prefix RULE, and this function removes the prefix. Tensors that the network
+    does not have are left out, for example prototypes. Only missing tensors of the features are refused later.
     """
     if not any(name.startswith(RULE) for name in weights):
         return dict(weights)

@@ -1,4 +1,4 @@
-"""Averages over the replies of a whole cohort, which need memory for only one array and a slice.
+"""Averages over all replies of a cohort. They need memory for one array and a slice of another array.
 
 For example, a coordinator with 20 updates of 45 MB on its disk never has two updates in memory.
 """
@@ -70,7 +70,7 @@ class WeightedMean(Mapping[str, Tensor]):
         return len(self._names)
 
     def _sum_slice(self, name: str, first: Tensor, start: int) -> None:
-        """Turn a slice of the first device's array into the slice of the mean, in place."""
+        """Replace a slice of the first device's array, in place, by the mean of all devices."""
         total = first.double() * self._shares[0]
         for payload, share in zip(self._payloads[1:], self._shares[1:], strict=True):
             total.add_(flat_slice(payload, name, start, start + len(first)), alpha=share)
@@ -78,7 +78,7 @@ class WeightedMean(Mapping[str, Tensor]):
 
 
 def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
-    """Return the numbers [start, stop) of the flattened array; from the disk, read only these numbers."""
+    """Return the numbers [start, stop) of the flattened array; read no other numbers from the disk."""
     report_progress()
     if isinstance(payload, LazyPayload):
         return payload.flat(name, start, stop)

@@ -1,8 +1,8 @@
 """A module's weights as few flat arrays: all weights of one kind in one array.
 
-A task has a table with the form of each array of the update. If the broadcast has the same arrays, one row of this
-table, "as sent", states the form of all of them. In the later exchanges of a round, the broadcast does not have these
-arrays. A table with a row for each of a hundred arrays would then be longer than many updates, so the weights are
+A task has a table with the form of each array of the update. If the broadcast contains all arrays of the update, one
+row "as sent" is enough. In the later exchanges of a round, the broadcast does not contain the weights. Then the table
+needs a row for each array. With a hundred arrays, the table would be longer than many updates. So the weights are
 sent as few arrays.
 """
 
@@ -19,7 +19,7 @@ from protofleet.methods.parts.weights import NEVER_NEGATIVE, named_weights
 
 
 def flat_weights(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
-    """Return copies: all parameters in `<prefix>.parameters`, all buffers called `<name>` in `<prefix>.<name>`."""
+    """Return copies: `<prefix>.parameters` has all parameters, `<prefix>.<name>` has all buffers named `<name>`."""
     return {
         f"{prefix}.{kind}": torch.cat([value.reshape(-1) for value in values])
         for kind, values in by_kind(module).items()

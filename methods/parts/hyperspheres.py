@@ -37,8 +37,8 @@ def uniformity(P: Tensor, *, reduction: str = "mean") -> Tensor:
 def spread(start: Tensor, steps: int, lr: float, momentum: float, weight_decay: float) -> Tensor:
     """Return unit rows [C, d] after `steps` steps of SGD on L_U from `start`.
 
-    The rows are scaled to length 1 before each step and at the end. The gradient is that of eq. 3 as printed,
-    without the derivative of the scaling.
+    The rows are scaled to length 1 before each step and at the end. The gradient is taken from eq. 3 as
+    printed, without the derivative of the scaling.
     """
     P = start.clone().requires_grad_()
     optimizer = SGD([P], lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -83,8 +83,8 @@ def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool
 def aggregate_as_printed(pieces: Iterable[ClassMeans], previous: Tensor) -> Tensor:
     """Return eq. 5 exactly as printed: a sum divided by K_t, the number of devices.
 
-    If the weights of a class do not sum to K_t, its row is too short. If no device holds a class, its row is zero.
-    If all devices have equal classes, each round divides all lengths by C. Without pieces, the result is `previous`.
+    If the weights of a class do not sum to K_t, the row of the class is too short. If no device holds a class, the
+    row is zero. Without pieces, the result is `previous`.
     """
     sums, _, devices = _weighted_sums(((rows, shares(counts)) for rows, counts in pieces), previous)
     return (sums / devices).to(previous.dtype) if devices else previous

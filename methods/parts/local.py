@@ -1,7 +1,7 @@
 """The local training loop of all methods. A method differs only in the objective that it passes.
 
-All random numbers come from the caller's generator: the order of the samples, and a seed for layers that draw
-(dropout). The training does not change the state of torch's global generator.
+All random numbers come from the caller's generator: the order of the samples, and a seed for dropout. The training
+does not change the state of torch's global generator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Networks that a server half trains on the features of a whole cohort, with only one batch in memory.
+"""Networks that a server half trains on the features of a whole cohort. Only one batch at a time is in memory.
 
-These are ADCOL's discriminator, which predicts the device of a feature, and FedPall's C_g and A.
+The networks are ADCOL's discriminator, which predicts the device of a feature, and FedPall's C_g and A.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def rows_of(payload: Payload) -> int:
 
 
 class Discriminator:
-    """A network A that predicts the device of a feature, with the list of these devices.
+    """A network A that predicts which device has computed a feature, and the list of all such devices.
 
-    The momentum of its SGD is kept over rounds.
+    The momentum of the network's SGD is kept over rounds.
     """
 
     kind = "discriminator"
@@ -165,7 +165,7 @@ class Discriminator:
 
 
 class ServerModels(Discriminator):
-    """FedPall's C_g and A, eqs. 12 and 13: cross-entropy with the labels, and with the senders of the rows.
+    """FedPall's C_g, which learns the label of each row (eq. 13), and A, which learns its sender (eq. 12).
 
     Both networks learn from the same batches. They share no weights, so neither network changes
     what the other network learns.

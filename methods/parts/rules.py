@@ -52,14 +52,14 @@ class Classifier(Rule):
 
 
 class Nearest(Rule):
-    """A rule in which the score of a class is the nearness of its nearest row.
+    """A rule in which the score of a class is the nearness of the sample to the nearest row of this class.
 
     A class without rows has the score `missing`, and is never chosen.
     """
 
     kind = "nearest"
-    rows: Tensor  # [G, D]; of length 1 if the metric is the cosine
-    places: Tensor  # [C, K]: indices of each class's rows among the G rows; unused places have the number G
+    rows: Tensor  # [G, D]; if the metric is the cosine, each row has length 1
+    places: Tensor  # [C, K]: indices of each class's rows among the G rows; an unused place holds G
 
     def __init__(
         self, rows: Tensor, labels: Tensor, classes: int, metric: Metric, *, missing: float = -math.inf
@@ -73,7 +73,7 @@ class Nearest(Rule):
         return {"metric": self.metric, "missing": None if self.missing == -math.inf else self.missing}
 
     def near(self, z: Tensor) -> Tensor:
-        """Return the nearness of each sample to each row, [B, G]."""
+        """Return how near each sample is to each row, [B, G]."""
         return NEARNESS[self.metric](z, self.rows)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class MeanOfDraws(Rule):
 
 
 def places_of(labels: Tensor, classes: int) -> Tensor:
-    """Return for each class the indices of its labels, [C, K]; unused places have the number of labels."""
+    """Return for each class the indices of its labels, [C, K]; an unused place holds `len(labels)`."""
     places = [(labels == label).nonzero().squeeze(1) for label in range(classes)]
     longest = max(1, *map(len, places))
     table = labels.new_full((classes, longest), len(labels))
@@ -117,9 +117,9 @@ def nearest_known(prototypes: Tensor, known: Tensor, metric: Metric) -> Nearest:
 
 
 def both_ways(head: nn.Module, prototypes: Tensor, known: Tensor) -> Mapping[str, nn.Module]:
-    """Return the rules "prototype" and "classifier", named like the values of the setting `inference`.
+    """Return the rules "prototype" and "classifier"; these names are the values of the setting `inference`.
 
-    Until a prototype is known, the rule for "prototype" is the head too.
+    While no prototype is known, the head is used for both rules.
     """
     nearest = nearest_known(prototypes, known, "squared") if known.any() else head
     return {"prototype": nearest, "classifier": head}

@@ -1,4 +1,4 @@
-"""A server half whose state is a table with one row for each class: the mean of the rows that devices sent for it."""
+"""A server half whose state is a table; the row of a class is the mean of the devices' rows for this class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The weights of a module, with buffers, under their names in messages: `<prefix>.<state_dict key>`.
 
-The weights of a frozen backbone are left out, because every party has them. `keys` are the keys of the state
-dict that are selected. Without `keys`, all keys are selected.
+The weights of a frozen backbone are left out, because every party has them. `keys` selects keys of the state dict.
+Without`keys`, all keys are selected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 def weights_of(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return views, not copies, so a broadcast needs no memory for a second model.
+    """Return the weights of a module as views, not as copies.
 
-    The numbers of the views change when the module is trained.
+    So a broadcast needs no memory for a second model. The numbers of the views change when the module is trained.
     """
     return {f"{prefix}.{name}": value.detach() for name, value in named_weights(module, keys).items()}
 
@@ -50,7 +50,7 @@ def load_weights(
             f"{start}{strange[0][:64]} does not belong to this network, and {len(strange) - 1} further arrays "
             "do not either"
         )
-    # Load one array at a time, because the payload may be on the disk, or a mean that is not computed yet.
+    # Load one array at a time. An array may be on the disk, or may be a mean that is computed when it is read.
     for name, value in own.items():
         loaded = payload[start + name]
         if loaded.shape != value.shape:
@@ -65,9 +65,9 @@ def load_weights(
 def weight_wants(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, TensorSpec]:
-    """Return the specifications of the same weights in a reply.
+    """Return the specifications that a reply with the weights of this module must meet.
 
-    Running variances have a lower bound, because one negative variance would make every device's scores NaN.
+    Running variances must not be negative: one negative variance would make every device's scores NaN.
     """
     wants = like(weights_of(module, prefix, keys))
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]

@@ -27,7 +27,7 @@ class AuthorError(RuntimeError):
 def words_of(error: BaseException) -> str:
     """Return a message such as `fednova.py:45: ValueError: half, in run: raise ValueError("half")`.
 
-    Return "" if the traceback does not contain a line of an author.
+    Return "" if the traceback contains no line of a plug-in.
     """
     if (frame := authors_frame(error.__traceback__)) is None:
         return ""
@@ -42,7 +42,7 @@ def authors_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
 
 
 def ends_with_author(trace: TracebackType | None) -> bool:
-    """Return whether the author's line has called only Python or a library, and no code of protofleet."""
+    """Return whether the error arose in an author's code, or in Python or a library that this code called."""
     whose = [whose for _, _, whose in _frames(trace)]
     return bool(whose) and whose[-1] != OURS
 
@@ -58,7 +58,7 @@ def defined_at(call: Callable[..., object]) -> str:
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, str]]:
-    """Yield the frames of authors and of protofleet, each with its line and the first name of its module."""
+    """Yield the frames of plug-ins and of protofleet, each with its line number and its top-level package."""
     packaged = packages.modules()
     for frame, number in traceback.walk_tb(trace):
         first = str(frame.f_globals.get("__name__", "")).partition(".")[0]

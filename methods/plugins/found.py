@@ -1,4 +1,4 @@
-"""The object that a plug-in of each kind defines, and its lookup by name and hash in this process."""
+"""Find the object that a loaded plug-in defines, by the kind, the name and the hash of the plug-in."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def installed(kind: str) -> dict[str, Packaged]:
 def modules() -> frozenset[str]:
     """Return the first names of the modules that contain plug-ins.
 
-    An error message needs these names, and each message of another party may cause an error. Reading the
-    installed packages takes 20 ms or more, so the result is kept for each search path of Python.
+    Error messages contain these names, and errors may be frequent. Reading the installed packages takes 20 ms or
+    more, so the result is kept for each search path of Python.
     """
     return _modules_on(tuple(sys.path))
 
@@ -111,8 +111,8 @@ def digest_of(one: Packaged) -> str:
 def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
     """Yield each file and its hash in RECORD.
 
-    RECORD of an editable package does not name the sources. For such a package, yield the files in the folder of the
-    module.
+    The RECORD of an editable package does not list the source files. For such a package, yield the files in the
+    folder of the module.
     """
     dist, top = one.entry.dist, one.entry.module.partition(".")[0]
     assert dist is not None

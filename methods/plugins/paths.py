@@ -1,4 +1,4 @@
-"""Paths of plug-in files in settings, which are relative to the folder of the TOML file that has them."""
+"""Paths of plug-in files in settings. A path in a TOML file is relative to the folder of this TOML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_SETTINGS: Final = "a path in a TOML file is relative to the folder of that fi
 def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the same settings with absolute paths.
 
-    A value that is not a path does not change; the decoder of the table checks it.
+    A value that is not a path stays unchanged; the decoder of the table checks it later.
     """
     changed = dict(table)
     for key in TABLES:
@@ -30,7 +30,7 @@ def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def placed(table: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return the same settings, but replace each path that is a key of `places` by the path of this key."""
+    """Return a copy of the settings in which each path is replaced by its new path in `places`, if there is one."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, str):

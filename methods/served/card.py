@@ -42,13 +42,13 @@ class Card:
     input: Input
     network: Network
     rule: dict[str, Any]  # Kind of the rule, and the settings of that kind.
-    plan: dict[str, Any]  # Plan of the run, the same for all its parties.
+    plan: dict[str, Any]  # Plan of the run; all parties have the same plan.
     tensors: str  # SHA-256 over names, types, shapes and numbers of the tensors.
     format: int = FORMAT
     name: str = ""  # Name of the run.
     paper: str = ""
     way: str = "predict"
-    round: int = 0  # Round after which the model had these numbers; 0: before any round.
+    round: int = 0  # The model is from the end of this round; 0: from before the first round.
     chosen: Literal["last", "best"] = "last"
     device: str | None = None  # Device that owns the model; None: it is the model of all devices.
     validation: float | None = None  # Accuracy on validation samples.
@@ -73,7 +73,7 @@ class Card:
         table = {"device": None, "validation": None, **encode(self)}
         table["input"] |= {"kind": self.input.kind, "to": [-1, 1]}
         if self.input.kind == "image":
-            # Pillow does not resize in the same way, so a user should give images that already have the right size.
+            # Pillow resizes images in another way than protofleet, so a user should give images of the right size.
             table["input"]["resize"] = "as protofleet"
         if not self.offsets:
             del table["offsets"]
@@ -111,7 +111,7 @@ def matching(card: Card, name: str, content: bytes) -> bytes:
 
 
 def plan_of(card: Card) -> Plan:
-    """Return the plan of a card; raise CardError if this version lacks a method or network that the plan names."""
+    """Return the plan of a card; raise CardError if protofleet lacks the method or network of the plan."""
     try:
         return decode(Plan, card.plan, "card.plan")
     except PlugInError as error:

@@ -46,10 +46,11 @@ class KeptOrigin:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of a file; `card` describes the model that predicts in the way named `predict`."""
+    """The content of a file with a kept model; `card` is the card for the way `predict`."""
 
     card: Card
-    ways: Mapping[str, Mapping[str, Any]]  # For each way: its rule, and the names of its tensors in the file.
+    # Way to predict -> its rule, and the names of its tensors in the file.
+    ways: Mapping[str, Mapping[str, Any]]
     path: Path = field(default_factory=Path)
 
     def model(self, way: str = PREDICT) -> tuple[Card, dict[str, Tensor]]:
@@ -65,7 +66,7 @@ class Kept:
             sha256 = sha256_of_tensors(tensors)
             if sha256 != said["sha256"]:
                 raise CardError(f"{self.path} is damaged: its tensors are not those that were written")
-            # The results were measured only with the way whose name is `predict`.
+            # The card's results are only for the way `predict`, so the cards of other ways have no results.
             card = self.card if way == PREDICT else replace(self.card, validation=None, test={})
             return replace(card, way=way, rule=said["rule"], tensors=sha256), tensors
         except (KeyError, TypeError, AttributeError, WeightsFileError) as error:
@@ -97,9 +98,9 @@ def pieces_of_kept(
 
 
 def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
-    """Return the name for a tensor in the file.
+    """Return the name under which a tensor is stored in the file.
 
-    If the tensor of `predict` has an equal value, return the name of that tensor.
+    A tensor that has the same numbers as the tensor `name` of `predict` is not stored again: return that name.
     """
     common = stored.get(name)
     if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):

@@ -1,4 +1,4 @@
-"""The model rebuilt from a card and tensors, which are in a folder or on a board."""
+"""Rebuild a model from its card and its tensors, in a folder or on a board."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def described(rule: nn.Module) -> dict[str, Any]:
-    """Return a rule in the form of a card."""
+    """Return the description of a rule for a card."""
     return {"kind": rule.kind, **rule.settings()} if isinstance(rule, Rule) else {"kind": "custom"}
 
 
@@ -82,7 +82,7 @@ def _nearest(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Ten
             f"the rule's metric is {str(said['metric'])[:64]!r}, which this version does not know"
         )
     if places.numel() and not 0 <= int(places.min()) <= int(places.max()) <= len(rows):
-        raise CardError("an index in the rule's `places` is beyond its rows")
+        raise CardError("an index in the rule's `places` is beyond the rule's rows")
     rule = Nearest(rows, places.new_zeros(len(rows)), 1, said["metric"], missing=missing)
     rule.places = places
     return NearestAtOnce.like(rule)

@@ -1,4 +1,4 @@
-"""A model with its rule, which computes class scores from samples that are not scaled yet.
+"""A model with its rule: it scales samples, and computes their class scores.
 
 The model consists only of modules, so it can be exported, and run on a machine without the method.
 """
@@ -70,7 +70,7 @@ def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
 
 
 def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of `served` without a copy; the half does not change."""
+    """Return the same tensors as `served`, but do not copy them; the half does not change."""
     encoder, exported = half.encoder(rule), as_exported(rule)
     return {
         **encoder.state_dict(),

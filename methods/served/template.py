@@ -27,7 +27,7 @@ RAW_DATA: Final = 9
 def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, TensorPlace]:
     """Return the places of the tensors that the graph reads.
 
-    The number of batches that a batch norm has counted is not in the graph.
+    A batch norm also has a count of its batches. The graph does not contain this count.
     """
     found = {}
     for name, at, length in _initializers(model):
@@ -76,7 +76,7 @@ def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
 
 
 def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
-    """Return the tensors, where the rule is padded to `rows` rows and to `each` indices of rows for each class."""
+    """Return the tensors with a padded rule, which has `rows` rows, and `each` indices of rows for each class."""
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(

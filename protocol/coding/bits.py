@@ -18,7 +18,7 @@ Bits: TypeAlias = NDArray[np.uint8]
 
 # Largest number of bits of a remainder. This is enough, because a record has at most 2**20 numbers.
 MOST_WIDTH: Final = 24
-# Bytes of a unary stream that are unpacked at a time. Each bit becomes one byte, so the result has 64 kB.
+# Number of bytes of a unary stream that are unpacked together. Each bit becomes one byte, so the result has 64 kB.
 CHUNK: Final = 1 << 13
 
 

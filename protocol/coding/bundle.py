@@ -262,7 +262,7 @@ def _opened(data: bytes, rules: Rules) -> tuple[memoryview, bool]:
             )
         return memoryview(data)[2:], bool(data[1] & NAMED)
     if not rules.packed or len(data) < 6:
-        raise Rejected(Reason.BAD_BODY, "a zlib stream is too short, or the plan allows none")
+        raise Rejected(Reason.BAD_BODY, "a zlib stream is too short, or the plan allows no zlib stream")
     (length,) = struct.unpack_from("<I", data, 2)
     return memoryview(_inflated(data[6:], length, rules.most_raw)), bool(data[1] & NAMED)
 

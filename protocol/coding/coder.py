@@ -19,8 +19,8 @@ from protofleet.protocol.settings.codec import BROADCAST, STOCHASTIC, TERNARY, C
 from protofleet.protocol.wire.arrays import SlicedArrays
 from protofleet.protocol.wire.messages import Array
 
-# A vector, or an array with fewer numbers than this, is a small array. The difference of a small array is coded as
-# int8, except if the stage has a form of 16 bits. Small arrays take few of the bytes, but errors in them matter.
+# Vectors, and all arrays with fewer numbers than this, are small arrays. Their rounding errors matter, and they take
+# few of the bytes. So their differences are coded as int8, or in 16 bits if the form of the stage has 16 bits.
 SMALL: Final = 1 << 10
 # A rounded variance of a batch norm may become zero or negative, so these arrays are sent as float16.
 STATISTICS: Final = ("running_mean", "running_var")
@@ -40,7 +40,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of an array, and the numbers to code in it."""
+    """The form of an array, and the numbers that are coded in this form."""
 
     form: Form
     values: Array
@@ -102,7 +102,7 @@ def choose(
 ) -> Choice:
     """Return the form of an array, and the numbers to code: the array itself, or its difference from the reference.
 
-    A reader refuses an array that is not finite, so its rounding errors are not kept.
+    If the array is not finite, its rounding errors are not kept, because a reader refuses the array.
     """
     held = reference if stage.against == BROADCAST and _is_like(reference, value) else None
     if held is not None and _equal(held, value) and not _is_open(residual, value, stage):
@@ -146,7 +146,7 @@ def _difference(value: Array, held: Array, residual: Array | None) -> Floats:
 
 
 def _whole(value: Array, held: Array | None) -> Choice:
-    """Return the form of whole numbers or bools that takes the fewest bytes."""
+    """Choose the form that codes an array of whole numbers or bools in the fewest bytes."""
     choices = [Choice(Form.EXACT, value, False), Choice(Form.INTS, value, False)]
     if held is not None and value.dtype != np.bool_:
         choices.append(Choice(Form.INTS, np.subtract(value, held), True))
@@ -194,7 +194,7 @@ def _coded(value: Array, choice: Choice, kept: Whole | None, chance: np.random.G
 
 
 def _lost(choice: Choice, coded: Coded) -> Floats:
-    """Return the numbers that should have been coded minus those that a reader decodes."""
+    """Return the error of the coding: the original numbers minus the numbers that a reader decodes."""
     lost = np.array(choice.values, np.float32).reshape(-1)
     for piece, content in zip(forms.pieces(choice.values.shape), coded.contents, strict=True):
         decoded = forms.decode(coded.form, content, piece.shape, "float32", piece.stop - piece.start)
@@ -203,7 +203,7 @@ def _lost(choice: Choice, coded: Coded) -> Floats:
 
 
 def rules_of(stage: CodecStage, names: Iterable[str], reference: SlicedArrays | None, most_raw: int) -> Rules:
-    """Return the rules for the reader of a bundle; `names` are the arrays of its kind in `reference`."""
+    """Return the rules for the reader of a bundle; `names` are the arrays of the bundle's kind in `reference`."""
     most = 0
     if stage.form == TERNARY and reference is not None:
         expected = ((name, *reference.dtype_and_shape(name)) for name in names)

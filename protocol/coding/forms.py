@@ -39,10 +39,10 @@ class Form(IntEnum):
 
 
 LOSSLESS: Final = frozenset({Form.SAME, Form.EXACT, Form.INTS, Form.PLANES})
-# Forms whose numbers may be a difference, which is added to the reference.
+# Forms whose numbers may be differences. A reader adds the differences to the reference.
 DIFFERENCES: Final = frozenset(Form) - {Form.SAME, Form.EXACT, Form.PLANES}
-# Forms with far fewer bytes than numbers. The reader takes the shape from the reference, so a sender cannot claim a
-# large array in a few bytes.
+# Forms in which a large array may take only a few bytes. The reader takes the shape from the reference, so a sender
+# cannot make the reader create an array of any size.
 NEED_REFERENCE: Final = frozenset({Form.SAME, Form.TERNARY})
 FOR_FLOAT32: Final = frozenset(Form) - LOSSLESS
 GRIDS: Final = {Form.INT8: rows.INT8, Form.INT4: rows.INT4, Form.UINT8: rows.UINT8, Form.UINT4: rows.UINT4}

@@ -34,7 +34,7 @@ Codes: TypeAlias = NDArray[np.int8] | NDArray[np.uint8]
 
 SIGN: Final = 0x8000
 EXPONENT: Final = 0x7F80
-RICE_WIDTHS: Final = range(4)  # a zigzagged code of 4 bits is at most 14, so wider remainders gain nothing
+RICE_WIDTHS: Final = range(4)  # a zigzagged code of 4 bits is at most 14, so wider remainders save no bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _unpack(data: bytes | memoryview, count: int, grid: CodeGrid) -> Codes:
 
 
 def encode_rice_rows(values: Floats, chance: np.random.Generator | None = None) -> bytes:
-    """Return signed codes of 4 bits, zigzagged and in Rice code: small codes, which are frequent, are short."""
+    """Quantize to signed codes of 4 bits, and write them zigzagged in Rice code, where small codes are short."""
     scales, codes = quantize(values, INT4, chance)
     signed = codes.reshape(-1).astype(np.int64)
     zigzag = signed << 1 ^ signed >> 63
@@ -130,7 +130,8 @@ def encode_rice_rows(values: Floats, chance: np.random.Generator | None = None) 
 def most_rice_bytes(shape: tuple[int, ...]) -> int:
     """Return the largest size of rice rows.
 
-    With remainders of 3 bits, a code takes at most 5 bits. The sender chooses the width that takes the fewest bytes.
+    A sender chooses the width that takes the fewest bytes, so a width of 3 bits gives an upper bound. With this
+    width, a code has at most 5 bits.
     """
     count = math.prod(shape)
     return 2 * rows_of(shape)[0] + 1 + bytes_of(2 * count) + bytes_of(3 * count)

@@ -48,7 +48,7 @@ def _head_bytes(one: ExpectedArray) -> int:
 
 
 def _most_bytes(one: ExpectedArray, stage: CodecStage) -> int:
-    """Return the largest content of an array that is not ternary."""
+    """Return the largest possible size in bytes of an array that is not ternary."""
     form, count = _form_of(one, stage), math.prod(one.shape)
     if form in forms.GRIDS:
         return rows.size_of_rows(one.shape, forms.GRIDS[form])
@@ -61,7 +61,7 @@ def _most_bytes(one: ExpectedArray, stage: CodecStage) -> int:
 
 
 def _most_ternary_bytes(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:
-    """Return the largest content of all ternary arrays together.
+    """Return the largest possible size in bytes of all ternary arrays together.
 
     With the width of `ternary.width_for`, each gap takes at most 5 + log2(n / k) bits if k of n numbers are kept,
     and each sign takes one bit more. The sum over all arrays is largest if all arrays keep the same share.

@@ -71,7 +71,7 @@ def encode_ternary(values: Floats, positions: Whole) -> bytes:
     if not count:
         return HEAD.pack(0, 0, 0)
     kept = values[positions]
-    # A sum in order, because NumPy's own sum depends on the processor.
+    # cumsum adds the numbers in order. The order in np.sum depends on the processor.
     size = np.float32(np.cumsum(np.abs(kept), dtype=np.float64)[-1] / count)
     width = width_for(count, len(values))
     gaps = np.diff(positions, prepend=-1) - 1

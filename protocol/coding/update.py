@@ -28,7 +28,7 @@ Chance: TypeAlias = Callable[[str], np.random.Generator]  # returns a generator 
 
 @dataclass(frozen=True)
 class CodedArrays:
-    """The arrays of a message, coded, and what rounding has lost."""
+    """The coded arrays of a message, and their rounding errors."""
 
     arrays: dict[str, Array]
     residual: dict[str, Floats] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def encode_arrays(
 ) -> CodedArrays:
     """Code the arrays of an update.
 
-    `reference` are the arrays of the task's broadcast. `residual` is what earlier updates have lost.
+    `reference` has the arrays of the task's broadcast. `residual` has the rounding errors of earlier updates.
     """
     if taken := [name for name in arrays if name.partition(".")[2] == BUNDLE]:
         raise ValueError(

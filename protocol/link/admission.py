@@ -1,4 +1,4 @@
-"""The interface that decides which updates are fetched, and the faults that make an update unusable."""
+"""Define the interface of the part that decides which updates are fetched, and the error for an unusable update."""
 
 from __future__ import annotations
 

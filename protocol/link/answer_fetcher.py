@@ -40,7 +40,7 @@ class AnswerFetcher:
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
         self._with_unfinished: set[str] = set()  # devices whose update was received only in part
-        # Device -> the last offer of this device whose manifest was sent as an object.
+        # Device -> its last offer of the kind that sends its manifest as an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
         # Names of updates that were completed recently. A further block of such an update counts as a
         # duplicate, not as an unknown block.
@@ -177,8 +177,8 @@ class AnswerFetcher:
                 # This fetch has begun. In `fetches`, all fetches that have begun must precede the fetches that wait,
                 # because `_begun` relies on this order.
                 self.fetches = {device: (fetch, received), **self.fetches}
-            # All blocks are here already if an earlier process received them, but ended before it could store the
-            # object under its name.
+            # All blocks may be here already: an earlier process received all blocks, but ended before it could store
+            # the object.
             if fetch.partial.complete:
                 return self._completed(device, now)
         self._share_budget(now)

@@ -80,7 +80,7 @@ class FrameOutcome:
     held: int = 0
     spans: Sequence[CountedSpan] = ()
     new: bool = True  # False for a duplicate
-    # False for a block that was sent on a topic for all devices, but that only other devices need.
+    # False for a block that this device does not need. Blocks on a topic for all devices reach every device.
     for_us: bool = True
     first: bool = True  # False if an earlier message contained the same tensors
     fault: Reason | None = None  # reason why an update cannot be used; the device receives this reason
@@ -215,7 +215,7 @@ class Link:
         return known.receive
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
-        """Return the manifest, which on a sealed link gets a new key for the blocks of the object.
+        """Return the manifest; on a sealed link, give it a new key for the blocks of the object.
 
         Raise BrokerError if the blocks do not fit into the broker's packets.
         """
@@ -238,8 +238,8 @@ class Link:
     def still_fits(self, *manifests: Manifest) -> bool:
         """Return whether an object can still be sent in the same blocks as before.
 
-        The first manifest describes the object. If this manifest is itself sent as an object, the second
-        manifest describes that object.
+        The first manifest describes the object. If the first manifest is itself sent as an object, the second
+        manifest describes the first manifest.
         """
         return all(self.takes_blocks_of(one) for one in manifests) and (
             len(manifests) > 1 or self.fits(manifests[0])
@@ -399,7 +399,7 @@ class Link:
     def last_heard(self, sender: str) -> tuple[int, int]:
         """Return the boot of a sender and its newest sequence number.
 
-        The caller stores both together with the message that it has accepted.
+        The caller stores both numbers together with the accepted message.
         """
         window = self._windows.get(sender, ReplayWindow())
         return window.boot, window.newest

@@ -9,7 +9,7 @@ from protofleet.protocol.link.base import INLINE, WINDOW
 # Largest number of blocks in flight from all devices together. These blocks have 16 MiB, which is below the queue
 # limit of any broker.
 BUDGET: Final = 256
-MOST_CREDIT: Final = BUDGET // 2  # largest part of the budget that may be requested in advance
+MOST_CREDIT: Final = BUDGET // 2  # largest number of blocks that may be requested in advance
 
 
 def is_used_up(in_flight: int) -> bool:
@@ -27,7 +27,7 @@ def blocks_allowed(own: int, in_flight: int) -> int:
 class Credit:
     """The devices whose tasks have requested the only block of an update in advance.
 
-    Such a block counts as in flight until the device sends its update.
+    Each such block counts as in flight until the device sends its update.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ class BlockCount:
     def came(self, start: int, stop: int, fresh: bool) -> list[CountedSpan]:
         """Add a span, and return all spans that can be counted now.
 
-        Return an empty list as long as the table is not complete.
+        Return an empty list until the table at the start of the object has arrived.
         """
         self._waiting.append((start, stop, fresh))
         self._layout = self._layout or self._layout_of_table()

@@ -17,7 +17,7 @@ from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE, Token
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-LINGER_SECONDS: Final = 0.25  # a block is sent after this many seconds without a further request for it
+LINGER_SECONDS: Final = 0.25  # a block is sent when no device has requested it for this many seconds
 LONGEST_LINGER_SECONDS: Final = 1.0
 MAX_PENDING: Final = 256  # largest number of blocks that wait to be sent to the cohort: 16 MiB
 # A block does not wait for a device that has sent no request for this many seconds.
@@ -28,7 +28,8 @@ LONGEST_PASSING_ON_SECONDS: Final = 10.0
 ALONE_RATE: Final = 256.0  # blocks per second that are sent to single devices, in total for all devices
 ALONE_BURST: Final = 256.0
 
-# Stands in place of a device's name if a block is sent to all devices on a separate topic, without a request.
+# Used instead of a device's name for a block that no device has requested. It is sent to all devices on a separate
+# topic.
 UNASKED: Final = ""
 # Sends a block. Arguments: a device, or None for all devices; the index; whether the block is sent for the
 # first time.
@@ -125,7 +126,7 @@ class Broadcast:
         late = sent_at is not None and sent_at < self._first_asked[device]
         # The block was sent to this device without a request, but did not arrive.
         was_sent_it = again and device in self._followed
-        # Devices that subscribed after the block was published share one more copy.
+        # The block is published once more for all devices that subscribed after it was published.
         if fresh and not was_sent_it and (late or sent_at is None):
             if not self._put_off(device, i, now):
                 return
@@ -140,14 +141,14 @@ class Broadcast:
                 return  # the device will send the request again
             if self._alone.take(now):
                 self._publish(device, i)
-            # A device that was sent the block without a request is not subscribed to the broadcast's topic,
-            # so a later shared copy would not reach the device. The device will request the block again.
+            # If the block was sent to this device without a request, the device has not subscribed to the broadcast's
+            # topic. A later shared copy would not reach the device, so the device has to request the block again.
             elif not was_sent_it:
                 self._put_off(device, i, now)
         self._asked[device].add(i)
 
     def _put_off(self, device: str, i: int, now: float) -> bool:
-        """Send the block later: when no device has requested it for a short time.
+        """Send the block later, when no device has requested it for a short time.
 
         Return False if too many blocks wait already.
         """
@@ -183,7 +184,7 @@ class Broadcast:
             self._published[i], self._passed_on_at[i] = now, passed_on_at
 
     def _passed_on(self, copies: int, now: float) -> float:
-        """Return the time at which the broker should have delivered this number of copies."""
+        """Return the time at which the broker should have sent a block to `copies` devices."""
         size = min(self.manifest.block, self.manifest.size)
         return now + min(copies * size / PASSED_ON_PER_SECOND, LONGEST_PASSING_ON_SECONDS)
 

@@ -31,8 +31,8 @@ class Clock:
     """The clock of one party.
 
     `since` is a time in the past, for example the time when a record was made. So a clock that shows a time before
-    `since` is wrong. Each reading raises `since` to at least a day before the reading. So a clock that goes back by
-    more than a day is not believed: its present time or its earlier time is wrong.
+    `since` is wrong. Each reading raises `since` to at least a day before the reading. So a clock that was set
+    back by more than a day is not believed.
     """
 
     now: Callable[[], float] = time.time
@@ -43,9 +43,9 @@ class Clock:
         return self._reading() >= self.since
 
     def after(self, seen: int) -> Clock:
-        """Return a copy of this clock that is known to have shown the time `seen`.
+        """Return a copy of this clock for a party whose clock has shown the time `seen` before.
 
-        The copy is not believed while it shows a time more than a day before `seen`.
+        If the copy shows a time more than a day before `seen`, the copy is not believed.
         """
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 

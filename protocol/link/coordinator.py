@@ -130,7 +130,7 @@ class CoordinatorLink(LinkToDevices):
         return header, message, attachment
 
     def _report_message(self, header: Header) -> None:
-        """Report the sender of a message to this coordinator; ignore wills.
+        """Report which device has sent a message to this coordinator; ignore wills.
 
         A will does not show that the device is connected, because the broker publishes it. A message to an earlier
         coordinator is not reported either.

@@ -50,7 +50,7 @@ class DeviceLink(Link):
         self._down = topics.down(me.name)
         self._broadcast_now = topics.broadcast_now
         self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
-        # Topic and frame of a block that arrived before the task whose broadcast it belongs to.
+        # Topic and frame of a block that arrived before its task.
         self._early_block: tuple[str, bytes] | None = None
         self.offered: dict[bytes, Offer] = {}  # name of an update's arrays -> offer of these arrays
         self._served: dict[bytes, Manifest] = {}
@@ -122,8 +122,8 @@ class DeviceLink(Link):
     def _was_asked_for(self, update: Update, blocks: int) -> bool:
         """Return whether the task requested the update's only block in advance.
 
-        Return True only once. If the device sends the update again, the device waits until the coordinator
-        requests the block.
+        The answer is True only at the first call for a task. If the device sends the update again, it waits for a
+        request of the coordinator.
         """
         round, phase, credit = self._credit
         asked = (update.round, update.phase) == (round, phase) and blocks == 1 <= credit
@@ -284,7 +284,7 @@ class DeviceLink(Link):
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
-        # All blocks are here already if an earlier process received them, but ended before it could store the
+        # All blocks may be here already: an earlier process received all blocks, but ended before it could store the
         # object under its name.
         if self._fetch.partial.complete:
             return self._completed(self._fetch, now)
@@ -336,7 +336,7 @@ class DeviceLink(Link):
         try:
             prefix, _, _ = blocks.unpack(frame)
         except Rejected:
-            return False  # the caller reports this fault when the block is counted
+            return False  # the caller reports the damaged block when it counts the block
         fetched = self._fetch is not None and self._fetch.is_named(prefix)
         return not fetched and prefix not in self._recently_completed
 
@@ -386,10 +386,10 @@ class DeviceLink(Link):
         return window
 
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
-        """Return whether the stored epoch is far ahead of the clock, and this header has an older, plausible epoch.
+        """Return whether the stored epoch is far ahead of the clock, and the header has an older, plausible epoch.
 
-        Then the stored epoch was accepted while this device's clock was not believed. The coordinator that sent the
-        stored epoch may still run, with a wrong clock. So the device keeps the stored epoch until another coordinator
+        In this case, the device accepted the stored epoch while its clock was not believed. The coordinator with
+        this epoch may still run, with a wrong clock. So the device keeps the stored epoch until another coordinator
         sends a message.
         """
         held = self.epoch if self.clock.ahead(self.epoch) else 0
@@ -398,8 +398,7 @@ class DeviceLink(Link):
     def _clock_advice(self) -> str:
         """Return advice if the stored epoch is ahead of the clock and the clock is not believed, otherwise "".
 
-        The clock is not believed because it was set back: it showed a later time in the past. So the epoch
-        cannot be checked against this clock.
+        A clock that was set back is not believed, and an epoch cannot be checked against such a clock.
         """
         if self.clock.is_believable or (seconds := ahead(self.epoch, self.clock.now())) <= 0:
             return ""

@@ -25,7 +25,7 @@ RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 20.0
 # A sender counts as silent when the pause between requests has grown to this many seconds.
 SILENT_SECONDS: Final = 8.0
-# A block is requested again only after this many times the usual gap between two blocks.
+# A block is late, and may be requested again, after this number of usual gaps between two blocks.
 GAPS: Final = 2.0
 # Longest gap between two blocks, in seconds; a longer measured time is treated as this time. On a line of 130 kbit/s,
 # blocks of 64 KiB arrive at this interval.
@@ -62,8 +62,8 @@ class ObjectFetch:
     ) -> None:  # fmt: skip
         """Create a fetch that waits `retry` seconds before it requests a block again.
 
-        If an earlier fetch from the same sender failed, `retry` is longer, because a new offer is not
-        progress.
+        The caller makes `retry` longer if an earlier fetch from the same sender failed. A new offer of the sender
+        does not make it shorter.
         """
         self.partial, self._send, self._response_time = partial, send, response_time
         self.count = BlockCount(partial, kinds)
@@ -97,9 +97,9 @@ class ObjectFetch:
         return len(self.partial.have) - self._next
 
     def rekeyed(self, manifest: Manifest) -> bool:
-        """Use the key of this manifest if the manifest describes the same object in the same blocks.
+        """Use the key of this manifest, and return True, if only its key differs from the fetch's present manifest.
 
-        Return False if the manifest describes another object or other blocks.
+        Otherwise return False.
         """
         if replace(manifest, key=self.manifest.key) != self.manifest:
             return False
@@ -115,7 +115,7 @@ class ObjectFetch:
         return one_block and manifest.wire_name == self.manifest.wire_name
 
     def is_named(self, prefix: bytes) -> bool:
-        """Return whether blocks with this prefix of an object's name belong to this fetch."""
+        """Return whether the name of this fetch's object, as it is in blocks, begins with `prefix`."""
         return self.manifest.wire_name[: len(prefix)] == prefix
 
     def take(self, index: int, data: memoryview, now: float) -> tuple[int, list[CountedSpan], bool]:

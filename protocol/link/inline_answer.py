@@ -16,7 +16,7 @@ class InlineAnswer:
     data: bytes
     name: bytes
     arrays: Body
-    first: bool  # False if the device sent the same update directly before
+    first: bool  # False if the last inline update of the device was the same
 
     @property
     def size(self) -> int:

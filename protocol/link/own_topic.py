@@ -15,7 +15,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 
 class OwnTopic:
-    """The reader of the states that this coordinator, and any other coordinator of the federation, publish."""
+    """The reader of the states that the coordinators of the federation publish, this coordinator included."""
 
     def __init__(self, me: Identity, federation: str, who: str, clock: Clock) -> None:
         self._me, self._federation, self._who, self._clock = me, federation, who, clock
@@ -24,7 +24,7 @@ class OwnTopic:
         self.brings_own_messages = False
 
     def later_state(self, frame: bytes) -> Received | None:
-        """Return the state of a later coordinator, and None for any other message."""
+        """Return the message if it is the state of a later coordinator; otherwise return None."""
         header, start, _ = verified(frame, {COORDINATOR: self._me.keys.public})
         self.brings_own_messages |= header.epoch == self._me.boot
         if header.federation != self._federation or header.epoch < self._me.boot:

@@ -13,7 +13,7 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-# Useless envelopes per second. A device without faults sends one hello in 15 s.
+# Useless envelopes per second that a device may send. A device without faults sends one hello in 15 s.
 FRAME_RATE: Final = 2.0
 FRAME_BURST: Final = 64.0
 # Useless blocks per second: blocks that were not requested, or that a bad network repeats.
@@ -21,7 +21,7 @@ BLOCK_RATE: Final = 256.0
 BLOCK_BURST: Final = 1024.0
 EXCESS_RATE: Final = 16.0  # rejected frames per second; a higher rate is a flood
 EXCESS_BURST: Final = 512.0
-REPEAT_RATE: Final = 64.0  # blocks per second that are sent again to one device: one full window a second
+REPEAT_RATE: Final = 64.0  # blocks that may be sent again to one device in each second
 REPEAT_BURST: Final = 256.0
 UNKNOWN_SENDER: Final = ""  # used in place of a name for all senders without a key
 

@@ -53,8 +53,7 @@ class ReplayWindow:
     def is_new(self, boot: int, sequence: int) -> bool:
         """Return True the first time that a sequence number arrives.
 
-        Raise Rejected if the boot is older than the newest boot. Return False for a number that is too old
-        for the window.
+        Raise Rejected if the boot is older than the newest boot. Return False for a number below the window.
         """
         if boot < self.boot:
             raise Rejected(

@@ -94,7 +94,7 @@ class TaskSender:
             self._followers.append(device)
 
     def flush(self, now: float) -> None:
-        """Send the broadcast that follows the tasks, once for all devices that were noted."""
+        """Send the broadcast that follows the tasks, once for all devices that `send` has noted."""
         followers, self._followers = self._followers, []
         if not followers:
             return

@@ -115,11 +115,9 @@ class LinkToDevices(Link):
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         """Return the window of the sender; first drop a window with an impossible boot.
 
-        A boot is impossible if it is far ahead of the clock and no holder is stored with it. Only an old version,
-        which did not check boots and stored no holder, could accept such a boot. If a holder is stored, the boot was
-        checked when it arrived. Such a boot can still be ahead of the clock for two reasons: the coordinator's clock
-        is slow now, or the clocks of both sides were ahead when the boot arrived. In the second case, a renewal of
-        the device's record drops the window.
+        A boot is impossible if it is far ahead of the clock and no holder is stored with it. Only old versions of
+        this program stored no holder, and old versions did not check boots. A boot with a holder was checked when it
+        arrived, so its window stays, even if the boot is ahead of the clock now.
         """
         known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0

@@ -86,7 +86,7 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
 def updated_trust(trust: Trust, folder: Path) -> Trust:
     """Return this trust with the roots and revocations that are installed in a folder.
 
-    Raise StatementError if the installed statements are older than those of this trust.
+    Raise StatementError if the installed statements are older than the statements of this trust.
     """
     trust = trust.with_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     if (folder / REVOKED_FILE).exists():

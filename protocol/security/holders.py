@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-KEYS: Final = 32  # hexadecimal digits of a key in a holder
+KEYS: Final = 32  # number of hexadecimal digits of a key in a holder
 
 
 def holder_of(serial: int, sign: bytes) -> str:

@@ -134,7 +134,7 @@ def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
 
 
 def first_roots(data: bytes) -> Roots:
-    """Return roots that have signed their own statement; a person must compare their fingerprint.
+    """Return roots that have signed their own statement; a person must check their fingerprint.
 
     Each of the roots must have signed the statement. So a person who trusts one of these roots can trust all
     of them.

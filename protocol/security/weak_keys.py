@@ -37,7 +37,7 @@ def check_sign(sign: bytes) -> None:
 def _is_weak(receive: bytes) -> bool:
     try:
         PROBE.exchange(X25519PublicKey.from_public_bytes(receive))
-    except ValueError:  # sealing a message with such a key would raise the same error
+    except ValueError:  # sealing a message with this key would also raise ValueError
         return True
     return False
 

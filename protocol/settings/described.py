@@ -17,7 +17,7 @@ from protofleet.protocol.settings.sentences import sentences
 ANY_NAME: Final = "NAME"  # placeholder for the name that the user gives to a table
 LARGE: Final = 10_000  # this number and larger numbers are written with underscores
 DICTS: Final = (dict, Mapping)
-# Each type in the singular and in the plural.
+# Type -> its name in the singular and in the plural.
 TYPES: Final[Mapping[Any, tuple[str, str]]] = {
     int: ("whole number", "whole numbers"),
     float: ("number", "numbers"),
@@ -70,7 +70,7 @@ def tables(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def added_keys(cls: type, base: type) -> list[DescribedSetting]:
-    """Return the keys that a class adds to its base, and the keys that the class declares differently."""
+    """Return the keys that a class adds to its base class, or declares differently from its base class."""
     common = keys(base)
     return [setting for setting in keys(cls) if setting not in common]
 

@@ -200,9 +200,9 @@ def _decode(hint: Any, value: object, where: str) -> Any:
 
 
 def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
-    """Return the type, one of the types of a union, against which the value is checked.
+    """Choose one type of a union; the value is then checked against this type.
 
-    For a string, return the Literal of the union if the union has a Literal. Otherwise return the first type.
+    If the value is a string and the union has a Literal, return the Literal. Otherwise return the first type.
     """
     inner = [hint for hint in hints if hint is not type(None)]
     words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]

@@ -134,7 +134,7 @@ class Disk:
             os.close(handle)
 
     def _sweep(self, target: Path) -> None:
-        """Remove the unfinished new files that killed processes have left for a target.
+        """Remove unfinished new versions of a file, which killed processes have left next to it.
 
         This is done only once for each target.
         """
@@ -274,7 +274,7 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> str
         return ""
     path, found, deepest = folder.resolve(), "", -1
     for left, right in mounts:
-        # A space is written as \\040 in this table.
+        # The file mountinfo has \\040 in place of a space.
         point = Path(left.split()[4].encode().decode("unicode_escape"))
         # A later mount at the same place hides earlier mounts.
         if path.is_relative_to(point) and len(point.parts) >= deepest:
@@ -293,8 +293,8 @@ def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return path, handle
-        # Another process has removed the file before this process locked it: an unlocked file looks like the file of
-        # an ended process.
+        # Another process has removed the file before this process locked it. That process has mistaken the unlocked
+        # file for a file of an ended process.
         os.close(handle)
 
 
@@ -329,7 +329,7 @@ def is_full(error: BaseException) -> bool:
 def name_full(error: sqlite3.OperationalError, folder: Path) -> None:
     """Mark an SQLite error as caused by a full disk, if the folder's disk is full.
 
-    The code that opened the database calls this function, because its callers do not know the folder.
+    Only the code that opened the database knows the folder, so that code calls this function.
     """
     vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
     if vague and (short := shortage(folder)):

@@ -36,7 +36,7 @@ class Partial:
     """
 
     def __init__(self, manifest: Manifest, have: bytearray, blocks: Blocks) -> None:
-        """Create the object with its received blocks; `have` has a 1 for each block that is here."""
+        """Create an object with some received blocks; `have` has one byte for each block: 1 if it was received."""
         self.manifest, self.have, self._blocks = manifest, have, blocks
         self._missing = have.count(0)
         # Hash over the first `_hashed` blocks.
@@ -106,7 +106,7 @@ class Partial:
             at += len(data)
 
     def _check_parts(self) -> None:
-        """Raise Rejected if the kinds in the manifest differ from the table of the body."""
+        """Raise Rejected if the parts in the manifest differ from the parts in the table of the received object."""
         body = Body(self._blocks.read, self.manifest.size)
         if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
             raise Rejected(Reason.BAD_BODY, "the parts in the manifest differ from the parts of the body")

@@ -107,9 +107,9 @@ class ObjectStore:
     ) -> Manifest:
         """Write arrays as an object, if neither this store nor `same_disk` has this object.
 
-        The name of the object is a hash, so the arrays are read once before a store can be searched for the object.
-        If `same_disk` has the object, a hard link to its file is made in this store. So `same_disk` must be at least
-        as durable as this store.
+        The name of the object is a hash of the arrays. So the arrays are read once, before the stores are
+        searched for this name. If `same_disk` has the object, a hard link to its file is made in this store. So
+        `same_disk` must be at least as durable as this store.
         """
         made, pieces = encoded(arrays)
         manifest = manifest_of(pieces, made, block_size(sum(n for _, n in made), block))
@@ -127,7 +127,7 @@ class ObjectStore:
         return manifest
 
     def _link(self, name: bytes, other: ObjectStore) -> bool:
-        """Link the object from the other store, and return False if the other store does not have it."""
+        """Link the object from the store `other`; return False if that store does not have the object."""
         if not other.has(name):
             return False
         self.disk.make(self.folder)
@@ -386,9 +386,9 @@ class _PartFile:
 
 
 class _OneBlock:
-    """The content of an object that has only one block; the block is kept in memory.
+    """The content of an object that has only one block.
 
-    Such an object needs no file before its block has arrived.
+    The block is kept in memory, and its file is written only when the object is complete.
     """
 
     def __init__(self, store: ObjectStore, manifest: Manifest) -> None:

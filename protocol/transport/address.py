@@ -54,7 +54,7 @@ class BrokerAddress:
     block_qos: Qos = 1
     """MQTT QoS (0 or 1) of the blocks that this party sends; 0 is faster if the broker drops hardly any blocks."""
     block_bytes: BlockBytes = SMALLEST_BLOCK
-    """Size in bytes of the blocks that this party sends; larger blocks cost less work, but delay a slow line."""
+    """Size in bytes of the blocks that this party sends; larger blocks cost less work, but delay a slow network."""
     username: str | None = None
     """User name for a broker that uses no client certificates; if it is left out, no user name is sent."""
     password: str | None = field(default=None, repr=False)

@@ -49,7 +49,7 @@ S = TypeVar("S", bound=CountsErrors)
 
 
 def never_raises(call: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Wrap a method that paho calls, so that it never raises."""
+    """Wrap a method that paho calls. The wrapped method raises no exception."""
 
     @functools.wraps(call)
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -97,9 +97,9 @@ class PahoErrors(logging.Handler):
 class Mqtt:
     """A `Transport` that keeps trying to connect.
 
-    The transport starts with `connect`. It ends when it is closed, or when the broker gives a reason after
-    which a new try would be wrong. A process with many connections passes a shared `network`. Otherwise the
-    transport makes its own.
+    The transport starts with `connect`. It ends when it is closed, or when the broker refuses the connection for
+    a reason that lasts. A process with many connections passes a shared `network`. Otherwise the transport makes
+    its own network.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Mqtt:
         return self._client.socket() is not None and not self._client.has_unsent()
 
     def _send_batch(self) -> bool:
-        """Send the next PUBLISH packets together, up to the first order of another kind; also execute that order.
+        """Send the next PUBLISH packets together; at the first order of another kind, execute this order and stop.
 
         Return False if no order could be executed.
         """

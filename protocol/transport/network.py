@@ -60,8 +60,8 @@ class Connection(Protocol):
 
 class Phase(Enum):
     PAUSING = auto()  # the connection waits before the next try
-    OPENING = auto()  # the other thread opens the connection
-    # The other thread has opened the connection, and the network thread has not registered it yet.
+    OPENING = auto()  # another thread opens the connection
+    # Another thread has opened the connection, and the network thread has not registered the connection yet.
     OPENED = auto()
     STANDING = auto()
     OVER = auto()

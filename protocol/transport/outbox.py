@@ -55,8 +55,8 @@ class Outbox:
         self._window = self._max_packet = 0
         self._waiting: deque[Order] = deque()
         self._bytes = 0
-        # True if all orders are executed. `take` sets it only when it finds no order, because the order that
-        # was taken last may not be executed yet.
+        # True if all orders are executed. The order that `take` has returned last may not be executed yet. So
+        # `take` sets this to True only when there is no further order.
         self._executed = True
         self._in_flight: dict[int, str] = {}  # packet id -> topic, until the publish is acknowledged
 

@@ -108,8 +108,8 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
         if qos:
             (packet_id,) = struct.unpack_from("!H", body, at)
             at += 2
-        # The properties are a length, then this number of bytes. A packet has the same form after its first byte.
-        # So `bounds_of` can read the properties as if a packet began one byte earlier.
+        # The properties begin with their length in bytes. In a packet, one byte comes before the length. So
+        # `bounds_of` can read the properties like a packet that begins one byte earlier.
         properties = bounds_of(body, at - 1)
     except struct.error:
         properties = None

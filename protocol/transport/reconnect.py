@@ -46,7 +46,8 @@ class Backoff:
     def flapping(self) -> bool:
         """Return whether another process probably uses the name of this client.
 
-        Brokers before Mosquitto 2.1 close the older connection without a DISCONNECT.
+        If two processes use the same name, the broker closes the older connection. Mosquitto before version 2.1
+        does this without a DISCONNECT. So several such ends in a row are a sign of another process.
         """
         return self._flaps >= FLAPS
 

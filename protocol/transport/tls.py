@@ -22,7 +22,7 @@ from protofleet.protocol.security.keyfiles import too_open
 VERDICT_SECONDS: Final = 0.5
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# OpenSSL's name of an error -> advice. The broker sent the error as an alert, or OpenSSL itself found the error.
+# OpenSSL's name of an error -> advice. Either the broker has sent an alert, or OpenSSL itself has found the error.
 _ALERTS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
@@ -199,7 +199,7 @@ def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificatio
 
 
 def _our_certificate(files: TlsFiles) -> tuple[str, str]:
-    """Return the name of our certificate, and a message if it is not valid at this clock's time.
+    """Return the name of our certificate, and a message if the certificate is not valid now.
 
     The dates are checked here because a broker sends the same alert for several faults.
     """

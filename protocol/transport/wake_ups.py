@@ -13,10 +13,10 @@ K = TypeVar("K")
 class WakeUps(Generic[K]):
     """The keys that have work for the waiting thread.
 
-    While there is such a key, a selector reports the file descriptor `fileno()` as readable.
+    The file descriptor `fileno()` is readable while a key has work, so a selector can wait for it.
 
-    Only one byte is sent for all keys that are added before the next `take`, because each byte makes Python
-    switch to the other thread.
+    The first key that is added after a `take` sends one byte. The next keys send none, because each byte makes
+    Python switch to the waiting thread.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class WakeUps(Generic[K]):
     def take(self) -> list[K]:
         """Return all keys that were added since the last call, each once.
 
-        The byte is read before the keys are taken. A key that is added between these two steps is taken too.
-        If the keys were taken first, this method could read the byte of a key that it has not taken. Then
-        later keys would send no byte, and the waiting thread would not wake.
+        The byte is read first, and then the keys are taken. In the other order, a key could be added between the
+        two steps. Its byte would be read, but the key would not be taken. Then later keys would send no byte, and
+        the waiting thread would not wake.
         """
         with contextlib.suppress(OSError):
             self._reader.recv(4096)

@@ -45,7 +45,7 @@ MAX_NUMBERS: Final = 1 << 40
 
 @runtime_checkable
 class SlicedArrays(Protocol):
-    """Arrays whose dtypes, shapes and slices are read one by one, because they may be on the disk."""
+    """Arrays that may be on the disk: each dtype, shape or slice is read only on request."""
 
     def __contains__(self, name: object) -> bool: ...
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]: ...
@@ -164,7 +164,7 @@ class Body(Mapping[str, Array]):
         return self.layout_by(ON_THE_WIRE).parts
 
     def layout_by(self, kinds: Kinds) -> Layout:
-        """Return the layout by the kinds that a method declares."""
+        """Return the layout of the body; the bytes of each array are counted under one of these kinds."""
         sizes = ((kinds.of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
         return Layout(((CONTROL, self._start), *sizes))
 

@@ -56,7 +56,7 @@ def manifest_of(
 
 
 def chunked(pieces: Iterable[bytes | memoryview], block: int) -> Iterator[bytes | memoryview]:
-    """Yield the same bytes in pieces of exactly `block` bytes; the last piece may be shorter.
+    """Divide the bytes of all pieces into blocks of exactly `block` bytes; the last block may be shorter.
 
     Whole blocks are not copied.
     """

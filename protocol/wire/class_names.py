@@ -1,6 +1,6 @@
 """Compare lists of class names.
 
-A label is an index into such a list. If the names or their order differ, the same label means another class.
+A label is an index into a list of class names. If two lists differ, a label can mean two different classes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MAX_PAYLOAD: Final = 1 << 20
 MAX_TEXT: Final = 512
 MAX_RANGES: Final = 64
 MAX_BLOCKS: Final = 4096
-# Largest number of bytes in one block, because each received block is checked in memory.
+# Largest number of bytes in one block. A receiver checks each block in memory.
 MAX_BLOCK: Final = 1 << 20
 MAX_ASKED: Final = 64  # largest number of blocks in one request; no receiver has more blocks in flight
 MAX_ROUND: Final = (1 << 31) - 1
@@ -348,7 +348,7 @@ def _refusal(fields: Fields) -> Refusal:
 
 def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
-    if len(more) > MAX_ASKED:  # each object takes time, even if it has no ranges
+    if len(more) > MAX_ASKED:  # reading an object takes time, even an object without ranges
         raise Rejected(
             Reason.MALFORMED,
             f"a request for blocks names {len(more)} further objects; the limit is {MAX_ASKED}",
@@ -397,7 +397,7 @@ def _indirect(fields: Fields) -> IndirectManifest | None:
         return None
     name, size, key, packed, *_ = typed(value, list)
     if not isinstance(inside := _manifest(packed), Manifest):
-        raise TypeError("the manifest of the manifest is missing")
+        raise TypeError("a manifest is sent as an object, but the manifest of this object is missing")
     return IndirectManifest(_hash(name), whole(size), _hash(key) if key else b"", inside)
 
 

@@ -11,12 +11,12 @@ from typing import Final
 
 ANSWERS: Final = "answers"  # a refusal contains the boot and the sequence number of the refused hello
 BYE: Final = "bye"  # a device sends a bye when it learns that its run is over
-CODEC: Final = "codec"  # updates may be coded, and a task says which update of its device was used last
+CODEC: Final = "codec"  # updates may be coded, and a task names the last used update of the device
 CONFUSION: Final = "confusion"  # the update of the last evaluation may contain the confusion matrix
 # A welcome says whether the method needs the number of examples per class. Only a client that does not contain
 # the code of the methods needs this information.
 COUNTS: Final = "counts"
-# A device may send the only block of its update without a request, if the task allows it.
+# If an update has only one block and the task allows it, the device may send the block without a request.
 CREDIT: Final = "credit"
 INLINE: Final = "inline"  # a broadcast of one block is sent without a request
 MANIFEST: Final = "manifest"  # a manifest may itself be sent as an object

@@ -51,7 +51,7 @@ def declared_kinds(names: Iterable[str]) -> Kinds:
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(
                 f"{name!r} is no name of a kind: it must have 1 to {MOST_LETTERS} of the letters a to z, digits and "
-                "_, and begin with a letter; declare the part of an array's name before its first dot"
+                "_, and begin with a letter; a kind is the part of an array's name before its first dot"
             )
         if name == CONTROL or name in FRAMEWORK:
             raise ValueError(f"{name!r} is a name that the framework uses; give the array another name")

@@ -10,7 +10,7 @@ from itertools import accumulate
 def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Return the parts without empty parts, and with neighbours of one kind put together.
 
-    So two lists that describe the same layout become equal.
+    Two lists that describe one layout in different ways then have the same result.
     """
     found: list[tuple[str, int]] = []
     for kind, size in parts:

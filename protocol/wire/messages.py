@@ -1,7 +1,7 @@
 """Define the messages of the wire: everything that one side can send to the other.
 
 A message holds a few scalars. A message with tensors also has `arrays`: a read-only mapping from names to
-NumPy arrays, which may stay on disk until they are read. Every field may be used with several methods.
+NumPy arrays, which may stay on disk until they are read. No field is made for only one method.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Manifest:
     size: int
     block: int  # bytes in every block but the last
     hashes: tuple[bytes, ...]  # first 16 bytes of the SHA-256 of each block
-    # The kinds of the bytes as (kind, number of bytes), in their order. If `parts` is empty, only the body
-    # describes the kinds.
+    # The kinds of the bytes, as (kind, number of bytes), in the order of the bytes. If `parts` is empty, only the
+    # body describes the kinds.
     parts: tuple[tuple[str, int], ...]
     key: bytes = b""  # key of the blocks; empty if the blocks are not sealed
 
@@ -54,8 +54,7 @@ class IndirectManifest:
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    # Manifest of the second object. The second object is the manifest of the first object, but the key
-    # is left out.
+    # Manifest of the second object. The second object is the manifest of the first object, without its key.
     manifest: Manifest
 
 
@@ -79,7 +78,7 @@ class Hello:
     protocol: tuple[int, int] = (1, 1)  # lowest and highest major version that the device supports
     plan: bytes = b""  # SHA-256 of the plan that the device has accepted; empty before it accepts a plan
     counts: tuple[int, ...] = ()  # training samples per class, only if the plan's method needs them
-    holds: tuple[bytes, ...] = ()  # names of the broadcasts that the device has completely
+    holds: tuple[bytes, ...] = ()  # names of the broadcasts of which the device has all blocks
     round: int = 0  # round of the device's last update in this run
     # Phase of the device's last update in this run: NO_ANSWER before the first update, "" if it is not known.
     phase: str = ""

@@ -99,7 +99,7 @@ class DisconnectReason(str, Enum):
     """
 
     OUT_OF_MEMORY = "out_of_memory"  # the training ran out of memory; the device connects again later
-    TRAINING_DIED = "training_died"  # the training ended in another way; the device connects again later
+    TRAINING_DIED = "training_died"  # the training died for another reason; the device connects again later
     WRONG_ARRAYS = "wrong_arrays"  # the device cannot use the arrays of a broadcast; it connects again later
     DRAINED = "drained"  # the device's operator has asked it to stop between two tasks
     # The device takes no work for a while, because its operator paused it or because it is too hot.
@@ -107,7 +107,7 @@ class DisconnectReason(str, Enum):
     SIGNAL = "signal"  # the device was stopped
     FINISHED = "finished"  # the run is over, and the device knows it
     CANNOT_FOLLOW = "cannot_follow"  # the plan requires something that the device cannot do
-    # An update of the device is lost, so its next update would differ from the right result.
+    # An update of the device is lost. Without the lost update, the device's next update would be wrong.
     DAMAGED = "damaged"
     OTHER = "other"
 

@@ -79,7 +79,7 @@ class Topics:
 
     @property
     def broadcast_now(self) -> str:
-        """Return the topic of broadcasts of one block, for all devices that receive it without a request."""
+        """Return the topic on which devices receive broadcasts of one block without a request."""
         return self._topic("now")
 
     def device_state(self, device: str) -> str:

@@ -107,7 +107,7 @@ def sizes(setting: Setting, row: CostRow) -> Sizes:
 
 
 def table() -> str:
-    """Return every setting with its rows. Shares are relative to the setting's first row."""
+    """Return a table of all settings and their rows. A share is relative to the first row of its setting."""
     found = [f"{'':45}{'up':>12}{'':>8}{'down':>12}"]
     for setting in SETTINGS:
         found += ["", setting.title]

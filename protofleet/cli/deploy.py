@@ -52,7 +52,7 @@ def add_deploy(commands: Subparsers) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="the changed setting; without --set, end the present change now",
+        help="the setting to change; without --set, the present change ends now",
     )
     tune.add_argument(
         "--hours",

@@ -48,7 +48,7 @@ def add_export(commands: Subparsers) -> None:
     )
     command.add_argument(
         "--plugin", type=Path, action="append", default=[], metavar="FILE",
-        help="your own method or network that the run used, if the run's folder does not have a copy",
+        help="the file of your own method or network, if the run used one and has no copy in its folder",
     )  # fmt: skip
     add_listing_options(command)
     command.set_defaults(command=export)

@@ -1,4 +1,4 @@
-"""Find the participants that a settings file of any kind names."""
+"""Find the participants that are named in a settings file of any kind."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
-    # The file may be for another command. Without --enrolled, the error message names that command. With --enrolled,
-    # the error message says that the file has no signature.
+    # If the file is for another command, `read_for` raises an error that names the other command. With --enrolled,
+    # the file must have a signature. Then the error about the missing signature is more useful.
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
@@ -111,7 +111,7 @@ def add_device(commands: Subparsers) -> None:
         "--ended",
         type=Path,
         metavar="FILE",
-        help="JSON file for a process with several devices, to which the devices that ended early are written",
+        help="JSON file for the names of the devices that ended early, if the process has several devices",
     )
     add_log(command)
     command.set_defaults(command=device)

@@ -85,7 +85,7 @@ LOCAL: Final = SettingsTable(METHOD, (), LocalHyper)
 def _matches(given: str, name: str) -> bool:
     """Return whether the text `given` matches the name of a table.
 
-    The part NAME of a table's name matches any word. If NAME is the last part, `given` may lack this word.
+    The part NAME of a table's name matches any word. If NAME is the last part, `given` may leave it out.
     """
     words, parts = given.split("."), name.split(".")
     if parts[-1] == ANY_NAME and len(words) == len(parts) - 1:

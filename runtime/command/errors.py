@@ -21,7 +21,8 @@ class SignalledError(RunError):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended in good order by {signal.Signals(number).name}")
-        self.exit_code = BY_SIGNAL + number  # The exit code that a shell uses.
+        # The exit code that a shell reports for a command that this signal has ended.
+        self.exit_code = BY_SIGNAL + number
 
 
 def ended_early(reason: str) -> RunError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_LETTERS: Final = 160
-MACHINE_FOLLOWS: Final = "; "  # The text between the software and the machine.
+MACHINE_FOLLOWS: Final = "; "  # In a device's description, the text between the software and the machine.
 BOARD: Final = Path("/proc/device-tree/model")
 CPU: Final = Path("/proc/cpuinfo")
 MEMORY: Final = Path("/proc/meminfo")
@@ -23,7 +23,7 @@ GPUS: Final = "driver/nvidia/gpus/*/information"
 
 
 def software_words(version: str) -> str:
-    """Return the software in words, as in `protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
+    """Describe the software, for example as `protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
     words = f"protofleet {version}, Python {platform.python_version()}"
     with contextlib.suppress(metadata.PackageNotFoundError):
         words += f", torch {metadata.version('torch')}"

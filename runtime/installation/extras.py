@@ -1,7 +1,7 @@
 """List the packages of each extra of pyproject.toml, so that a hint can name the missing packages.
 
-The hint does not say `pip install 'protofleet[export]'`, because this needs an index with protofleet itself.
-The packages are on every index.
+The hint does not say `pip install 'protofleet[export]'`, because an index may not have protofleet itself. Every
+index has the packages of the extras.
 """
 
 from __future__ import annotations

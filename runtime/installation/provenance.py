@@ -39,7 +39,7 @@ GIT_SECONDS: Final = 10.0
 
 @functools.cache  # The digest is computed only once, because the files of a checkout may change during a run.
 def software() -> dict[str, str]:
-    """Return a digest of the deciding sources, and in a checkout also the commit.
+    """Return a digest of the sources in the folders DECIDING, and in a checkout also the commit.
 
     A "+" after the commit means that files differ from the commit.
     """
@@ -50,7 +50,7 @@ def software() -> dict[str, str]:
 
 
 def digest_of_sources() -> str:
-    """Return a digest of the deciding sources; a wheel has the same digest as the checkout that it was built from."""
+    """Return a digest of the sources in DECIDING; a wheel has the same digest as the checkout of its build."""
     whole = hashlib.sha256()
     for path in _deciding_files():
         name = path.relative_to(ROOT).as_posix()

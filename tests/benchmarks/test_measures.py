@@ -140,7 +140,7 @@ def test_robots_come_back_after_a_broker_has_started_again(tree):
 def test_a_coordinator_that_ends_early_gives_no_figure(tree):
     """The coordinator is from a tree with different settings."""
     strange = replace(tree, path=(tree.path[0].parent / "nothing",))
-    with pytest.raises(MeasureError, match="before round 1 a process ended"):
+    with pytest.raises(MeasureError, match="a process ended before round 1"):
         once(Answers(2, rounds=2), strange)
 
 

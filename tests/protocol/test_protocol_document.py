@@ -246,15 +246,15 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
 
 def test_paces_that_are_told_in_words_are_those_of_the_code():
     factor, least = re.search(
-        r"has ([\d.]+) x t, counted from its task, but at least ([\d.]+) s", FLAT
+        r"within ([\d.]+) x t after its task, but has at least ([\d.]+) s", FLAT
     ).groups()
     assert (float(factor), float(least)) == (Policy().straggler_factor, Policy().straggler_seconds)
-    (stable,) = re.findall(r"after a connection that has lasted for more than (\d+) s", FLAT)
+    (stable,) = re.findall(r"After a connection of more than (\d+) s", FLAT)
     assert float(stable) == STABLE_SECONDS and FLAPS == 3 and "After three connections in a row" in FLAT
 
 
 def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
-    least = int(number(re.search(r"A broker that takes less than ([\d,]+) bytes", FLAT)[1]))
+    least = int(number(re.search(r"The broker must accept packets of at least ([\d,]+) bytes", FLAT)[1]))
     link = Ends(tmp_path, "a").coordinator
     link.adapt(least)
     assert link.inline == link.block == least - FRAME_OVERHEAD

@@ -167,10 +167,9 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
 
 
 def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPackage]]) -> list[LockedPackage]:
-    """Return the packages that this lock file must have, because no lock file in `known` has them.
+    """Return the packages that are in none of the lock files `known`, so this lock file must have them.
 
-    A known lock file counts only if it has the package for the same Python versions or for all Python versions.
-    If it has the package only for some versions, this lock file may need the package for further versions.
+    A package is in a lock file only if the file has it for the same Python versions, or for all Python versions.
     """
     locked = {(package.name, package.marker) for lock in known for package in lock}
     return [
@@ -179,9 +178,9 @@ def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPack
 
 
 def cpu_builds(packages: list[LockedPackage], lock: Path, wheels: list[Wheel]) -> list[LockedPackage]:
-    """Return the builds of locked versions that are on no public index.
+    """Return builds of the locked versions for the CPU; no public index has these builds.
 
-    These are the given wheels, and the wheels that the lock file allowed before.
+    They are the given wheels, and the wheels that the lock file allowed before.
     """
     hashes: dict[tuple[str, str], set[str]] = {}
     for old in read_lock(lock.read_text()) if lock.exists() else []:

@@ -62,7 +62,7 @@ def section(title: str, cls: type) -> str:
 def all_settings() -> Iterator[str]:
     """Yield a table of keys for each TOML table.
 
-    The table of a method leaves out the keys that all methods share, except keys with another default.
+    The table of a method has the keys that not all methods have, and the common keys with a default of its own.
     """
     for cls, tables in by_class([*file_tables(), LOCAL]):
         yield described(tables, summary(cls), keys(cls))

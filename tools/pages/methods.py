@@ -122,10 +122,9 @@ class RankOne(Mapping[str, int]):
 
 
 def cost_of_rank_one(of: Overview) -> Cost:
-    """Return the cost if every matrix has rank 1.
+    """Return the lowest cost, at which every matrix has rank 1.
 
-    The ranks depend on the data. If this cost is below the usual cost, the page writes "at most" before the number
-    of bytes of the usual cost.
+    The ranks depend on the data. So the page writes "at most" before the usual cost if the lowest cost is smaller.
     """
     reference = Reference()
     plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)

@@ -59,7 +59,7 @@ class Links:
         return self.files.setdefault(path, f"files/{path}")
 
     def further_pages(self) -> dict[str, str]:
-        """Return the pages that are in no index, but to which other pages link."""
+        """Return the pages that no index lists, but that other pages link to."""
         texts = dict[str, str]()
         while left := [path for path, name in self.further.items() if name not in texts]:
             for path in left:
@@ -81,7 +81,7 @@ def shown_text(link: re.Match[str]) -> str:
 
 
 def resolve(page: str, target: str) -> str:
-    """Return the path in the repository of the file to which a page links."""
+    """Return the path of the linked file in the repository."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
 
 

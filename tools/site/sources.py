@@ -45,8 +45,8 @@ def read_sources(root: Path) -> Source:
     texts = {name: links.rewrite(path, (root / path).read_text("utf-8")) for path, name in names.items()}
     texts |= links.further_pages()
     sections = read_sections((root / INDEX).read_text("utf-8"), INDEX, frozenset(names) - {INDEX, FRONT})
-    # The problems of all links are known here. The pages of sections, which are made below, repeat texts of the
-    # index, so their problems would be in the list twice.
+    # The problems are read before the pages of sections are made. These pages repeat texts of the index, so some
+    # problems would be in the list twice.
     problems = [*links.problems, *pages_in_no_section(names, sections)]
     sections = with_generated(sections)
     taken = {*map(section_name, sections), *GENERATED}

@@ -74,7 +74,7 @@ class Installed:
     # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows.
     lists: str = ""
     revoked: str = ""
-    # The signed revocations and the signed roots that the host holds, and the revocation lists of a broker in PEM.
+    # The host's signed revocations, its signed roots, and on the broker's host the revocation lists in PEM.
     held_revoked: bytes = b""
     held_roots: bytes = b""
     held_crl: bytes = b""

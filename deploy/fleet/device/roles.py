@@ -83,5 +83,5 @@ ROLES: Final = {
         DEVICE,
     )
 }
-# The name in place of a release's name on a host that runs a package of its operating system and no release of ours.
+# Used in place of the name of a release, for a host whose service comes from a package of the operating system.
 HOST_PACKAGES: Final = "0"

@@ -122,9 +122,8 @@ WantedBy=multi-user.target
 
 # When a run is over, the service stays active, so that a deployment does not begin the run again. After exit
 # code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would occur again.
-# systemd stops the service with SIGINT, a signal that no other program sends to the service. Therefore an end by
-# SIGINT counts as success. If an end by SIGTERM counted as success too, another program could end the process with
-# SIGTERM, and the service would stay active without a process.
+# systemd stops the service with SIGINT, and no other program sends SIGINT to it. So an end by SIGINT counts as
+# success. An end by SIGTERM does not: other programs may send SIGTERM, and then the service must start again.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]

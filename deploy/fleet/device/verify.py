@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOTS: Final = "roots"  # The file with the statement of the roots; programs of a release read it.
+ROOTS: Final = "roots"  # The file with the statement of the roots; the programs of a release read this file.
 SIGNERS: Final = "allowed_signers"  # The roots of the statement, in the form that ssh-keygen reads.
 HELD_SIGNERS: Final = "held_signers"
 MANIFEST: Final = "manifest"
@@ -45,7 +45,7 @@ class Signers:
 
     federation: str
     version: int
-    statement: str  # SHA-256 of the statement with the same roots.
+    statement: str  # SHA-256 of the statement that lists these roots.
     lines: list[str]
 
 
@@ -81,9 +81,8 @@ def check_roots(folder: str, etc: str) -> None:
 def held_signers(etc: str, *sent: str) -> Signers:
     """Return the roots that this host holds.
 
-    Earlier releases store only the statement of the roots, and no file of allowed signers. To a host with such a
-    release, the operator's machine sends a file of allowed signers with the same roots. `sent` has the path of
-    this file.
+    With an earlier release, a host has only the statement of the roots, and no file of allowed signers. Then the
+    operator's machine sends a file of allowed signers, and `sent` has the path of this file.
     """
     statement = digest_of(f"{etc}/{ROOTS}")
     for path in (f"{etc}/{SIGNERS}", *sent):

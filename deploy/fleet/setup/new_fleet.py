@@ -26,10 +26,9 @@ from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 FLEET_FILE: Final = "fleet.toml"
 BROKER: Final = "broker"
 ROOT: Final = "root"
-# A first round needs data, so each device gets some of the bundled digits. Their number is small, so every board can
-# train on them. No two devices have the same digits. Each device gets the next domain, and devices with the same
-# domain have different parts of the domain. All devices of a domain must have the same number of parts in their
-# settings. Devices may be added later, so there are more parts than the first devices need.
+# A first round needs data, so each device gets some of the bundled digits. The number of digits is small, so every
+# board can train on them. The domains are given to the devices in turn. Each domain is divided into parts, and each
+# device gets its own part. The number of parts cannot change later, so there are spare parts for new devices.
 DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
 DOMAINS: Final = find("digits").domains
 LEAST_PARTS, MOST_PARTS = 4, 40  # The smallest domain has 1,438 digits, so each of 40 parts has at least 35.

@@ -97,7 +97,7 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rn
 def _add_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     """Return each digit in the middle of a strip, with other digits beside it, [N, BOX, 2 BOX].
 
-    The left side and the right side each have a digit of the same font with a probability of three in five.
+    On each side there is a digit of the same font with a probability of 3/5. The two sides are drawn separately.
     """
     n = len(labels)
     fonts, neighbours = rng.below(len(glyphs), n), rng.below(10, n, 2)

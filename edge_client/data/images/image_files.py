@@ -65,7 +65,7 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
 
 
 def _others_in(folders: Sequence[Path]) -> str:
-    """Describe how many files of which types are in the folders besides pictures; return "" if there are none."""
+    """Count the files that are not pictures, by type, for an error message; return "" if there are none."""
     count = Counter[str]()
     for folder in folders:
         with reading(folder):

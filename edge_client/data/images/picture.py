@@ -85,7 +85,7 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
 
 
 def bytes_per_pixel(mode: str, form: str) -> int:
-    """Return the bytes per pixel of the decoded picture, of its converted copy, and of the decoder."""
+    """Return the bytes per pixel that the decoded picture, its converted copy and the decoder take together."""
     sixteen = mode.startswith("I;16")
     decoded = 1 if mode in ("1", "L", "P") else 2 if sixteen else 4
     converted = 0 if mode in ("L", "RGB") else 1 if sixteen else 4

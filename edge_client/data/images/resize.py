@@ -73,7 +73,7 @@ def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the indices and the weights of the old pixels that form each new pixel, [new, taps] each."""
-    # An old pixel has the length 2 * new here, so the centres of all old and new pixels are integers.
+    # In the unit used here, an old pixel has the length 2 * new. So the centres of all pixels are integers.
     centres = (2 * np.arange(new) + 1)[:, None] * old
     distance = np.abs((2 * np.arange(old) + 1) * new - centres)
     weights = np.maximum(2 * max(old, new) - distance, 0)  # [new, old]

@@ -33,7 +33,7 @@ MOST_FILES: Final = 100_000
 # Largest number of new files that one call of `look` reads. The device's work waits during the call.
 MOST_AT_ONCE: Final = 500
 ARRAYS: Final = ".npy"
-# Ends of the names of files that another program is still writing.
+# Ends of the names of unfinished files, which another program is still writing.
 UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")
 
 log = logging.getLogger("protofleet.device")
@@ -66,10 +66,10 @@ class Inbox:
     names: Names  # names of the run's classes
     shape: InputShape
     samples: InboxSamples  # store for samples that were read from files
-    kind: SampleKind  # the kind of the device's own samples, which the inbox's samples must have too
+    kind: SampleKind  # kind of the device's own samples; the inbox's samples must have the same kind
     clock: Callable[[], float] = time.time
     _seen: dict[Path, tuple[Signature, InboxEntry | None]] = field(default_factory=dict)
-    _told: set[Path] = field(default_factory=set)  # paths whose problem was logged and still exists
+    _told: set[Path] = field(default_factory=set)  # paths with a problem that was logged already
 
     def look(self) -> Listing:
         """Return the list of the samples that are in the folder now."""

@@ -33,8 +33,8 @@ SIDE: Final = 28
 # Bayer's matrix for dithering.
 SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
 
-# A style paints grey garments [n, 28, 28, 1]. The other arguments are the indices of these garments among all
-# garments of the style, the number of all garments of the style, and whether the garments are for the test.
+# A style is a function that paints grey garments. Its arguments are the garments [n, 28, 28, 1], their indices among
+# all garments of the style, the number of all garments of the style, and whether the garments are for the test.
 Style = Callable[[IntPixels, Indices, int, bool], Pixels]
 
 

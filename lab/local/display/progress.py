@@ -47,7 +47,7 @@ class RunState:
     bytes: dict[str, int] = field(default_factory=dict)
     # Bytes of the rounds that ended before this process started.
     earlier_bytes: dict[str, int] = field(default_factory=dict)
-    # For each device, words about the part of its update that has arrived.
+    # For each device, a text that says how much of its update has arrived.
     transfers: dict[str, str] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
     asked: int = 0  # Number of "asked" events in this process.

@@ -45,7 +45,7 @@ class ChartLine:
 class Bar:
     """A stacked bar, filled or outlined."""
 
-    x: float  # Position on the x axis. The nearest whole number is the round or the class of the bar.
+    x: float  # Position on the x axis; its nearest whole number is the bar's round or class.
     parts: Sequence[tuple[str, float]]  # The name and the size of each part of the bar.
     width: float
     outlined: bool = False

@@ -50,8 +50,8 @@ def loss_section(run: FinishedRun) -> str:
 def domain_lines(run: FinishedRun, measure: str) -> list[ChartLine]:
     """Return a line for each domain and a bold line for their mean.
 
-    These lines have only measurements for which all present devices had to measure. If there are also measurements
-    of sampled cohorts, one more line shows their means.
+    These lines show only rounds in which all present devices had to measure. If sampled cohorts have also measured,
+    one more line shows the means of the sampled cohorts.
     """
     points = [p for p in measurements(run.rounds, run.summary["reports"]) if p.of(measure)]
     by_all, sampled = [p for p in points if p.by_all], [p for p in points if not p.by_all]
@@ -77,7 +77,7 @@ def means_of(points: Sequence[Measurement], measure: str) -> list[tuple[float, f
 def measured_by_table(points: Sequence[Measurement]) -> str:
     """Make a table that shows which devices measured the points.
 
-    Consecutive points that the same number of devices measured share a row.
+    Consecutive points share a row if the same number of devices measured them.
     """
     rows = []
     for words, group in groupby(points, key=measured_by):
@@ -108,7 +108,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
 
 
 def views_table(summary: Mapping[str, Any]) -> str:
-    """Return a table of all views, or "" if only the view of the paper was measured."""
+    """Return a table of all views, or "" if the run measured only one view."""
     views = summary.get("views", {})
     if len(views) < 2:
         return ""

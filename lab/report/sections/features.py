@@ -154,8 +154,8 @@ def feature_pictures(layouts: Mapping[str, ProjectedPoints], style: PlotStyle) -
 def class_section(folder: Path, rounds: int) -> str:
     """Draw the prototypes of one class, as in the upper row of fig. 2 of FedPLCC's paper.
 
-    The section is empty if no class has more than one prototype. The server computes global prototypes from
-    the devices' prototypes of round r, and the devices receive them in the task of round r + 1.
+    The section is empty if no class has more than one prototype. The server computes the global prototypes from the
+    devices' prototypes of round r. The devices receive the global prototypes in the task of round r + 1.
     """
     saved = saved_rounds(folder)
     for number, paths in reversed(saved.items()):

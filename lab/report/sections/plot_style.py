@@ -23,7 +23,7 @@ MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Smallest and largest value for half 
 class PlotStyle:
     classes: Sequence[int]  # The classes that are drawn. Class i of this list has colour i of COLOURS.
     class_count: int  # Number of all classes, including those that are not drawn.
-    groups: Sequence[str]  # Names of the devices; names of the domains if there are more devices than shapes.
+    groups: Sequence[str]  # Names of the devices, or of the domains if there are too many devices.
     group_kind: str  # The kind of the groups: "device" or "domain".
 
     @classmethod
@@ -67,7 +67,7 @@ class PlotStyle:
     def class_marks(self, layout: ProjectedPoints, filled: bool = True) -> list[Mark]:
         """Return the marks of anchors and global prototypes.
 
-        One mark of each class has the number of the class next to it.
+        For each class, one mark shows the number of the class.
         """
         marks, numbered = [], set()
         size = 4.4 if sum(len(points.labels) for points in layout.class_points) > CROWDED else 6.0

@@ -75,8 +75,8 @@ def project(points: Array) -> Array:
 
     If there are too few points for t-SNE, principal components are used.
     """
-    # The first row is subtracted and not the mean, because equal rows must become exactly zero. Otherwise t-SNE
-    # crashes.
+    # If all rows are equal, they must become exactly zero, or t-SNE crashes. Subtracting the mean would leave
+    # rounding errors, so the first row is subtracted.
     points = points - points[:1]
     largest = np.abs(points).max(initial=0.0)
     if not largest:

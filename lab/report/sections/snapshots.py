@@ -64,8 +64,7 @@ def saved_rounds(folder: Path) -> dict[int, list[Path]]:
 def read_snapshots(paths: Iterable[Path]) -> list[Snapshot]:
     """Read the snapshots. A file that cannot be read, for example after a crash, is skipped.
 
-    If anchors are unit vectors, the method compares only directions, so all vectors are scaled to unit
-    length.
+    If the anchors are unit vectors, the method compares only directions. Then all vectors are scaled to length 1.
     """
     snapshots = [snapshot for path in paths if (snapshot := read_snapshot(path)) is not None]
     anchors = [snapshot.received["anchors"] for snapshot in snapshots if "anchors" in snapshot.received]

@@ -120,7 +120,7 @@ def test_tensors_of_another_model_are_refused():
     with pytest.raises(CardError, match="the card has 2 classes"):
         rebuild(dataclasses.replace(card, classes=("a", "b")), tensors)
     far = {**tensors, "rule.places": tensors["rule.places"] + 9}
-    with pytest.raises(CardError, match="beyond its rows"):
+    with pytest.raises(CardError, match="beyond the rule's rows"):
         rebuild(dataclasses.replace(card, tensors=sha256_of_tensors(far)), far)
     with pytest.raises(CardError, match="this version knows only classifier, nearest"):
         rebuild(dataclasses.replace(card, rule={"kind": "custom"}), tensors)
