@@ -81,7 +81,7 @@ class CoordinatorSettings:
     """
     public: PublicSet | None = None
     """Samples that all devices have, for methods whose devices compare their outputs on these samples (FCCL+);
-    if left out, the samples are drawn images.
+    if left out, the samples are generated images.
     """
     init: FirstWeights | None = None
     """First weights of every party's network; if left out, the first weights are drawn with the seed."""

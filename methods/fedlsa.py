@@ -93,7 +93,7 @@ class Learner(nn.Module):
 
     def __init__(self, model: Net) -> None:
         super().__init__()
-        I, L = model.feature_size, model.embedding_size  # noqa: E741 - the paper's letters
+        I, L = model.feature_size, model.embedding_size  # noqa: E741 - the paper's symbols
         self.R = nn.Parameter(torch.randn(model.classes, I))
         self.Theta = nn.Sequential(nn.Linear(I, I), nn.ReLU(), nn.Linear(I, L))
 

@@ -1,4 +1,4 @@
-"""MOON (Li et al., CVPR 2021): FedAvg that draws embeddings to the global model, away from the device's last model.
+"""MOON (Li et al., CVPR 2021): FedAvg that pulls embeddings to the global model, away from the device's last model.
 
 l_con = -log( e^(cos(z, z_glob) / tau) / (e^(cos(z, z_glob) / tau) + e^(cos(z, z_prev) / tau)) )     (eq. 3)
 l = CE + mu l_con                                                                                    (eq. 4)

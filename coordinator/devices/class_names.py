@@ -4,16 +4,17 @@ The labels of a device are numbers, and the class names give the meaning of the 
 its class names, or the order of its class names, differ from those of the run.
 
 The settings decide the names. If the settings hold no names, the devices vote. Names win if at least two devices
-have sent them, and if these devices are more than half of all devices that sent names. The votes are counted when
-a round begins. They are also counted LISTEN_SECONDS after two devices first sent different names. So neither the
-first device nor a device that lies can decide alone.
+have sent them, and if these devices are more than half of all devices that sent names. Names that have won, and
+names in the settings, are called fixed. The votes are counted when a round begins. They are also counted
+LISTEN_SECONDS after two devices first sent different names. So neither the first device nor a device that lies can
+decide alone.
 
 While all devices agree, no device waits, even if there is only one device. If they disagree, the devices
 whose names have enough votes take part, and the other devices wait. In a tie all devices wait, without a time
 limit. So no round mixes labels, no device trains alone because of its own names, and no device is refused
 because of the names of one other device.
 
-Fixed names stay fixed, also after restarts; only the settings can change them. The votes of devices are not
+Fixed names stay, also after restarts; only the settings can change them. The votes of devices are not
 stored. After a restart, there may be no fixed names, or the settings may hold other names than before. In both
 cases, the devices that the earlier coordinator had admitted must send their names again. Until then, they take
 part only with each other. A device that is not enrolled any more has no vote.
@@ -153,7 +154,7 @@ class ClassNameVote:
         }
 
     def fix_if_decided(self) -> None:
-        """Fix the names that most devices sent, if enough devices sent them."""
+        """Make class names final for the run if enough devices sent these names."""
         if self.fixed or not self._votes:
             return
         leading, total = self._leading_digest(), len(self._digests)

@@ -1,6 +1,6 @@
 """The devices from which the coordinator requests a hello in its `here` messages.
 
-These devices have sent messages, are not in the roster, and have sent no bye. Such a device may believe that
+Each of these devices has sent messages, is not in the roster, and has sent no bye. The device may believe that
 it takes part. Its last hello may have been lost, its connection may have seemed lost, or it may have been
 banned for a while. A device that has received a reply to its hello need not repeat the hello. So the
 coordinator must either have the device in the roster or name the device in its `here` messages.

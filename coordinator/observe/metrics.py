@@ -154,11 +154,11 @@ class WillCounts(PerDeviceCounts):
 
 
 class OlderCopyCounts(PerDeviceCounts):
-    """The counts of signs of an older copy of a folder, by the device whose messages contained the signs."""
+    """The counts of messages that point to an older copy of a folder, by the device that sent the messages."""
 
     name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
-        "Signs of an older copy of a folder in a device's messages. `whose` is device (the device came back "
+        "Messages of a device that point to an older copy of a folder. `whose` is device (the device came back "
         "in an earlier state) or coordinator (the device knows later rounds than the coordinator's folder; "
         "one device alone proves nothing); docs/reliability.md"
     )

@@ -228,7 +228,7 @@ class RunView:
 
     @property
     def older_copies(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of signs of an older copy, by device and by the owner of the folder."""
+        """Return the number of messages that point to an older copy, by device and by the owner of the folder."""
         return MappingProxyType(self._participants.older_copies.counted)
 
     # Properties of the traffic.

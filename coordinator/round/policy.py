@@ -80,7 +80,8 @@ class Policy:
     pause_seconds: Seconds = 0.0
     """Seconds from the end of a round to the start of the next round."""
     hours: str = ""
-    """Hours in which rounds may begin, such as `22:00-06:00`, in the coordinator's local time; empty means all day.
+    """Hours in which rounds may begin, in the coordinator's local time, for example
+    `22:00-06:00`; empty means all day.
     """
 
     # "auto" is 1 + the size of the cohort. So each update of the previous server step can be left out once.

@@ -86,8 +86,9 @@ class ServerRunner:
         index. If the disk is full, the broadcast cannot be written. Then a retry writes the broadcast, but does
         not repeat the step.
 
-        If the server half raises an error, the updates of devices count as the cause. The same is done after a
-        state that is not finite. But an error that this program has caused is raised.
+        An error that the updates of devices cannot have caused is raised. After any other error of the server
+        half, the result is a step with a fault, as after a state that is not finite. Then the updates count as
+        the cause.
         """
         try:
             return self._step(advance, members, answers, block)

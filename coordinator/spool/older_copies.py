@@ -6,10 +6,10 @@ results differ.
 The coordinator's folder is an older copy if rounds.jsonl has a later round, or if devices have sent updates for
 a later round. In this case, the operator must decide how to go on. A device's folder is an older copy if the
 hello of the device names an earlier update than the last update that the coordinator has accepted from the device.
-Such a device takes part without the last update.
+The device takes part without the last update.
 
-Each sign is counted under the name of its device. Signs of a few devices are not enough: the coordinator's folder
-counts as an older copy only if more than half of all enrolled devices give a sign.
+Messages that point to an older copy are counted for each device. A few devices are not enough: the coordinator's
+folder counts as an older copy only if more than half of all enrolled devices have sent updates for a later round.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class OlderCopyDetector:
         `enrolled` takes a while, because it reads the records of all devices. So it is called rarely.
         """
         self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
-        # (device, owner of the folder) -> number of signs of an older copy.
+        # (device, owner of the folder) -> number of messages that point to an older copy of the folder.
         self.counted: Counter[tuple[str, str]] = Counter()
         # Limits of the number of log lines, with the same keys as `counted`.
         self._log_limits: dict[tuple[str, str], TokenBucket] = {}
@@ -168,7 +168,7 @@ class OlderCopyDetector:
         )  # fmt: skip
 
     def _count_and_may_log(self, device: str, whose: str, now: float) -> bool:
-        """Count a sign of an older copy, and return whether it may be logged.
+        """Count a message that points to an older copy, and return whether it may be logged.
 
         The number of log lines is limited, because one device must not fill the log.
         """

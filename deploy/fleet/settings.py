@@ -156,8 +156,8 @@ class RolloutSettings:
     check.
     """
     metrics: str = ""
-    """URL of the coordinator's metrics, such as `http://host:9100/metrics`; `care.accuracy_drop` needs this URL;
-    empty means none.
+    """URL of the coordinator's metrics, which `care.accuracy_drop` needs, for example
+    `http://host:9100/metrics`; empty means none.
     """
 
     def __post_init__(self) -> None:

@@ -60,8 +60,8 @@ def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
     if not is_signed(path):
         if enrolled:
             raise SettingsError(
-                f"{path} is not signed, but with --enrolled, only settings that the root of {enrolled} has "
-                "signed are accepted; sign the settings, or start without --enrolled if the settings are your own"
+                f"{path} is not signed, but --enrolled demands a signature by the root of {enrolled}; sign the "
+                "settings, or start without --enrolled if the settings are your own"
             )
         return None
     if not enrolled:

@@ -150,7 +150,7 @@ class GrowingData:
         new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
         words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
         log.info(
-            "inbox: the list changes from the next round on: %s; %d samples in all",
+            "inbox: the list of samples changes from the next round on (%s); %d samples in all",
             words or "other files",
             len(listing),
         )
@@ -164,7 +164,7 @@ class GrowingData:
         return GrowingJob(self, lambda: self._trainer.start(plan))
 
     def begin_round(self, number: int) -> bool:
-        """Fix the list of samples for a round, and return whether this list differs from the list of the last round.
+        """Choose the list of samples for a round, and return whether it differs from the list of the last round.
 
         All phases of one round use the same list.
         """

@@ -33,7 +33,8 @@ def are_the_same_again(settings: DataSettings, allowed: PlugIns) -> None:
         a, b = getattr(one, split), getattr(again, split)
         require(
             torch.equal(a.x, b.x) and torch.equal(a.y, b.y),
-            f"two equal requests give different {split} samples; draw only from request.seed and request.part",
+            f"two equal requests give different {split} samples; compute all random numbers from request.seed and "
+            "request.part",
         )
 
 

@@ -44,7 +44,10 @@ def is_made_alike(network: Network) -> None:
     """Require that the same seed gives the same weights on every device and on the coordinator."""
     one, again, other = built(network), built(network), built(network, seed=2)
     same = all(torch.equal(v, again.state_dict()[k]) for k, v in one.state_dict().items())
-    require(same, "two networks of one seed have other weights; draw nothing but torch's own initialisers")
+    require(
+        same,
+        "two networks with the same seed have different weights; only torch's initialisers may use random numbers",
+    )
     if any(p.numel() > 1 for p in one.parameters()):
         changed = any(not torch.equal(v, other.state_dict()[k]) for k, v in one.state_dict().items())
         require(changed, "networks of two seeds have the same weights")

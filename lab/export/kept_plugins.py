@@ -18,9 +18,11 @@ SETTINGS: Final = "coordinator.toml"
 def plugins_of_run(folder: Path, named: PlugIns) -> PlugIns:
     """Return the plug-ins that the coordinator of a run allowed, and the plug-ins in `named`.
 
-    The result also has the paths of the copies in the run's folder, because the folder may have been moved. If the
-    coordinator ran as a service, its settings and plug-ins are in another folder. In that case the user must name
-    the plug-ins.
+    The run's folder has copies of the plug-in files. If the folder was moved, the run's settings contain wrong paths
+    of these copies. So the result also has the present paths of the copies.
+
+    If the coordinator ran as a service, its settings and plug-ins are in another folder. In that case the user must
+    name the plug-ins.
     """
     path = folder / SETTINGS
     said = read_toml(path).get("plugins") if path.exists() else None

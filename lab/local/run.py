@@ -188,9 +188,9 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots that limit the number of processes that compute, to one for each core.
+    """Return slots that let at most one process for each core compute at the same time.
 
-    If there are as many cores as processes, return slots without a limit.
+    If there are at least as many cores as processes, return slots without a limit.
     """
     cores = available_cores()
     return Slots(str(folder / "slots"), cores) if processes > cores else Slots()

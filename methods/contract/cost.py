@@ -55,7 +55,7 @@ def bytes_of(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """All sizes on which the cost of a method can depend, with the letters of the papers."""
+    """All sizes on which the cost of a method can depend. The comments state the symbols of the papers."""
 
     # Network that the client half holds; in FedSR and FedNH it differs from the network of the plan.
     model: Net
@@ -82,7 +82,7 @@ class Sizes:
         return parameters(self.model)
 
     @property
-    def C(self) -> int:  # noqa: N802 - the papers' letter
+    def C(self) -> int:  # noqa: N802 - the papers' symbol
         """Return the number of classes."""
         return self.model.classes
 

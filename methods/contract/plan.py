@@ -94,7 +94,7 @@ class Plan:
     channels: Channels = USUAL_CHANNELS  # Number of channels of an image: 3, or 1 for shades of grey.
     # Network that all devices train in addition to their own, for methods with `mutual`; None means `network`.
     mutual: Network | None = None
-    # Public set on which the devices compare their outputs, for methods with `public`; None means drawn images.
+    # Public set on which the devices compare their outputs, for methods with `public`; None means generated images.
     public: PublicSet | None = None
     init: FirstWeights | None = (
         None  # First weights of every party's network; None: they are drawn at random.
@@ -217,8 +217,8 @@ class Plan:
     ) -> ClientHalf:  # fmt: skip
         """Return the client half of a device.
 
-        `public` is a function that returns the samples of the public set. For a set of drawn images,
-        `public` is not needed.
+        `public` is a function that returns the samples of the public set. For a set of generated
+        images, `public` is not needed.
         """
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device

@@ -3,7 +3,7 @@
 The samples are never sent. The devices send results that they computed from these samples. The results can be
 compared, because all devices have the same samples.
 
-By default the samples are drawn images. They are drawn with whole numbers only, so every machine draws the
+By default the samples are generated images. They are computed with whole numbers only, so every machine gets the
 same images. A run on series uses grey images: each row of an image is one channel of a series. A run on vectors uses
 images with a single row. Other samples come from the data sources of the devices.
 
@@ -45,7 +45,7 @@ class PublicSet:
     """The samples that all devices of a run have."""
 
     source: str = DRAWN
-    """Source of the samples, `shapes` (drawn images) or a data source that every device has."""
+    """Source of the samples, `shapes` (generated images) or a data source that every device has."""
     domain: str = ""
     """Domain of that source; empty means all domains."""
     samples: Count = 512
@@ -66,7 +66,7 @@ class PublicSet:
             )
         if self.source == DRAWN and self.domain:
             raise ValueError(
-                f"domain is {self.domain!r}, but the drawn images have no domain; leave `domain` out"
+                f"domain is {self.domain!r}, but generated images have no domain; leave `domain` out"
             )
 
     @property

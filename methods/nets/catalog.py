@@ -115,11 +115,13 @@ def build(
         )
     if feature_size is not None and feature_size < 1:
         raise ValueError(
-            f"feature_size is {feature_size}, but must be 1 or more; without it, the network uses its own size"
+            f"feature_size is {feature_size}, but must be 1 or more; leave out feature_size to use the network's "
+            "own size"
         )
     if embedding_size is not None and embedding_size < 1:
         raise ValueError(
-            f"embedding_size is {embedding_size}, but must be 1 or more; without it, the network uses its own size"
+            f"embedding_size is {embedding_size}, but must be 1 or more; leave out embedding_size to use the "
+            "network's own size"
         )
     with initialised_from(seed):
         model = recipe.make(shape.axes, classes, feature_size)

@@ -214,8 +214,9 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
 def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Tensor]:
     """Return the tensors of an export under the names that a network uses.
 
-    An export stores its head under the prefix RULE, and this function removes the prefix. Tensors that the network
-    does not have are left out, for example prototypes. Only missing tensors of the features are refused later.
+    An export stores its head under the prefix RULE, and this function removes the prefix. All tensors of the features
+    are returned. Other tensors, such as prototypes, are returned only if the network has tensors of these names.
+    Tensors of a file that is not an export are returned unchanged.
     """
     if not any(name.startswith(RULE) for name in weights):
         return dict(weights)

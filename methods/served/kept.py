@@ -35,7 +35,7 @@ ABOUT: Final = "protofleet"  # Key of our entry in the metadata of the file.
 
 @dataclass(frozen=True)
 class KeptOrigin:
-    """The origin of a model that a device writes into a file."""
+    """The origin of a device's model, for the card in the model's file."""
 
     plan: Plan
     device: str
@@ -100,7 +100,7 @@ def pieces_of_kept(
 def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
     """Return the name under which a tensor is stored in the file.
 
-    A tensor that has the same numbers as the tensor `name` of `predict` is not stored again: return that name.
+    If the way `predict` has the same tensor under `name`, the tensor is not stored again, and `name` is returned.
     """
     common = stored.get(name)
     if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):

@@ -388,7 +388,7 @@ class _PartFile:
 class _OneBlock:
     """The content of an object that has only one block.
 
-    The block is kept in memory, and its file is written only when the object is complete.
+    The block is kept in memory. The object's file is written only when the object is complete.
     """
 
     def __init__(self, store: ObjectStore, manifest: Manifest) -> None:

@@ -55,8 +55,8 @@ class Outbox:
         self._window = self._max_packet = 0
         self._waiting: deque[Order] = deque()
         self._bytes = 0
-        # True if all orders are executed. The order that `take` has returned last may not be executed yet. So
-        # `take` sets this to True only when there is no further order.
+        # True if all orders have been executed. When `take` returns the last order, the caller has not executed this
+        # order yet. So only the next call of `take`, which finds no order, sets this to True.
         self._executed = True
         self._in_flight: dict[int, str] = {}  # packet id -> topic, until the publish is acknowledged
 

@@ -84,7 +84,7 @@ def add_public_set(commands: Subparsers) -> None:
         "public-set", help="print the settings for samples that all devices share (FCCL+), with their hash"
     )
     command.add_argument(
-        "source", nargs="?", default="shapes", help="a data source (default: shapes, drawn images)"
+        "source", nargs="?", default="shapes", help="a data source (default: shapes, generated images)"
     )
     command.add_argument("--domain", help="a domain of the source (default: all)")
     command.add_argument("--samples", type=PUBLIC_SAMPLES)

@@ -29,8 +29,8 @@ WRONG = {
     ),
     "from protofleet.methods import fedavg as f\nfrom protofleet.methods.contract.base import Method\n"
     "METHOD = Method('x', f.METHOD.Hyper, f.Server, f.Server)\n": (
-        "mine.py:3: TypeError: Method(Client=...) is <class 'protofleet.methods.fedavg.Server'>, it must be a class "
-        "of ClientHalf"
+        "mine.py:3: TypeError: Method(Client=...) is <class 'protofleet.methods.fedavg.Server'>, but it must be "
+        "a subclass of ClientHalf"
     ),
     LACKS: "mine.py:5: TypeError: Client lacks receive(), restore(), state(), which each ClientHalf must define",
     "import sys\nsys.exit(0)\n": "mine.py:2: SystemExit: 0",

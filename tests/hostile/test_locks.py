@@ -95,7 +95,7 @@ def unreadable(federation):
     with held(federation.run / "coordinator" / "spool.sqlite", "exclusive"):
         one.greet()
         federation.wait_until(
-            lambda: "waits to read it" in federation.log_of(coordinator), "word of the lock"
+            lambda: "waits to read the index" in federation.log_of(coordinator), "word of the lock"
         )
         yield coordinator
 

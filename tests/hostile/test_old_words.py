@@ -102,7 +102,7 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(again) == 0, f.last_words()
         assert [line["participants"] for line in f.rounds()] == [["raw", "real"]] * 4
         said = [line.split()[-1] for line in f.log_of(first).splitlines() + f.log_of(again).splitlines()
-                if "round 3 train: answer" in line]  # fmt: skip
+                if "round 3 train: sending the update" in line]  # fmt: skip
         assert len(said) >= 2 and len(set(said)) == 1, "the same question, the same answer"
 
 

@@ -99,7 +99,7 @@ def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
         f.wait_until(lambda: len(f.rounds()) >= 2, "rounds of one that is alone")
         one = f.device("one")
         f.wait_until(lambda: "waits (2 of 2 devices wait)" in f.log_of(coordinator), "both to wait")
-        words = "class_names in the coordinator's settings decides: class 0 is"
+        words = "class_names in the coordinator's settings. The difference is: class 0 is"
         lists = ["x, y, z", "circle, line, square"]
         said = [line for line in f.log_of(coordinator).splitlines() if words in line]
         assert said and all(names in line for line in said for names in lists)

@@ -18,7 +18,7 @@ from tests.methods.tiny import CLASSES
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 HYPER = fedlsa.Hyper(**LOCAL, tau=0.3, alpha=0.4, lam=0.7, server_epochs=6, server_lr=0.2)
-I, L = network().feature_size, network().embedding_size  # noqa: E741 - the paper's letters
+I, L = network().feature_size, network().embedding_size  # noqa: E741 - the paper's symbols
 
 
 def first_parts():

@@ -212,7 +212,7 @@ def test_every_network_gets_a_projector_twice_as_wide_as_its_head_reads(name):
 def test_a_state_of_another_width_is_refused():
     client = halves(fedsr, HYPER)[1]["device-0"]
     state = {**client.state(), "conditional.mu": torch.zeros(CLASSES, D + 1)}
-    with pytest.raises(RuntimeError, match="conditional.mu is"):
+    with pytest.raises(RuntimeError, match="conditional.mu has the shape"):
         client.restore(state)
 
 

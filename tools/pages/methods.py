@@ -61,7 +61,7 @@ device without the images refuses the plan too. The coordinator itself needs no 
 
 ```toml
 [public]
-source = "shapes"   # the drawn images, or a source as in data.source, in its usual folder or in data.root
+source = "shapes"   # generated images, or a source as in data.source, in its usual folder or in data.root
 domain = ""         # a domain of the source; "": all domains
 samples = 512
 batch = 64          # number of images that are compared with each other; FCCL+ sends batch - 1 cosines per image

@@ -45,8 +45,8 @@ def read_sources(root: Path) -> Source:
     texts = {name: links.rewrite(path, (root / path).read_text("utf-8")) for path, name in names.items()}
     texts |= links.further_pages()
     sections = read_sections((root / INDEX).read_text("utf-8"), INDEX, frozenset(names) - {INDEX, FRONT})
-    # The problems are read before the pages of sections are made. These pages repeat texts of the index, so some
-    # problems would be in the list twice.
+    # Copy the problems of the links before the pages of sections are made. These pages repeat the links of the index,
+    # so a broken link of the index would be reported twice.
     problems = [*links.problems, *pages_in_no_section(names, sections)]
     sections = with_generated(sections)
     taken = {*map(section_name, sections), *GENERATED}

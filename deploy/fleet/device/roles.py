@@ -47,7 +47,10 @@ class Role:
 
     @property
     def runs_our_release(self) -> bool:
-        """Return whether the service runs one of our releases; the broker's program is a package of the host."""
+        """Return whether the service runs one of our releases.
+
+        A broker runs Mosquitto from a package of its host, so deploy copies no release to this host.
+        """
         return self.name != BROKER
 
     @property

@@ -109,8 +109,9 @@ def test_in_a_tie_all_wait_and_who_is_alone_or_agrees_with_all_does_not(caplog):
     assert made.outvoted() == [] and not made.waits("liar"), "all agree"
     judged(made, hello("a"))
     assert made.waits("a") and [h.device for h in made.outvoted()] == ["liar"] and made.released() == []
-    assert "waits (1 of 2 devices wait). It waits until two devices and more than half of all" in caplog.text
-    assert "class_names in the coordinator's settings decides: class 1 is 'dog' in its data" in caplog.text
+    assert "waits (1 of 2 devices wait). The wait ends when enough devices agree" in caplog.text
+    assert "at least two, and more than half of all devices that sent names" in caplog.text
+    assert "set class_names in the coordinator's settings. The difference is: class 1 is 'dog'" in caplog.text
     assert "its data: cat, dog, owl; another's: cat, cow, owl" in caplog.text
     judged(made, hello("a", OTHER))
     assert made.waits("a") is False and made.outvoted() == [], "it has changed its data, and all agree again"

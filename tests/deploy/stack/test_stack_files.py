@@ -166,7 +166,7 @@ def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for
         capsys.readouterr()
         assert main([command, *other]) == 1
         said = capsys.readouterr().err
-        assert "the run tiny runs in" in said and "FRESH=1" in said and "make down" in said
+        assert "the run tiny still runs in" in said and "FRESH=1" in said and "make down" in said
         assert " down " not in asked()[len(before) :]
     assert main(["up", *other, "--fresh"]) == 0 and " down " in asked()[len(before) :]
     assert "the run tiny is ended" in capsys.readouterr().out

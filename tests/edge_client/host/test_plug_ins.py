@@ -32,7 +32,7 @@ def test_unsigned_settings_allow_nothing_where_signed_ones_are_demanded(tmp_path
     path = tmp_path / "device.toml"
     path.write_text(TEXT)
     with pytest.raises(
-        SettingsError, match="is not signed, but with --enrolled, only settings that the root of"
+        SettingsError, match="is not signed, but --enrolled demands a signature by the root of"
     ):
         load_settings(path, str(fleet.folder_of("a")), [])
 

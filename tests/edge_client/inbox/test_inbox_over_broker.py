@@ -214,7 +214,7 @@ def decode_network(table):
 
 def test_what_came_counts_from_a_later_round_on_and_was_told_between_rounds(story):
     text = story.log()
-    assert "inbox: the list changes from the next round on: a +3, b +3; 14 samples in all" in text
+    assert "inbox: the list of samples changes from the next round on (a +3, b +3); 14 samples in all" in text
     members = [
         line for line in story.log("coordinator").splitlines() if "examples, its device has stated" in line
     ]

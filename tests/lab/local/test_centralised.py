@@ -31,7 +31,7 @@ def test_one_model_learns_from_the_union_of_all_training_samples(place):
     model = experiment.plan.model()
     for number in (1, 2):
         order = seeded(experiment.seed, number, "centralised", "train")
-        torch.randint(1 << 62, (), generator=order)  # a seed for layers that draw; this network has none
+        torch.randint(1 << 62, (), generator=order)  # a seed for dropout; this network has no dropout
         sgd = torch.optim.SGD(
             model.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay
         )

@@ -275,7 +275,11 @@ def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
         f"{tmp_path}/early, {tmp_path}/late hold no finished run: there is no summary.json in them; "
         f"earlier runs are in {put_aside}; finish them first, or name the other {len(runs)} alone"
     )
-    for content, words in (("{", "cannot be read"), ("[]", "no summary"), ("{}", "has no 'name'")):
+    for content, words in (
+        ("{", "cannot be read"),
+        ("[]", "is not a summary of a run"),
+        ("{}", "has no 'name'"),
+    ):
         (runs[0] / "summary.json").write_text(content)
         with pytest.raises(RunError, match=words):
             read_groups(runs)

@@ -150,7 +150,7 @@ ODD_TABLES = {
     "row": (file_of({"a": [1, 2]}), "does not fit"),
     "type": (file_of({"a": {**row(0, 0), "dtype": ["U8"]}}), "does not fit"),
     "text": (file_of({"a": {**row(0, 0), "shape": ""}}), "does not fit"),
-    "codes in a row": (file_of({"a": {"dtype": "\x1b[31m"}}), r"has {'dtype': '.x1b.31m'}"),
+    "codes in a row": (file_of({"a": {"dtype": "\x1b[31m"}}), r"is {'dtype': '.x1b.31m'}"),
 }
 
 
@@ -306,7 +306,7 @@ def test_weights_of_another_network_are_refused_before_a_run_begins(kept):
     named = kept({"conv1.weight": torch.zeros(2)}, "other.safetensors")
     table = {"name": "a", "rounds": 1, "method": {"name": "fedavg"}, "init": {"file": named.file}}
     with pytest.raises(
-        SettingsError, match="first weights, other.safetensors, cannot be used: it has conv1.weight"
+        SettingsError, match="first weights, other.safetensors, cannot be used: it contains conv1.weight"
     ):
         decode(Experiment, table)
 

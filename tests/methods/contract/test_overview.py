@@ -85,6 +85,6 @@ def test_a_file_that_does_not_begin_as_others_do_is_refused_with_what_it_lacks(m
     other.METHOD = fedavg.METHOD
     monkeypatch.setitem(sys.modules, "protofleet.methods.fedavg", other)
     with pytest.raises(
-        ValueError, match=r"fedavg.py begins with 'Averages models.', it must be 'Name \(authors"
+        ValueError, match=r"fedavg.py begins with 'Averages models.', but it must begin with 'Name \(authors"
     ):
         overview("fedavg")

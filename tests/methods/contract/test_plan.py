@@ -98,7 +98,9 @@ def test_any_network_can_have_a_projector():
     assert (net.feature_size, net.embedding_size) == (64, 21)
     assert net.embed(torch.zeros(2, 3, 32, 32)).shape == (2, 21) and net.head.in_features == 21
     assert net.embed(torch.randn(8, 3, 32, 32)).min() < 0  # The whole sphere is used, not one orthant.
-    with pytest.raises(ValueError, match="embedding_size is 0, below 1"):
+    with pytest.raises(
+        ValueError, match="embedding_size is 0, but must be 1 or more; leave out embedding_size"
+    ):
         Plan("fedlsa", 10, 1, network=Network("cnn_bn", embedding_size=0)).model()
 
 

@@ -119,7 +119,7 @@ def test_a_method_without_public_images_is_refused_them():
         ({"samples": 1}, "samples is 1"),
         ({"batch": 1}, "batch is 1"),
         ({"samples": 1 << 20, "batch": 4096}, "similarities, but at most 16,777,216"),
-        ({"domain": "mnist"}, "domain is 'mnist', but the drawn images have no domain"),
+        ({"domain": "mnist"}, "domain is 'mnist', but generated images have no domain"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_limit(setting, message):
@@ -196,7 +196,7 @@ def test_the_drawn_ones_come_from_no_data():
         (["digits", "--samples", "1"], "--samples: it is '1', it must be a whole number, at least 2"),
         (["nothing"], "public: source is 'nothing'; there are digits"),
         (["digits", "--domain", "x"], "public: domain is 'x'; in digits there are mnist"),
-        (["--domain", "mnist"], "domain is 'mnist', but the drawn images have no domain"),
+        (["--domain", "mnist"], "domain is 'mnist', but generated images have no domain"),
     ],
 )
 def test_the_command_refuses_what_cannot_be_in_one_line(words, message, capsys):

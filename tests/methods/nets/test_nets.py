@@ -238,8 +238,11 @@ def test_an_unknown_network_is_refused_with_the_names_there_are():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"classes": 1}, "classes is 1, below 2"),
-        ({"classes": 10, "feature_size": 0}, "feature_size is 0, below 1"),
+        ({"classes": 1}, "classes is 1, but must be 2 or more: count the classes"),
+        (
+            {"classes": 10, "feature_size": 0},
+            "feature_size is 0, but must be 1 or more; leave out feature_size",
+        ),
         ({"classes": 10, "image": (0, 32, 32)}, r"shape is \[0, 32, 32\], each number must be at least 1"),
         ({"classes": 10, "image": (3, 5, 5)}, "takes images from 16x16 on, not 5x5; convert the images"),
     ],

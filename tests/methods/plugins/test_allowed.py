@@ -170,7 +170,7 @@ def test_a_coordinator_runs_only_what_its_own_settings_allow(place):
 def test_a_plug_in_with_the_name_of_ours_has_to_take_another(place):
     path = place / "fedavg.py"
     path.write_text(CODE)
-    with pytest.raises(PlugInError, match='protofleet\'s own method; .*: method.name = "my-fedavg"'):
+    with pytest.raises(PlugInError, match='protofleet\'s own method has; .*: method.name = "my-fedavg"'):
         CoordinatorSettings("run", 2, 3, {"file": str(path)}, plugins=PlugIns((), (HASH,)))
     told = CoordinatorSettings("run", 2, 3, {"file": str(path), "name": "mine"}, plugins=PlugIns((), (HASH,)))
     assert told.plan().method == "mine"

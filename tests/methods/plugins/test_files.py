@@ -63,8 +63,8 @@ def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_pa
     words = {
         "none.py": "there is no such file",
         "": "is a folder",
-        "pipe.py": "is no file",
-        "large.py": "is over 1,04",
+        "pipe.py": "is not a regular file",
+        "large.py": "has more than 1,048,576 bytes",
     }
     for name, word in words.items():
         with pytest.raises(PlugInError, match=word):

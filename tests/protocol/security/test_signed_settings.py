@@ -106,7 +106,7 @@ def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off
     path.write_text(mine + TEXT.format(folder=tmp_path / "begun"))
     code, said = started(tmp_path, str(path), "--enrolled", str(fleet.folder_of("a")))
     assert code == 2 and len(said.splitlines()) == 1, said
-    assert "device.settings is not signed, but with --enrolled, only settings that the root of" in said
+    assert "device.settings is not signed, but --enrolled demands a signature by the root of" in said
     assert not (tmp_path / "begun").exists()
     # The first line of the signature is now after the part of the file that is searched for it.
     path.write_text("\n" * 300 + path.read_text())

@@ -189,9 +189,9 @@ def test_a_name_and_a_count_are_taken_up_to_their_bounds():
         ({"w": np.array([object()])}, "w is object; the type must be one of float16"),
         ({"": np.ones(1)}, "array '' .* 1 to 200 bytes"),
         ({"é" * 101: np.ones(1)}, "1 to 200 bytes"),
-        ({"w": np.ones((1,) * 9)}, "at most 8 lengths"),
+        ({"w": np.ones((1,) * 9)}, "at most 8 dimensions"),
         ({f"a{i}": np.ones(0) for i in range(MAX_ARRAYS + 1)}, "16385 arrays; a body may have at most 16384"),
-        ({f"{i:0200}": np.ones(0) for i in range(6000)}, "its table 1048576 bytes"),
+        ({f"{i:0200}": np.ones(0) for i in range(6000)}, "its table at most 1048576 bytes"),
     ],
 )
 def test_what_nobody_could_read_is_not_written(arrays, words):

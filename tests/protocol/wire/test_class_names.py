@@ -69,11 +69,11 @@ def test_two_spellings_of_one_letter_are_one_name():
     ("names", "words"),
     [
         (["cat", ""], "'' is no name of a class"),
-        (["x" * (MAX_LETTERS + 1)], "1 to 64 letters"),
+        (["x" * (MAX_LETTERS + 1)], "1 to 64 printable letters"),
         (["cat\x1b[2J"], r"'cat\\x1b"),
         (["a\u202eb"], "printable"),
         (["cat", "dog", "cat"], "'cat' is the name of two classes"),
-        ([str(i) for i in range(MAX_NAMES + 1)], "4097 class names, at most 4096"),
+        ([str(i) for i in range(MAX_NAMES + 1)], "4097 class names, but at most 4096"),
     ],
 )
 def test_what_cannot_be_said_is_told_in_words_that_can_be_printed(names, words):
@@ -87,7 +87,7 @@ def test_what_is_heard_has_the_same_bounds_as_what_is_said():
     assert not problem_with(most) and class_names([*most]) == most
     for bad, words in (
         ([""], "no name of a class"),
-        (["x" * (MAX_LETTERS + 1)], "each with at most 64 letters"),
+        (["x" * (MAX_LETTERS + 1)], "each of at most 64 letters"),
         (["a\nb"], "no name of a class"),
         (["a\x1b"], "no name of a class"),
         (["a\u202eb"], "no name of a class"),

@@ -261,7 +261,7 @@ def test_the_private_keys_of_a_new_fleet_are_no_part_of_a_repository_around_it(w
 
 def test_a_key_for_ssh_that_is_not_there_is_said_at_once_and_when_a_host_refuses_us(written, capsys):
     assert main([*INIT[:1], "other", *INIT[2:], "--key", "nowhere"]) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "--key is nowhere, but this file does not exist; give the path" in capsys.readouterr().err
     host = Host("127.0.0.10", key="/nowhere/key")
     refused = CommandResult(255, "", "Permission denied (publickey).")
     ssh = Ssh("hub", host, read_fleet(written / "fleet.toml"), written, lambda *_: refused)

@@ -112,7 +112,7 @@ def test_a_value_of_the_wrong_type_is_the_failure_of_its_board_alone(both, capsy
         both.board.facts = kept
     said = capsys.readouterr()
     assert both.code == 1
-    assert f"the state of the host cannot be read: its {key} " in said.out + said.err
+    assert f"the state of the host cannot be read: the value of {key} " in said.out + said.err
     other = {
         "status": "board-2          active",
         "plan": "board-2          nothing to do",
@@ -147,7 +147,7 @@ def test_what_a_board_says_steers_no_terminal(both, capsys):
 
 def test_a_state_that_is_nonsense_is_refused_with_its_value():
     with pytest.raises(
-        RunError, match="board-1: the state of the service cannot be read: its NRestarts is 'many'"
+        RunError, match="board-1: the state of the service cannot be read: the value of NRestarts is 'many'"
     ):
         read_state("board-1", CommandResult(0, "ActiveState=active\0NRestarts=many\0", ""))
 

@@ -156,7 +156,7 @@ def test_what_was_fetched_is_read_whatever_is_installed(monkeypatch, tmp_path):
 
 def test_a_package_without_its_data_is_named(monkeypatch, tmp_path):
     moved(monkeypatch, "skimage", tmp_path / "skimage")
-    with pytest.raises(DataError, match=r"scikit-image has no data/astronaut\.png in .*skimage"):
+    with pytest.raises(DataError, match=r"scikit-image has no file data/astronaut\.png in .*skimage"):
         shard(tmp_path, "street")
 
 
