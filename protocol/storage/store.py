@@ -376,8 +376,17 @@ class _PartFile:
         return os.pread(self._file.fileno(), stop - start, start)
 
     def keep(self) -> None:
-        self._file.close()
-        self._store._finish(self._path, self._object)
+        """Give the file its name.
+
+        Another coordinator that uses this folder may have renamed or removed the file. This process has it open, so
+        the content can still be read.
+        """
+        with self._file:
+            try:
+                self._store._finish(self._path, self._object)
+            except FileNotFoundError:
+                size = os.fstat(self._file.fileno()).st_size
+                self._store.put_bytes(self.read(0, size), self._object)
 
     def close(self, forget: bool) -> None:
         self._file.close()

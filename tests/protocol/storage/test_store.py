@@ -139,6 +139,23 @@ def test_a_block_that_does_not_belong_is_rejected_and_changes_nothing(store, man
     assert not any(partial.have)
 
 
+@pytest.mark.parametrize("other", ["completes the object", "removes the file"])
+def test_an_object_is_completed_though_another_process_took_its_file_away(store, source, manifest, other):
+    """Two coordinators use one folder for a moment, when the second one takes the run over."""
+    partial = store.begin(manifest)
+    for index in range(len(manifest.hashes)):
+        partial.write(index, memoryview(source.read_block(manifest, index)))
+    if other == "removes the file":
+        store.part_of(manifest).unlink()
+    else:
+        again = ObjectStore(store.folder).begin(manifest)
+        assert again.complete
+        again.finish()
+    partial.finish()
+    assert store.has(manifest.object)
+    assert not list(store.folder.glob("*.part"))
+
+
 def test_a_transfer_is_taken_up_where_a_dead_process_left_it(store, manifest):
     fill(store.begin(manifest), [0, 2, 7])
     again = ObjectStore(store.folder, durable=False).begin(manifest)
