@@ -21,7 +21,7 @@ from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_p
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.catalog import load
-from protofleet.protocol.link.clocks import MOST_AHEAD
+from protofleet.protocol.link.clocks import MOST_AHEAD, ahead
 from protofleet.protocol.link.clocks import Clock as Wall
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
@@ -168,6 +168,7 @@ class Federation:
         if self.scenario.seed % 2 == 0:
             spool.memory.most = 0  # Small unfinished answers are in files, like larger ones.
         epoch = spool.start_run(RUN, self.plan.encode().decode(), process.host.wall())
+        self._look_at_clock(process.host)
         me, topics = Identity(COORDINATOR, epoch, self.keys[COORDINATOR]), Topics(FEDERATION)
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
 
@@ -282,13 +283,24 @@ class Federation:
         """Return the reason that fills the log of a party if its clock or another clock is wrong."""
         return Reason.EPOCH_AHEAD if isinstance(party, Agent) else Reason.BOOT_AHEAD
 
+    def _look_at_clock(self, host: Host) -> None:
+        """Let the operator read the log of a coordinator that starts.
+
+        The log says if a stored epoch is far ahead of the clock, and that a clock that is wrong must be set. Often no
+        other sign follows: if only the coordinator starts again, it knows all boots, and devices reject its epoch as
+        too low.
+        """
+        is_logged = any(ahead(epoch, host.wall()) for epoch in self.history.epochs)
+        if is_logged and host.is_behind:  # If the clock is right, it was ahead when it gave that epoch.
+            self._somebody_sets_the_clock()
+
     def _somebody_sets_the_clock(self) -> None:
         if self._set_at == float("inf"):
             self._set_at = self.clock.now + 20.0 + 40.0 * self.dice.random()
             self.clock.at(self._set_at, "the operator has read the log", self._clock_is_wrong)
 
     def _clock_is_wrong(self) -> None:
-        """Set the clocks, after the operator has read that devices accept no coordinator from the future."""
+        """Set the clocks, after the operator has read in a log that a boot or an epoch is far ahead of a clock."""
         self._set_at = float("inf")
         self.clock.note("the clocks are set")
         for host in self.hosts.values():

@@ -41,6 +41,10 @@ class Host:
     wall_offset: float = 1.7e9
     drift: float = 1.0
 
+    @property
+    def is_behind(self) -> bool:
+        return self.wall_offset < 1.7e9
+
     def wall(self) -> int:
         return max(0, int(self.wall_offset + self.clock.now))
 

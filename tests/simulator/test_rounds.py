@@ -16,6 +16,7 @@ CALM = RunPolicy(
     rounds=4, quorum=2, patience_seconds=60.0, grace_seconds=5.0, settle_seconds=1.0, straggler_factor=0.0
 )
 DEVICES = tuple(f"d{i}" for i in range(5))
+MORE_THAN_A_DAY = 90_000.0
 
 
 @contextmanager
@@ -101,6 +102,21 @@ def test_no_wall_clock_that_is_no_day_ahead_decides_anything(judged, seed):
     right = judged(seed, wrong([0.0]), **weather)
     for clocks in (wrong([3600.0, -3600.0]), wrong([-1.7e9]), wrong([0.0, -1e8], jump=-43_200.0)):
         assert decisions(judged(seed, clocks, **weather)) == decisions(right)
+
+
+def test_a_coordinator_that_starts_again_more_than_a_day_behind_goes_on_when_its_clock_is_set(judged):
+    """It knows the boots of its devices, so it rejects none; they reject its epoch, which looks like an older one."""
+
+    def before(f):
+        def again():
+            f.kill(COORDINATOR)
+            f.hosts[COORDINATOR].wall_offset -= MORE_THAN_A_DAY
+            f.clock.after(1.0, f"{COORDINATOR} is switched on", lambda: f.boot(COORDINATOR))
+
+        as_soon_as(f, lambda: (2, 0, "mix") in f.history.closed, again)
+
+    before_the_fault, behind, set_right = judged(1, before, policy=replace(CALM, quorum=5)).history.epochs
+    assert behind < before_the_fault < set_right
 
 
 @pytest.mark.parametrize("seed", range(3))
