@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from protofleet.coordinator.devices.small_packets import SmallPackets
 from protofleet.coordinator.devices.undelivered import Undelivered
 from protofleet.coordinator.round.reader import MachineReader
+from protofleet.coordinator.spool.broadcast_chain import BroadcastChain
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.wants import table_of
@@ -22,10 +24,11 @@ ROUNDS: Final = "the run rounds what devices send (the table [codec]); bring the
 
 class OpenQuestion:
     def __init__(
-        self, machine: MachineReader, link: CoordinatorLink, spool: Spool, norm: float, codec: bool = False
-    ) -> None:
+        self, machine: MachineReader, link: CoordinatorLink, spool: Spool, norm: float, codec: bool = False,
+        chain: BroadcastChain | None = None,
+    ) -> None:  # fmt: skip
         self._machine, self._link, self._spool, self._norm = machine, link, spool, norm
-        self._broadcasts = spool.broadcasts
+        self._broadcasts, self._chain = spool.broadcasts, chain
         self._codec = {forms.CODEC: ROUNDS} if codec else {}  # Message form -> reason why the run needs it.
         self.ask: Ask | None = None
         # Name of each message form that every device of the run must know -> reason why the run needs this form.
@@ -35,6 +38,8 @@ class OpenQuestion:
         # The specifications of the arrays of an update. They are sent to devices that can read this part of a
         # task.
         self._wanted: tuple[ArraySpec, ...] = ()
+        # References from which there is a delta to the open broadcast.
+        self._references: tuple[bytes, ...] = ()
         self._held: dict[str, tuple[bytes, ...]] = {}  # Hashes of the objects that each device holds.
         self._packets = SmallPackets(machine.policy.quorum)
         self._max_packet = 0  # Largest packet that the broker accepts, in bytes.
@@ -42,6 +47,7 @@ class OpenQuestion:
 
     def close(self) -> None:
         self.ask = self._offer = None
+        self._references = ()
 
     def open(self, ask: Ask) -> None:
         self.ask = ask
@@ -51,10 +57,37 @@ class OpenQuestion:
         """Serve this broadcast from now on, and stop serving any earlier broadcast."""
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
-        self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders)
+        deltas = self._deltas_to(manifest.object, cohort)
+        self._references = tuple(deltas)
+        references = {device: self._reference_of(device) for device in cohort}
+        self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders, deltas, references)
         # Keep the broadcasts of earlier phases, because the updates of these phases are decoded with them.
         bases = self._spool.bases() if self._codec else set()
-        self._broadcasts.keep(objects_of(self._offer) | bases)
+        self._broadcasts.keep(objects_of(self._offer) | bases | {one.object for one in deltas.values()})
+        if self._chain:
+            self._chain.prune(bases)
+
+    def _deltas_to(self, broadcast: bytes, cohort: Sequence[str]) -> dict[bytes, Manifest]:
+        """Return a delta for each reference that a device of the cohort may use, the newest reference first."""
+        if not self._chain:
+            return {}
+        found: dict[bytes, Manifest] = {}
+        for reference, steps in self._chain.deltas(broadcast).items():
+            self._references = (*found, reference)
+            if any(self._reference_of(device) == reference for device in cohort):
+                found[reference] = self._broadcasts.put_once(self._chain.join(steps), self._link.block)
+        return found
+
+    def _reference_of(self, device: str) -> bytes | None:
+        """Return the reference of the shortest delta that a device may use, or None.
+
+        A device that holds no broadcast may have made the first weights itself. If it does not have the reference,
+        it fetches the whole broadcast. The reference b"" stands for a delta that needs no reference.
+        """
+        if not (self._references and self._link.understands(device, forms.CODEC)):
+            return None
+        held = self._held.get(device, ()) or ((self._chain.first,) if self._chain else ())
+        return next((one for one in self._references if not one or one in held), None)
 
     def send_to(self, device: str, round: int, phase: str, seconds: float, connected: bool) -> None:
         is_told = self._link.understands(device, forms.WANTS) and self.ask is not None
@@ -62,7 +95,8 @@ class OpenQuestion:
         self.undelivered.sent(device, connected)
         wanted = self._wanted if is_told else ()
         took = self._spool.newest_used(device) if self._codec else None
-        self._link.tasks.send(device, Task(round, phase, self._offer, seconds, wanted, took=took), holds)
+        task = Task(round, phase, self._offer, seconds, wanted, took=took)
+        self._link.tasks.send(device, task, holds, self._reference_of(device))
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
         """Record the objects that a device has reported to hold."""
@@ -73,7 +107,7 @@ class OpenQuestion:
 
         The update is recorded because the next broadcast may have the same bytes.
         """
-        held = self._held.get(device, ())[: MAX_HOLDS - 2]
+        held = self._held.get(device, ())[-(MAX_HOLDS - 2) :]
         self._held[device] = (*held, self._machine.base, answer)
 
     @property

@@ -76,7 +76,10 @@ class Run:
             plan, spool, machine.rounds, outlier, confusion, machine.policy.weight_cap
         )
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
-        self.question = OpenQuestion(machine, self._link, spool, self.limits.norm, plan.codec is not None)
+        chain = self.server_runner.chain
+        self.question = OpenQuestion(
+            machine, self._link, spool, self.limits.norm, plan.codec is not None, chain
+        )
         feature_size = self.server_runner.server.model.embedding_size
         self.participants = Participants(
             plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
@@ -87,7 +90,7 @@ class Run:
         )
         self.answer_receiver = AnswerReceiver(
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
-            self._tell_of_answer, self._drop, UpdateReader(spool, plan.codec),
+            self._tell_of_answer, self._drop, UpdateReader(spool, plan.codec, chain),
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
@@ -359,6 +362,8 @@ class Run:
             return
         if self.plan.codec is not None and step.phase is not None:
             self.spool.note_used(step.round, step.phase, step.counted)
+        if step.chain:
+            self.spool.save_chain(step.chain)
         self._open(step)
         self._warn_of_outliers(step)
         for observer in self.observers:

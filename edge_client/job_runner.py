@@ -15,7 +15,9 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
+from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.parts.weights import first_weights
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 
@@ -45,6 +47,8 @@ class JobRunner:
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
         job, self._plan = self.start_job(plan), plan
+        if plan.codec and "weights" in plan.codec.down and not state.saved.broadcast:
+            state.store.put(to_numpy(first_weights(plan)))  # The first broadcast may be coded against them.
         if (saved := state.half()) is not None:
             job.restore(saved)
         # A lost update is computed again now. The coordinator does not send the task again if the round is over.
@@ -73,7 +77,8 @@ class JobRunner:
             question.name, question.round, question.phase, question.broadcast.hex(), name,
             len(self.data.train.y), metrics, *(question.took or ()),
         )  # fmt: skip
-        state.save_answer(answer, job.state(), question.epoch, coded.residuals)
+        is_reference = bool(self._plan and self._plan.codec and self._plan.codec.down and answer.base)
+        state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference)
         return answer
 
     def _training_goes_on(self, question: Question) -> bool:

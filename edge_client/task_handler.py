@@ -14,6 +14,7 @@ from protofleet.edge_client.conversation.hello_exchange import HelloExchange
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.received_delta import delta_reader
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.errors import TrainerDiedError
@@ -90,6 +91,7 @@ class TaskHandler:
             self._refuse_plan(error)
         else:
             self._link.kinds = plan.variant.kinds
+            self._link.apply_delta = delta_reader(plan, self._state.store)
             self._take_plan(plan)
 
     def _take_plan(self, plan: Plan) -> None:

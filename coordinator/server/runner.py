@@ -14,6 +14,7 @@ from typing import Final
 
 from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.server.stepper import Stepper
+from protofleet.coordinator.spool.broadcast_chain import BroadcastChain, ChainLink
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.update_reader import UpdateReader
@@ -45,6 +46,7 @@ class Step:
     phase: str | None = None  # The phase whose updates were used. None if the step began the round.
     counted: Mapping[str, str] = field(default_factory=dict)  # Device -> hash of the update that was used.
     aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
+    chain: tuple[ChainLink, ...] = ()  # The chain of broadcasts, in a run with [codec.down].
     fault: str = ""  # Reason why no device can go on from the result of the round, or "".
 
 
@@ -53,7 +55,8 @@ class ServerRunner:
         self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0,
     ) -> None:  # fmt: skip
-        self._spool, self.arrays = spool, UpdateReader(spool, plan.codec).accepted
+        self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
+        self.arrays = UpdateReader(spool, plan.codec, self.chain).accepted
         self.new_stepper = partial(
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )
@@ -118,9 +121,14 @@ class ServerRunner:
         if ask is None:
             return Step(advance.round, None, None, *common, fault=self._stepper.fault())
         self._unwritten = ask
-        manifest = self._spool.put_broadcast(to_numpy(ask.payload), block) if ask.payload else None
+        manifest = self._put_broadcast(advance, ask, block) if ask.payload else None
         self._unwritten = None
-        return Step(advance.round, ask, manifest, *common)
+        return Step(advance.round, ask, manifest, *common, chain=self.chain.links)
+
+    def _put_broadcast(self, advance: Advance, ask: Ask, block: int) -> Manifest:
+        if self.chain:
+            return self._spool.put_coded_broadcast(self.chain.put(advance, ask), block)
+        return self._spool.put_broadcast(to_numpy(ask.payload), block)
 
     def _next(self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted]) -> Ask | None:
         if advance.phase is None:

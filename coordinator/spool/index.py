@@ -62,6 +62,8 @@ ADDED_TABLES: Final = {
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",
     # Updates that the method has used, in a run with a codec.
     "used": "device TEXT, round INTEGER, phase TEXT",
+    # The chain of broadcasts, in a run with [codec.down].
+    "chain": "place INTEGER PRIMARY KEY, round INTEGER, phase TEXT, base BLOB, reference BLOB, step BLOB, exact BLOB",
     "epochs": "epoch INTEGER PRIMARY KEY",  # Epochs of the coordinators that have claimed the folder.
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
 }

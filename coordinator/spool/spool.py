@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from protofleet.coordinator.round.events import Recovered
 from protofleet.coordinator.spool.answer_log import AnswerLog, AnswerPlace, DeviceAnswers
+from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
 from protofleet.coordinator.spool.small_answers import Memory
@@ -86,6 +87,8 @@ class Spool:
         self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
         # Broadcasts need not be durable, because a replay makes the same broadcasts again.
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
+        # The next broadcasts of a run with [codec.down] are coded against these objects, so they must be durable.
+        self.chain_store = ObjectStore(folder / "chain", disk=self.disk)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
@@ -150,6 +153,10 @@ class Spool:
     def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
         """Save a broadcast. If the snapshot has the same bytes, as with FedAvg, one file serves as both."""
         return self.broadcasts.put_once(arrays, block, self.snapshots)
+
+    def put_coded_broadcast(self, arrays: Arrays, block: int) -> Manifest:
+        """Save a broadcast of the chain; both names refer to one file."""
+        return self.broadcasts.put_once(arrays, block, self.chain_store)
 
     @property
     def newest_round(self) -> int:
@@ -306,6 +313,22 @@ class Spool:
         query = "SELECT round, phase FROM used WHERE device = ? ORDER BY round DESC, rowid DESC LIMIT 1"
         found: tuple[int, str] | None = self._db.execute(query, (device,)).fetchone()
         return found
+
+    def save_chain(self, links: Sequence[ChainLink]) -> None:
+        """Save the chain of broadcasts; the next transaction stores this."""
+
+        def write() -> None:
+            self._db.execute("DELETE FROM chain")
+            for place, one in enumerate(links):
+                self.index.put(
+                    "chain", place, one.round, one.phase, one.base, one.reference, one.step, one.exact
+                )
+
+        self.index.defer(write)
+
+    def chain(self) -> list[ChainLink]:
+        query = "SELECT round, phase, base, reference, step, exact FROM chain ORDER BY place"
+        return [ChainLink(*row) for row in self._db.execute(query)]
 
     def bases(self) -> set[bytes]:
         """Return the broadcasts from which the stored updates were computed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from protofleet.coordinator.spool.broadcast_chain import BroadcastChain
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.protocol.coding.update import DecodedArrays
@@ -21,8 +22,10 @@ CHECKED: Final = 1 << 30
 class UpdateReader:
     """The reader of updates in a run; if the run has no codec, it does not change the arrays."""
 
-    def __init__(self, spool: Spool, codec: CodecSettings | None) -> None:
-        self._spool, self._stages = spool, codec.up if codec else NO_STAGES
+    def __init__(
+        self, spool: Spool, codec: CodecSettings | None, chain: BroadcastChain | None = None
+    ) -> None:
+        self._spool, self._stages, self._chain = spool, codec.up if codec else NO_STAGES, chain
 
     def accepted(self, answer: Accepted) -> LazyPayload:
         arrays = self._spool.store(answer.device).open(answer.object)
@@ -35,5 +38,14 @@ class UpdateReader:
         """
         if not self._stages or not isinstance(arrays, Body):
             return LazyPayload(arrays)
-        reference = self._spool.broadcasts.open(base) if base else None
+        reference = self._reference(base) if base else None
         return LazyPayload(DecodedArrays(arrays, self._stages, reference, most))
+
+    def _reference(self, base: bytes) -> Body:
+        """Return the arrays to which the differences of an update are added.
+
+        They are the method's own arrays, and not the rounded arrays that the device has received. So what the
+        broadcast's rounding has lost is not lost for the method.
+        """
+        exact = self._chain.exact(base) if self._chain else None
+        return exact or self._spool.broadcasts.open(base)

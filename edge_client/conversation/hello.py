@@ -70,7 +70,9 @@ def hello_of(
         software=software,
         plan=plan.digest if plan else b"",
         counts=counts,
-        holds=(bytes.fromhex(saved.broadcast),) if saved.broadcast else (),
+        holds=tuple(
+            bytes.fromhex(one) for one in dict.fromkeys((saved.broadcast, *saved.references.values())) if one
+        ),
         round=round,
         phase=phase,
         base=base,

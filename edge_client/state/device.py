@@ -154,16 +154,21 @@ class DeviceState:
         return next((a for a in self.saved.answers if a.question == question), None)
 
     def save_answer(
-        self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = ()
-    ) -> None:
-        """Save the state, the update, its residuals and the epoch of the task, all in one step."""
+        self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = (),
+        is_reference: bool = False,
+    ) -> None:  # fmt: skip
+        """Save the state, the update, its residuals and the epoch of the task, all in one step.
+
+        `is_reference` says that a later broadcast may be a delta from the broadcast of the task.
+        """
         name = self.store.put(half).object.hex() if half else ""
         with self._locked():
             self._check_not_taken_over()
             before = self.saved
             answers = [a for a in before.answers if a.round == answer.round]
+            references = {**before.references, answer.phase: answer.base} if is_reference else {}
             saved = replace(
-                before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
+                before, references=references, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None, residuals=list(residuals),
             )  # fmt: skip
             self._save(saved, keep=True)
@@ -254,6 +259,7 @@ class DeviceState:
             self.saved.inputs,
             *(a.object for a in self.saved.answers),
             *objects_in(self.saved.residuals),
+            *self.saved.references.values(),
         }
 
     def _write(self, saved: StateFile, keep: bool = False) -> None:

@@ -53,6 +53,8 @@ class StateFile:
     inputs_round: int = 0
     # The residuals (rounding errors) before the updates of the last round, and after each of these updates.
     residuals: list[Residuals] = field(default_factory=list)
+    # phase -> its last broadcast, in a run whose broadcasts are sent as deltas
+    references: dict[str, str] = field(default_factory=dict)
     # The update that followed the updates in `answers`, if this update is lost. The device computes it again before
     # any other update.
     lost: Answer | None = None
@@ -61,8 +63,8 @@ class StateFile:
 def encode_state_file(saved: StateFile) -> bytes:
     """Encode the contents of device.json.
 
-    Earlier versions must be able to read the file. They do not know the keys for inputs and for residuals, so these
-    keys are left out if their values are empty. They ignore the key `lost`.
+    Earlier versions must be able to read the file. They do not know the keys for inputs, residuals and references, so
+    these keys are left out if their values are empty. They ignore the key `lost`.
     """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
@@ -71,6 +73,8 @@ def encode_state_file(saved: StateFile) -> bytes:
     table["residuals"] = [asdict(one) for one in saved.residuals]
     if not saved.residuals:
         del table["residuals"]
+    if not saved.references:
+        del table["references"]
     lost = _row(saved.lost) if saved.lost else None
     lost_row = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
     return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **lost_row}).encode()
@@ -115,7 +119,7 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
         saved.residuals = residuals
         saved.answers, saved.lost = answers, lost[0] if lost else None
         names = [saved.plan, saved.half, saved.broadcast, saved.inputs]
-        names += objects_in(residuals)
+        names += [*objects_in(residuals), *saved.references.values()]
         names += [name for a in (*answers, *lost) for name in (a.question, a.base, a.object)]
         if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
             raise ValueError(f"{bad[0][:40]!r} is not a SHA-256")

@@ -171,4 +171,5 @@ def _without_lost_objects(saved: StateFile, store: ObjectStore) -> StateFile:
                 "the update for round %d, phase %s, is missing or damaged", answer.round, answer.phase
             )
     here = saved.broadcast and store.has(bytes.fromhex(saved.broadcast))
-    return replace(saved, answers=answers, broadcast=saved.broadcast if here else "")
+    references = {phase: name for phase, name in saved.references.items() if store.has(bytes.fromhex(name))}
+    return replace(saved, answers=answers, broadcast=saved.broadcast if here else "", references=references)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Payload
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.received import ReceivedArrays, WrongArraysError
 from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.nets.base import Net, frozen_backbones
@@ -31,6 +32,11 @@ def weights_of(
     So a broadcast needs no memory for a second model. The numbers of the views change when the module is trained.
     """
     return {f"{prefix}.{name}": value.detach() for name, value in named_weights(module, keys).items()}
+
+
+def first_weights(plan: Plan) -> dict[str, Tensor]:
+    """Return the weights of the run's network before any training; all parties have the same."""
+    return weights_of(plan.model())
 
 
 def load_weights(

@@ -38,6 +38,10 @@ def name_of_bundle(kind: str) -> str:
     return f"{kind}.{BUNDLE}"
 
 
+def is_bundle(name: str) -> bool:
+    return name.partition(".")[2].startswith(BUNDLE)
+
+
 def kind_of(name: str) -> str:
     return name.partition(".")[0]
 
@@ -63,10 +67,8 @@ def encode_arrays(
 
     `reference` has the arrays of the task's broadcast. `residual` has the rounding errors of earlier updates.
     """
-    if taken := [name for name in arrays if name.partition(".")[2] == BUNDLE]:
-        raise ValueError(
-            f"an array is called {taken[0]!r}, but names that end with '.{BUNDLE}' are reserved for bundles"
-        )
+    if taken := [name for name in arrays if is_bundle(name)]:
+        raise ValueError(f"an array is called {taken[0]!r}; names with '.{BUNDLE}' are reserved for bundles")
     coded = {name: arrays[name] for name in arrays if kind_of(name) not in stages}
     lost: dict[str, Floats] = {}
     for kind, stage in stages.items():

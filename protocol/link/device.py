@@ -6,6 +6,7 @@ The link sends the device's updates. It returns a task when the broadcast that t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from protofleet.protocol.link import indirect_manifest
@@ -24,6 +25,7 @@ from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.messages import (
     BlockRequest,
+    Delta,
     IndirectManifest,
     Manifest,
     Message,
@@ -61,6 +63,10 @@ class DeviceLink(Link):
         # Round and phase of the last task, and the number of blocks that the coordinator requested in advance
         # in this task.
         self._credit = (0, "", 0)
+        # Applies the delta of a task, and returns whether the store has the broadcast now. It is set when the device
+        # knows the plan.
+        self.apply_delta: Callable[[Delta, Offer], bool] | None = None
+        self._useless_delta = b""  # A delta that did not lead to the broadcast, so it is not fetched again.
         self._fetch: ObjectFetch | None = None
         self._waiting: Received | None = None
         self._response_time = ResponseTime()
@@ -266,10 +272,23 @@ class DeviceLink(Link):
         """
         if self.store.has(offer.object):
             return [replace(received, object=offer.object)]
+        if delta := self._usable_delta(received.message):
+            if not self.store.has(delta.manifest.object):
+                return self._start_fetch(received, delta.manifest, now)
+            if self.apply_delta and self.apply_delta(delta, offer):
+                return [replace(received, object=offer.object)]
+            self._useless_delta = delta.manifest.object
         if isinstance(offer, IndirectManifest):
             is_here = self.store.has(offer.manifest.object)
             offer = indirect_manifest.load(offer, self.store) if is_here else offer.manifest
         return self._start_fetch(received, offer, now)
+
+    def _usable_delta(self, message: Message) -> Delta | None:
+        """Return the delta of a task if this device can use it: it has the reference, and has not failed before."""
+        delta = message.delta if isinstance(message, Task) else None
+        if delta is None or self.apply_delta is None or delta.manifest.object == self._useless_delta:
+            return None
+        return delta if not delta.reference or self.store.has(delta.reference) else None
 
     def _start_fetch(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
         if self._fetch and self._continues(self._fetch, manifest):
@@ -375,6 +394,8 @@ class DeviceLink(Link):
             )
         if isinstance(message, Task) and message.broadcast:
             self._check_offer(message.broadcast)
+            if message.delta:
+                self._check_offer(message.delta.manifest)
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         before = self._windows.get(header.sender)

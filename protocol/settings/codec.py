@@ -61,20 +61,30 @@ class CodecSettings:
 
     up: dict[str, CodecStage] = field(default_factory=dict)
     """Stages of what devices send, by kind of arrays, such as `weights` or `prototypes`."""
+    down: dict[str, CodecStage] = field(default_factory=dict)
+    """Stages of what the coordinator broadcasts, by kind of arrays."""
 
     def __post_init__(self) -> None:
-        if not self.up:
+        if not (self.up or self.down):
             raise SettingsError("codec has no stage; set one, such as [codec.up.weights], or leave codec out")
         for kind, stage in self.up.items():
             check_stage(f"codec.up.{kind}", kind, stage)
+        for kind, stage in self.down.items():
+            check_stage(f"codec.down.{kind}", kind, stage)
+            if stage.feedback:
+                raise SettingsError(
+                    f"codec.down.{kind}.feedback is true; leave it out: each broadcast already contains what "
+                    "rounding has lost of earlier broadcasts"
+                )
 
     def check_kinds(self, declared: Collection[str]) -> None:
-        """Raise SettingsError for a kind of arrays that the run's method does not send."""
-        if unknown := sorted(self.up.keys() - set(declared)):
-            raise SettingsError(
-                f"codec.up.{unknown[0]} is set, but the run's method sends only the kinds "
-                f"{', '.join(sorted(declared))}"
-            )
+        """Raise SettingsError for a kind of arrays that the run's method does not have."""
+        for way, stages in (("up", self.up), ("down", self.down)):
+            if unknown := sorted(stages.keys() - set(declared)):
+                raise SettingsError(
+                    f"codec.{way}.{unknown[0]} is set, but the run's method has only the kinds "
+                    f"{', '.join(sorted(declared))}"
+                )
 
 
 def check_stage(where: str, kind: str, stage: CodecStage) -> None:

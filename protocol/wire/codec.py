@@ -18,6 +18,7 @@ from protofleet.protocol.wire import arrays, tables
 from protofleet.protocol.wire.messages import (
     BlockRequest,
     Bye,
+    Delta,
     Finished,
     Hello,
     IndirectManifest,
@@ -114,7 +115,10 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             }
         case Task():
             took = list(message.took or ())
-            more = _said(wants=tables.wanted_rows(message.wants), credit=message.credit, took=took)
+            delta = _delta_fields(message.delta) if message.delta else None
+            more = _said(
+                wants=tables.wanted_rows(message.wants), credit=message.credit, took=took, delta=delta
+            )
             if message.follows and isinstance(message.broadcast, Manifest):
                 following = _following("broadcast", message.broadcast)
                 return {**following, "seconds": _short(message.seconds), **more}
@@ -162,6 +166,11 @@ def _offered(key: str, what: Offer | None) -> Fields:
     if isinstance(what, IndirectManifest):
         return {key: None, "manifest": [what.object, what.size, what.key, manifest_fields(what.manifest)]}
     return {key: None if what is None else manifest_fields(what)}
+
+
+def _delta_fields(delta: Delta) -> Fields:
+    said = (_following if delta.follows else _offered)("object", delta.manifest)
+    return {"from": delta.reference, **said}
 
 
 def _following(key: str, one: Manifest) -> Fields:
@@ -291,7 +300,18 @@ def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
     wants = tables.read_wanted(fields.get("wants", []))
     credit = whole(fields.get("credit", 0))
     seconds, took = number(fields["seconds"]), _took(fields.get("took", []))
-    return Task(place.round, place.phase, manifest, seconds, wants, follows is not None, credit, took), None
+    delta = _delta(typed(fields["delta"], dict)) if "delta" in fields else None
+    task = Task(place.round, place.phase, manifest, seconds, wants, follows is not None, credit, took, delta)
+    return task, None
+
+
+def _delta(fields: Fields) -> Delta:
+    follows = fields.get("follows")
+    manifest = _manifest(fields["object"]) if follows is None else _follower(follows)
+    if manifest is None:
+        raise TypeError("a delta has no object")
+    reference = typed(fields["from"], bytes)
+    return Delta(_hash(reference) if reference else b"", manifest, follows is not None)
 
 
 def _took(value: object) -> tuple[int, str] | None:

@@ -135,6 +135,15 @@ class ArraySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """A coded broadcast: it makes the broadcast of the task, alone or from a broadcast that the device may hold."""
+
+    reference: bytes  # SHA-256 of the broadcast to which the delta is applied; empty if it needs none
+    manifest: Manifest
+    follows: bool = False  # the delta has one block, which is sent without a request
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """The work for one device in one phase of one round; its tensors are sent as a broadcast."""
 
@@ -149,6 +158,8 @@ class Task:
     credit: int = 0
     # Round and phase of this device's newest update that the method has used. Sent only in a run with a codec.
     took: tuple[int, str] | None = None
+    # A shorter way to the same broadcast. Sent only in a run with [codec.down], to a device that lists `codec`.
+    delta: Delta | None = None
 
 
 @dataclass(frozen=True, slots=True)

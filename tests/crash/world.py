@@ -30,8 +30,9 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import plan, shard
 
 ROUNDS = 2
-CODED = " with a codec"  # Ends the name of a method whose updates are rounded.
+CODED = " with a codec"  # Ends the name of a method whose updates and broadcasts are rounded.
 TERNARY = CodecStage("ternary", "broadcast", keep=10, feedback=True)
+DOWN = CodecStage("ternary", "broadcast", keep=4)
 POLICY = RunPolicy(
     rounds=ROUNDS, quorum=3, cohort=3, patience_seconds=3000.0, settle_seconds=0.5, grace_seconds=100.0,
     straggler_factor=0.0,  # The run waits for a device that died in the last evaluation; it gets the same bits.
@@ -179,7 +180,7 @@ def crashing(
     made = replace(
         plan(name, ROUNDS, epochs=1, server_epochs=2),
         network=Network("mlp", 40 if coded else 8),
-        codec=CodecSettings({"weights": TERNARY}) if coded else None,
+        codec=CodecSettings({"weights": TERNARY}, {"weights": DOWN}) if coded else None,
     )
     return Crashing(
         made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves=serves, **more

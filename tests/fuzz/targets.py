@@ -29,7 +29,16 @@ from protofleet.methods.contract.plan import read_plan
 from protofleet.protocol.coding import forms
 from protofleet.protocol.coding.bundle import Bundle, Rules
 from protofleet.protocol.coding.coder import encode_kind
+from protofleet.protocol.coding.delta import (
+    SLACK,
+    apply_delta,
+    body_of,
+    bytes_of,
+    encode_broadcast,
+    join_steps,
+)
 from protofleet.protocol.coding.forms import Form
+from protofleet.protocol.coding.update import chance_of
 from protofleet.protocol.link.fetch import indices
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.settings.codec import CodecStage
@@ -91,6 +100,13 @@ def bundle(data: bytes) -> str:
     read = sum(found[name].nbytes for name in found)
     assert read <= 8 * (1 << 16) + sum(value.nbytes for value in SHOWN.values())
     return f"{len(found)} arrays, {', '.join(sorted({found.form(name).name for name in found}))}"
+
+
+def delta(data: bytes) -> str:
+    """Apply a delta to a broadcast; the result may have at most 4 times the bytes that a bundle may have."""
+    found = apply_delta(body_of(data), {"weights": DELTA}, SHOWN_BODY, len(data))
+    assert len(found) <= 8 * (2 * len(data) + SLACK) + 2 * len(encoded(SHOWN))
+    return f"{len(body_of(found))} arrays"
 
 
 def record(data: bytes) -> str:
@@ -174,6 +190,7 @@ SHOWN = {
     "weights.steps": np.array(7, np.int64),
 }
 SHOWN_BODY = arrays.Body(lambda start, stop: encoded(SHOWN)[start:stop], len(encoded(SHOWN)))
+DELTA = CodecStage("int8", "broadcast", pack=True)
 STAGES = [
     CodecStage(pack=True),
     CodecStage("float16"),
@@ -191,6 +208,15 @@ def bundles() -> list[bytes]:
     changed = {name: (value * 1.5).astype(value.dtype) for name, value in SHOWN.items()}
     found = [encode_kind(changed, stage, SHOWN, {}).data for stage in STAGES]
     return [*found, encode_kind({"weights.w": SHOWN["weights.w"]}, STAGES[0], {}, {}).data]
+
+
+def deltas() -> list[bytes]:
+    steps, held = [], SHOWN_BODY
+    for factor in (1.5, 0.5, 2.0):
+        changed = {name: (value * factor).astype(value.dtype) for name, value in SHOWN.items()}
+        coded = encode_broadcast(changed, {"weights": DELTA}, held, chance_of())
+        steps, held = [*steps, body_of(bytes_of(coded.step))], body_of(coded.decoded)
+    return [bytes_of(join_steps(steps[: place + 1])) for place in range(3)]
 
 
 def records() -> list[bytes]:
@@ -262,9 +288,10 @@ def states() -> list[bytes]:
 
 TARGETS = {
     "envelope": Target(envelope, Rejected, golden, 0.17),
-    "message": Target(message, Rejected, messages, 0.27),
+    "message": Target(message, Rejected, messages, 0.24),
     "body": Target(body, Rejected, bodies, 0.19),
     "bundle": Target(bundle, Rejected, bundles, 0.06),
+    "delta": Target(delta, Rejected, deltas, 0.03),
     "record": Target(record, Rejected, records, 0.06),
     "block": Target(block, Rejected, golden, 0.06),
     "host_facts": Target(host_facts, SettingsError, hosts, 0.05),

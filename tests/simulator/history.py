@@ -270,11 +270,12 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
                 history.works[self.folder].clear()
 
         def save_answer(
-            self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = ()
-        ) -> None:
+            self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = (),
+            is_reference: bool = False,
+        ) -> None:  # fmt: skip
             before = self.saved.epoch
             try:
-                super().save_answer(answer, half, epoch, residuals)
+                super().save_answer(answer, half, epoch, residuals, is_reference)
             except Killed:  # The file may have its name already, without a sync of its folder.
                 history.perhaps[self.folder] = self._work(answer, half)
                 raise

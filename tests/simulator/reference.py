@@ -11,6 +11,8 @@ from protofleet.edge_client.trainer.job import EVALUATE, evaluate_at_end
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.coding.delta import body_of, encode_broadcast
+from protofleet.protocol.coding.update import chance_of
 from protofleet.protocol.wire.arrays import encode
 from tests.simulator.history import History, Saved, Work, fingerprint
 from tests.simulator.promises import demand
@@ -19,7 +21,7 @@ from tests.simulator.promises import demand
 def check_server(plan: Plan, history: History) -> None:
     """Check I1 and I2: the result of each round follows from its accepted answers, each counted once."""
     last = {save.round: save for save in history.saves}
-    server = plan.server_half()
+    server, shown = plan.server_half(), Shown(plan)
     for number in range(1, plan.rounds + 2):
         if number not in last:
             return
@@ -32,15 +34,14 @@ def check_server(plan: Plan, history: History) -> None:
         story = server.round() if number <= plan.rounds else evaluation(server)
         ask = next(story, None)
         while ask is not None:
-            replies = _replies(history, save, ask)
+            replies = _replies(history, save, ask, shown.name_of(ask))
             try:
                 ask = story.send(replies)
             except StopIteration:
                 ask = None
 
 
-def _replies(history: History, save: Saved, ask: Ask) -> list[Reply]:
-    base = object_name(ask)
+def _replies(history: History, save: Saved, ask: Ask, base: bytes) -> list[Reply]:
     place = f"round {save.round} attempt {save.attempt} {ask.phase}"
     devices = history.closed.get((save.round, save.attempt, ask.phase))
     demand(devices is not None, f"I3: {place} was never closed, and yet the run went on")
@@ -68,14 +69,22 @@ def check_accepted(folder: Path, history: History) -> None:
         demand((number, phase, base.hex(), taken.answer.object.hex()) in worked_out, words)
 
 
-def object_name(ask: Ask) -> bytes:
-    """Return the name that the coordinator should have given to this broadcast."""
-    if not ask.payload:
-        return b""
-    whole = hashlib.sha256()
-    for piece in encode(to_numpy(ask.payload)):
-        whole.update(piece)
-    return whole.digest()
+class Shown:
+    """The broadcasts of a run as devices decode them, in a run whose broadcasts may be rounded."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._newest = plan, b""
+
+    def name_of(self, ask: Ask) -> bytes:
+        """Return the name that the coordinator should have given to the next broadcast."""
+        if not ask.payload:
+            return b""
+        arrays = to_numpy(ask.payload)
+        if self._plan.codec is None:
+            return hashlib.sha256(b"".join(encode(arrays))).digest()
+        held = body_of(self._newest) if self._newest else None
+        self._newest = encode_broadcast(arrays, self._plan.codec.down, held, chance_of()).decoded
+        return hashlib.sha256(self._newest).digest()
 
 
 def worked_out(half: ClientHalf, ask: Ask, number: int, data: Splits, reports: str) -> Payload:

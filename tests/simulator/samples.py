@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from protofleet.protocol.settings.input_shape import USUAL_SIDE
 from tests.simulator.scenario import Scenario
 from tests.support.small_federation import SHAPE as PICTURE
 from tests.support.small_federation import plan as small_plan
 from tests.support.small_federation import shard
+
+INT8 = CodecStage("int8", "broadcast")
 
 
 def plan_of(s: Scenario) -> Plan:
@@ -28,7 +31,7 @@ def plan_of(s: Scenario) -> Plan:
     travels, size = ({"axes": 4 - len(s.axes)}, USUAL_SIDE) if s.axes else ({}, PICTURE[1])
     return Plan(
         "tally", 2, s.policy.rounds, s.seed % 1000, size, Network(network, feature_size=2), s.hyper | travels,
-        shape=s.axes,
+        shape=s.axes, codec=CodecSettings({}, {"weights": INT8}) if s.deltas else None,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class Scenario:
     malice: float  # The share of frames at which a hostile party does harm.
     turn_items: int = 1  # The most items that a coordinator takes before it commits.
     axes: tuple[int, ...] = ()  # The axes of one sample; () means a square picture.
+    deltas: bool = False  # Broadcasts are rounded and sent as deltas.
     starts: bool = False  # Processes read their first items late, with `Connected` anywhere among them.
 
     @property
@@ -84,6 +85,7 @@ def draw(seed: int) -> Scenario:
         malice=dice("malice").choice((0.02, 0.1, 0.3)),
         turn_items=dice("turn").choice((1, 1, 3, 64)),
         axes=dice("axes").choice(((), (), (), (), SERIES, VECTOR)),
+        deltas=method == "tally" and dice("deltas").random() < 0.3,
         starts=dice("inbox").random() < 0.2,
     )
 

@@ -18,6 +18,7 @@ from protofleet.protocol.wire.messages import (
     ArraySpec,
     BlockRequest,
     Bye,
+    Delta,
     Finished,
     Hello,
     IndirectManifest,
@@ -316,6 +317,7 @@ CASES |= {
 
 # The one block of an answer, asked for with the task.
 OWN_BLOCK = manifest(UP, len(UP.encode()))
+STEP = manifest(body(Array("weights.~", "uint8", (24,), tuple(range(24)))), 16)
 UNASKED = replace(OWN_BLOCK, parts=(), key=bytes(range(96, 128)))
 CASES |= {
     "hello, of one that may send an answer's block unasked": says(
@@ -323,6 +325,14 @@ CASES |= {
     ),
     "task, with the update that was used last": says(
         "coordinator", 28, Task(2, "train", BROADCAST, 60.0, took=(1, "train"))
+    ),
+    "task, with a delta": says(
+        "coordinator", 29, Task(2, "train", BROADCAST, 60.0, delta=Delta(bytes(range(32)), STEP))
+    ),
+    "task, with a delta that follows and needs no reference": says(
+        "coordinator",
+        30,
+        Task(2, "train", BROADCAST, 60.0, delta=Delta(b"", replace(FOLLOWS, key=b""), follows=True)),
     ),
     "task, that asks for the answer's block in advance": says(
         "coordinator", 27, Task(1, "train", replace(FOLLOWS, key=b""), 60.0, follows=True, credit=1)

@@ -68,6 +68,7 @@ LATER = {
         "manifest": {list, type(None)},
         "credit": {int},
         "took": {list},
+        "delta": {dict},
     },
     "update": {"numbers": {dict}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "want": {"more": {list}},

@@ -1,0 +1,146 @@
+"""The chain of a run's broadcasts: each broadcast is coded as the difference from an earlier broadcast.
+
+A run without [codec.down] has no chain. In a run with it, the chain makes four objects of each broadcast:
+
+- the exact arrays, which are never sent: the method's own arrays, to which the differences in updates are added;
+- the step: these arrays coded against the reference, an earlier broadcast of the chain;
+- the broadcast itself: the arrays that a receiver decodes from the step. A device that cannot use a delta gets it;
+- a delta for each broadcast that a device may hold: the steps from there, joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protofleet.coordinator.round.events import Advance
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.parts.weights import first_weights
+from protofleet.protocol.coding.delta import MAX_STEPS, coded_kinds, encode_broadcast, join_steps
+from protofleet.protocol.coding.update import chance_of, kind_of
+from protofleet.protocol.settings.codec import BROADCAST
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.messages import Arrays
+
+# The newest broadcasts whose arrays are kept as references: a round that is rolled back needs earlier ones.
+KEPT_BODIES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A broadcast of the chain, with the names of its objects."""
+
+    round: int
+    phase: str
+    base: bytes  # the broadcast
+    reference: bytes  # the broadcast that the step refers to; empty if there is none
+    step: bytes  # empty for the first weights, which are not sent; their round is 0
+    exact: bytes
+
+
+class BroadcastChain:
+    """The broadcasts of a run that devices may use as references; a run without [codec.down] has none."""
+
+    def __init__(self, plan: Plan, store: ObjectStore, links: Sequence[ChainLink] = ()) -> None:
+        self._plan, self.store = plan, store
+        self._stages = plan.codec.down if plan.codec else {}
+        self.links = tuple(links)
+
+    def __bool__(self) -> bool:
+        return bool(self._stages)
+
+    def put(self, advance: Advance, ask: Ask) -> Body:
+        """Code a broadcast, store its objects, and add it to the chain; return what a receiver decodes.
+
+        A replay of the round makes the same objects again, because only the links before this task are used.
+        """
+        arrays = to_numpy(ask.payload)
+        earlier = self._before(advance) or self._first(arrays)
+        reference = self._reference(earlier, arrays)
+        name = reference.base if reference else b""
+        chance = chance_of(self._plan.seed, advance.round, ask.phase, "down")
+        held = self.store.open(name) if name else None
+        coded = encode_broadcast(arrays, self._stages, held, chance)
+        exact = self.store.put_once(arrays).object
+        step = self.store.put_once(coded.step).object
+        base = self.store.put_bytes(coded.decoded)
+        link = ChainLink(advance.round, ask.phase, base, name, step, exact)
+        self.links = (*earlier, link)[-MAX_STEPS:]
+        return self.store.open(base)
+
+    def _before(self, advance: Advance) -> tuple[ChainLink, ...]:
+        """Return the links of earlier rounds, and the links of this round up to the phase that has ended."""
+        earlier = [link for link in self.links if link.round < advance.round]
+        phases = [link for link in self.links if link.round == advance.round]
+        ended = [place for place, link in enumerate(phases, 1) if link.phase == advance.phase]
+        return (*earlier, *phases[: ended[-1] if ended else 0])
+
+    def _reference(self, earlier: Sequence[ChainLink], arrays: Arrays) -> ChainLink | None:
+        """Return the newest broadcast that has all kinds that are coded as differences."""
+        kinds = {
+            kind for kind in coded_kinds(arrays, self._stages) if self._stages[kind].against == BROADCAST
+        }
+        if not kinds:
+            return None
+        for link in reversed(earlier):
+            if self.store.has(link.base) and kinds <= {kind_of(name) for name in self.store.open(link.base)}:
+                return link
+        return None
+
+    def _first(self, arrays: Arrays) -> tuple[ChainLink, ...]:
+        """Return the first weights of the network as the first link, if a broadcast has the same weights.
+
+        Each device makes these weights itself, so the first broadcast costs few bytes.
+        """
+        first = to_numpy(first_weights(self._plan))
+        known = [name for name in arrays if name in first]
+        if not known or any(first[name].tobytes() != arrays[name].tobytes() for name in known):
+            return ()
+        made = self.store.put_once(first).object
+        return (ChainLink(0, "", made, b"", b"", made),)
+
+    @property
+    def first(self) -> bytes:
+        """Return the first weights, if devices may use them as a reference; otherwise b""."""
+        return next((link.base for link in self.links if link.round == 0), b"")
+
+    def exact(self, base: bytes) -> Body | None:
+        """Return the method's own arrays of a broadcast, before they were coded; None if it is not in the chain."""
+        for link in reversed(self.links):
+            if link.base == base:
+                return self.store.open(link.exact)
+        return None
+
+    def deltas(self, base: bytes) -> Mapping[bytes, Sequence[bytes]]:
+        """Return the steps to a broadcast, oldest first, by reference, if they are fewer bytes than the broadcast.
+
+        The reference b"" stands for steps that need no reference.
+        """
+        # A broadcast that does not change is in the chain twice. The first of its links leads to earlier broadcasts.
+        by_base, size = {link.base: link for link in reversed(self.links)}, 0
+        found: dict[bytes, Sequence[bytes]] = {}
+        steps: list[bytes] = []
+        most, target = self.store.size(base), base
+        while (link := by_base.pop(target, None)) and link.step:
+            size += self.store.size(link.step)
+            if size >= most:
+                break
+            steps = [link.step, *steps]
+            target = link.reference
+            found[target] = steps
+        return found
+
+    def join(self, steps: Sequence[bytes]) -> Arrays:
+        return join_steps([self.store.open(step) for step in steps])
+
+    def prune(self, bases: set[bytes]) -> None:
+        """Delete the objects that nothing needs; `bases` are the broadcasts of the stored updates."""
+        kept = {link.step for link in self.links if link.step}
+        for place, link in enumerate(reversed(self.links)):
+            if place < KEPT_BODIES or link.base in bases:
+                kept |= {link.base, link.exact}
+        self.store.keep(kept)
