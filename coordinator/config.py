@@ -34,6 +34,7 @@ from protofleet.protocol.settings.input_shape import (
     Axes,
     demand_classification,
 )
+from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.class_names import normalized, problem_with
@@ -89,8 +90,10 @@ class CoordinatorSettings:
     """Part of the network that is not trained, `backbone` (the layers that make the features); if left out,
     the whole network is trained.
     """
-    codec: CodecSettings | None = None
-    """Rounding of what devices send, which saves bytes; if left out, nothing is rounded."""
+    codec: CodecSettings | CodecName | None = None
+    """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, all arrays are sent
+    unchanged.
+    """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     plugins: PlugIns = field(default_factory=PlugIns)
@@ -152,8 +155,7 @@ class CoordinatorSettings:
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
-            self.codec,
-        )  # fmt: skip
+        ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()
         return plan
 

@@ -34,6 +34,7 @@ from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
+from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
@@ -195,8 +196,10 @@ class Experiment:
     """Part of the network that is not trained, `backbone` (the layers that make the features); if left out, the whole
     network is trained.
     """
-    codec: CodecSettings | None = None
-    """Rounding of what devices send, which saves bytes; if left out, nothing is rounded."""
+    codec: CodecSettings | CodecName | None = None
+    """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, all arrays are sent
+    unchanged.
+    """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)

@@ -36,6 +36,7 @@ from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
 from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
+from protofleet.protocol.settings.named_codecs import CodecName, stages_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
 
@@ -135,6 +136,15 @@ class Plan:
 
         if self.codec is not None and self.variant.arrays is not None:
             self.codec.check_kinds(self.variant.kinds.declared)
+
+    def with_codec(self, codec: CodecSettings | CodecName | None) -> Plan:
+        """Return this plan with a codec; the name of a codec stands for stages of all kinds of the method.
+
+        This plan must have no codec.
+        """
+        if isinstance(codec, str):
+            codec = stages_of(codec, self.variant.kinds.declared)
+        return self if codec is None else replace(self, codec=codec)
 
     @property
     def input_shape(self) -> InputShape:

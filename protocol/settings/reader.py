@@ -210,7 +210,8 @@ def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
         return inner[0]
     if len(inner) > 1 and value not in typing.get_args(words[0]):
         known = ", ".join(map(_show, typing.get_args(words[0])))
-        raise SettingsError(f"{where} is {_show(value)}, but must be {known} or a number")
+        other = "a table" if dataclasses.is_dataclass(inner[0]) else "a number"
+        raise SettingsError(f"{where} is {_show(value)}, but must be {known} or {other}")
     return words[0]
 
 

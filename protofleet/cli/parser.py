@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 
 from protofleet.cli.check import add_check
+from protofleet.cli.codecs import add_codecs
 from protofleet.cli.deploy import add_deploy, add_doctor
 from protofleet.cli.enrol import add_enrol, add_keys
 from protofleet.cli.export import add_export
@@ -55,6 +56,7 @@ def parser() -> Parser:
     add_compare(commands)
     add_export(commands)
     add_lists(commands)
+    add_codecs(commands)
     add_settings(commands)
     add_model(commands)
     add_predict(commands)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.trainer.job import work
 from protofleet.methods.contract.base import Ask, Member, Reply
-from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.protocol.wire.arrays import encode
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.closed_phases import ClosedPhase, closed_phases
+from tests.chaos.recoded import Recoded
 from tests.chaos.world import World
 from tests.support.events import events_in
 
-SAID = re.compile(r"INFO round (\d+) (\S+): answer ([0-9a-f]{64})")
+SAID = re.compile(r"INFO round (\d+) (\S+): sending the update ([0-9a-f]{64})")
 FINISHED = re.compile(r'\{"event": "round", "round": (\d+)')
 Said = tuple[int, str, str]  # Round, phase and name of the answer.
 
@@ -154,7 +155,7 @@ def evidence_of(world: World) -> Evidence:
         read_rounds(results / "rounds.jsonl"),
         read_rounds(copy_of(results / "rounds.jsonl")),
         logs,
-        weights if plan.method == "fedavg" else 0,
+        weights if plan.method == "fedavg" and plan.codec is None else 0,
         full_disk_in(logs[COORDINATOR]),
     )
 
@@ -192,7 +193,7 @@ def computed_again(world: World, e: Evidence) -> list[str]:
     halves = {
         name: plan.client_half(part.train, name, validation=part.validation) for name, part in data.items()
     }
-    counted = {(c.round, c.phase): c.answers for c in e.final}
+    counted, codec = {(c.round, c.phase): c.answers for c in e.final}, Recoded(plan)
     took_part = {line["round"]: line["participants"] for line in e.lines}
     for number in range(1, plan.rounds + 1):
         server.begin(number, [member_of(name, data[name]) for name in took_part.get(number, [])])
@@ -202,14 +203,17 @@ def computed_again(world: World, e: Evidence) -> list[str]:
             answers, replies = counted.get((number, ask.phase)), []
             if answers is None:
                 return [f"round {number} {ask.phase}: the spool never closed it"]
+            shown = codec.broadcast(to_numpy(ask.payload), number, ask.phase)
+            received = replace(ask, payload=to_torch(shown))
             for name in sorted(answers):
-                payload, _ = work(halves[name], data[name], ask, number, view)
-                made = hashlib.sha256(b"".join(map(bytes, encode(to_numpy(payload))))).hexdigest()
+                payload, _ = work(halves[name], data[name], received, number, view)
+                sent, decoded = codec.update(name, to_numpy(payload), number, ask.phase)
+                made = hashlib.sha256(b"".join(map(bytes, encode(sent)))).hexdigest()
                 if made != answers[name]:
                     return [
                         f"round {number} {ask.phase}: {name}'s answer is {made[:16]}, not {answers[name][:16]}"
                     ]
-                replies.append(Reply(name, len(data[name].train.y), payload))
+                replies.append(Reply(name, len(data[name].train.y), decoded))
             try:
                 ask = steps.send(replies)
             except StopIteration:

@@ -32,9 +32,9 @@ HASTY = {"quorum": 3, "patience_seconds": 6.0, "grace_seconds": 1.0, "settle_sec
 # The run is computed again, so a device whose answer was not counted must have learned nothing from it. That is why
 # the hasty runs use a method whose devices keep no state.
 RUNS = (
-    ("fedavg", HASTY, {"epochs": 2, "batch": 8}),
-    ("fedpall", PATIENT, {"epochs": 1, "batch": 8, "server_epochs": 1}),
-    ("fedavg", PATIENT, {"epochs": 2, "batch": 8}),
+    ("fedavg", HASTY, {"epochs": 2, "batch": 8}, "small"),
+    ("fedpall", PATIENT, {"epochs": 1, "batch": 8, "server_epochs": 1}, "off"),
+    ("fedavg", PATIENT, {"epochs": 2, "batch": 8}, "off"),
 )
 
 # The samples of the devices. Each kind makes about as many weights; an answer of 250 kB is four blocks.
@@ -150,14 +150,14 @@ class Campaign:
         return [*violations(e), *computed_again(world, e)]
 
     def experiment(self, number: int) -> Experiment:
-        method, policy, hyper = self.runs[(number - 1) % len(self.runs)]
+        method, policy, hyper, codec = self.runs[(number - 1) % len(self.runs)]
         samples = samples_of(self.seed, number)
         table = {
             "name": f"chaos-{number}", "rounds": self.rounds, "classes": 3, "seed": self.seed + number,
             "method": {"name": method, "lr": 0.02, **hyper},
             "network": {"name": "cnn1d" if len(samples.get("shape", ())) == 2 else "mlp", "feature_size": 300},
             "data": {"root": str(self.folder / "data"), "split": "iid", **samples},
-            "devices": {"count": len(self.names)}, "policy": policy,
+            "devices": {"count": len(self.names)}, "policy": policy, "codec": codec,
         }  # fmt: skip
         return decode(Experiment, table)
 

@@ -135,8 +135,8 @@ def test_the_rounds_with_a_full_disk_are_in_the_log():
 
 def test_a_devices_log_says_what_it_said():
     lines = (
-        f"INFO round 2 train: answer {A}",
+        f"INFO round 2 train: sending the update {A}",
         "WARNING round 3 train: the update is refused: no",
-        f"INFO round 3 mix: answer {B}",
+        f"INFO round 3 mix: sending the update {B}",
     )
     assert said_in("\n".join(lines)) == {(2, "train", A), (3, "mix", B)}

@@ -186,3 +186,14 @@ def test_what_is_enrolled_and_banned_is_said_to_programs_as_it_is_to_people(list
     assert main(["unban", "--folder", "run", "--json"]) == 0
     ban = json.loads(capsys.readouterr().out)["banned"]["loud"]
     assert ban["times"] == 1 and 3000 < ban["until"] - time.time() < 3700
+
+
+def test_codecs_are_listed_with_the_bits_of_a_number(capsys):
+    assert main(["codecs", "--json"]) == 0
+    found = {one["name"]: one["bits"] for one in json.loads(capsys.readouterr().out)["codecs"]}
+    assert list(found) == ["lossless", "safe", "medium", "small", "smallest"]
+    up = [bits["weights"]["up"] for bits in found.values()]
+    assert up == sorted(up, reverse=True) and up[-1] < 0.7
+    assert 4 < found["small"]["prototypes"]["down"] < 4.1
+    assert main(["codecs"]) == 0
+    assert "one weight of 10 up, of 4 down" in capsys.readouterr().out

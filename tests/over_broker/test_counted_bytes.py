@@ -73,7 +73,7 @@ class Proxied(Federation):
 
     seconds = 300
 
-    def __init__(self, folder, proxy, federation, method, plugin=""):
+    def __init__(self, folder, proxy, federation, method, plugin="", codec="off"):
         known = method if not plugin else "fedavg"
         super().__init__(folder, None, federation, known)
         quick = {key: 1 for key in ("epochs", "server_epochs") if key in self.plan.hyper}
@@ -84,7 +84,7 @@ class Proxied(Federation):
             plan = replace(plan, method=method, hyper=hyper, plugins={"method": plugin})
         if plan.load().public:
             plan = replace(plan, public=PUBLIC)
-        self.plan, self.proxy, self.recorder = plan, proxy, Recorder()
+        self.plan, self.proxy, self.recorder = plan.with_codec(codec), proxy, Recorder()
         self.plugins = (plugin,) if plugin else ()
 
     def at(self, name):
@@ -131,10 +131,10 @@ def closed_form(run):
 
 
 @contextmanager
-def proxied(tmp_path, broker, federation, method):
+def proxied(tmp_path, broker, federation, method, codec="off"):
     plugin = from_file(SCAFFOLD, allowed=None)[0].sha256 if method == QUICK else ""
     with CountingProxy(broker.address) as proxy:
-        run = Proxied(tmp_path, proxy, federation, method, plugin)
+        run = Proxied(tmp_path, proxy, federation, method, plugin, codec)
         try:
             yield run.run(), proxy
         finally:
@@ -173,6 +173,29 @@ def demand_every_received_byte(party, inbox, direction, received):
         time.sleep(0.05)
 
 
+def demand_all_bytes(run, proxy):
+    """Demand that the meters of all parties agree with the proxy, in both directions."""
+    for name, agent in run.agents.items():
+        demand_every_sent_byte(agent, "up", partial(proxy.total, name, "sent"))
+        received = partial(proxy.total, name, "received")
+        demand_every_received_byte(agent, run.inboxes[name], "down", received)
+    demand_every_sent_byte(run.service, "down", partial(proxy.total, COORDINATOR, "sent"))
+    # The coordinator's messages to all come back to it, and are not counted.
+    received = partial(proxy.total, COORDINATOR, "received", without=run.topics.coord_state)
+    demand_every_received_byte(run.service, run.coordinators, "up", received)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedpall", "fedplcc"])
+def test_payload_and_control_are_all_packets_with_a_codec(method, tmp_path, broker, federation):
+    with proxied(tmp_path, broker, federation, method, "small") as (run, proxy):
+        demand_all_bytes(run, proxy)
+        for record in run.recorder.records:
+            for way, kinds in record.payload.items():
+                assert all(size <= record.wire[way][kind] for kind, size in kinds.items())
+        assert not run.service.link.meter.rejected
+
+
 @pytest.mark.parametrize(
     "method",
     [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*METHODS, QUICK)],
@@ -181,14 +204,7 @@ def test_payload_and_control_are_all_packets_and_payload_is_the_closed_form(
     method, tmp_path, broker, federation
 ):
     with proxied(tmp_path, broker, federation, method) as (run, proxy):
-        for name, agent in run.agents.items():
-            demand_every_sent_byte(agent, "up", partial(proxy.total, name, "sent"))
-            received = partial(proxy.total, name, "received")
-            demand_every_received_byte(agent, run.inboxes[name], "down", received)
-        demand_every_sent_byte(run.service, "down", partial(proxy.total, COORDINATOR, "sent"))
-        # The coordinator's messages to all come back to it, and are not counted.
-        received = partial(proxy.total, COORDINATOR, "received", without=run.topics.coord_state)
-        demand_every_received_byte(run.service, run.coordinators, "up", received)
+        demand_all_bytes(run, proxy)
         *training, last = run.recorder.records
         found = {"up": Counter(), "down": Counter()}
         for record in training:

@@ -1,0 +1,65 @@
+"""The named codecs: the stages that each name stands for, and how an experiment uses a name."""
+
+import pytest
+
+from protofleet.lab.local.experiment import Experiment
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.codec import EXACT, ROUNDED_KINDS, CodecSettings
+from protofleet.protocol.settings.named_codecs import NAMED, stages_of
+from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
+from tests.support.small_experiment import TWO
+
+
+def test_only_lossless_and_off_round_nothing():
+    for name in NAMED:
+        codec = stages_of(name, ROUNDED_KINDS)
+        rounds = any(stage.rounds for stage in (*codec.up.values(), *codec.down.values()))
+        assert rounds is (name != "lossless")
+    assert stages_of("off", ROUNDED_KINDS) is None
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("method", [name for name in names() if load(name).arrays])
+def test_each_codec_fits_the_kinds_of_each_method(name, method):
+    kinds = Plan(method, 3, 2).variant.kinds.declared
+    codec = Plan(method, 3, 2).with_codec(name).codec
+    assert set(codec.up) == set(codec.down) == set(kinds)
+    for kind in set(kinds) - set(ROUNDED_KINDS):
+        assert codec.up[kind].form == codec.down[kind].form == EXACT
+
+
+def test_a_plan_has_the_stages_and_not_the_name():
+    plan = Plan("fedavg", 3, 2).with_codec("small")
+    assert plan.codec.up["weights"].keep == 10 and plan.codec.up["weights"].feedback
+    assert plan.codec.down["weights"].keep == 4 and not plan.codec.down["weights"].feedback
+    assert b"small" not in plan.encode()
+    assert Plan("fedavg", 3, 2).with_codec("off").encode() == Plan("fedavg", 3, 2).encode()
+
+
+def test_an_experiment_takes_a_name_or_tables():
+    table = parse_toml(TWO.encode(), "two")
+    assert decode(Experiment, {**table, "codec": "smallest"}).plan.codec.up["weights"].keep == 16
+    own = {"down": {"weights": {"form": "int8", "against": "broadcast"}}}
+    assert decode(Experiment, {**table, "codec": own}).plan.codec == CodecSettings(
+        {}, {"weights": stages("int8")}
+    )
+    with pytest.raises(SettingsError, match='codec is "tiny", but must be .*"small".* or a table'):
+        decode(Experiment, {**table, "codec": "tiny"})
+
+
+def stages(form):
+    return decode(CodecSettings, {"down": {"weights": {"form": form, "against": "broadcast"}}}).down[
+        "weights"
+    ]
+
+
+def test_feedback_of_a_broadcast_is_refused_with_the_reason():
+    stage = {"form": "int8", "against": "broadcast", "feedback": True}
+    with pytest.raises(SettingsError, match=r"codec\.down\.weights\.feedback is true; leave it out"):
+        decode(CodecSettings, {"down": {"weights": stage}})
+
+
+def test_a_codec_without_stages_is_refused():
+    with pytest.raises(SettingsError, match="codec has no stage"):
+        CodecSettings()
