@@ -24,9 +24,13 @@ RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
 LOG_AXIS_RATIO = 30.0
 
 
-def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str = "") -> str:
+def comparison_page(
+    groups: Sequence[Group], tables: Sequence[Table], title: str = "", pictures: Sequence[str] = ()
+) -> str:
+    """Return the page; `pictures` are further sections, which follow the tables."""
     sections = [
         *map(table_section, tables),
+        *pictures,
         settings_section(groups),
         grid_section(groups),
         curves_section(groups),

@@ -16,7 +16,7 @@ from protofleet.cli.init import add_init
 from protofleet.cli.lists import add_lists
 from protofleet.cli.model import add_model
 from protofleet.cli.predict import add_predict
-from protofleet.cli.runs import add_centralised, add_compare, add_report, add_run
+from protofleet.cli.runs import add_advise, add_centralised, add_compare, add_report, add_run
 from protofleet.cli.services import (
     add_coordinator,
     add_device,
@@ -54,6 +54,7 @@ def parser() -> Parser:
     add_go_on(commands)
     add_report(commands)
     add_compare(commands)
+    add_advise(commands)
     add_export(commands)
     add_lists(commands)
     add_codecs(commands)

@@ -7,7 +7,14 @@ import contextlib
 from pathlib import Path
 
 from protofleet.cli.track import add_track_option, tracked_places
-from protofleet.runtime.command.arguments import SEEDS, SHARE, Subparsers, experiment_file
+from protofleet.runtime.command.arguments import (
+    SEEDS,
+    SHARE,
+    Subparsers,
+    experiment_file,
+    size_in_bytes,
+)
+from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
@@ -159,6 +166,11 @@ def add_compare(commands: Subparsers) -> None:
         default=0.9,
         help="share of the baseline's accuracy that a run must reach (default: 0.9)",
     )
+    command.add_argument(
+        "--front",
+        action="store_true",
+        help="show accuracy over bytes, and the runs that no other run beats in both",
+    )
     command.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
     command.add_argument("--latex", type=Path, metavar="FILE", help="write the tables for a paper")
@@ -173,20 +185,49 @@ def compare(options: argparse.Namespace) -> int:
     from protofleet.lab.report.comparison_csv import as_csv
     from protofleet.lab.report.comparison_page import comparison_page
     from protofleet.lab.report.comparison_tables import as_object, origin_table, tables
+    from protofleet.lab.report.front import front_of, front_picture, front_table
     from protofleet.lab.report.latex import as_latex
 
     groups = read_groups(options.folders, options.view)
     target = accuracy_target(groups, options.baseline, options.share)
+    points = front_of(groups) if options.front else []
     shown = [*tables(groups, target, options.share), *energy_tables(groups, target, options.share)]
+    shown += [front_table(points)] if points else []
     listing = Listing.of(options)
     listing.line("\n\n".join(table.text() for table in shown))
     listing.end(as_object(groups, shown))
     if options.markdown:
         write(options.markdown, "\n".join(table.markdown() for table in [*shown, origin_table(groups)]))
     if options.html:
-        write(options.html, comparison_page(groups, shown))
+        write(options.html, comparison_page(groups, shown, pictures=front_picture(points)))
     if options.latex:
         write(options.latex, as_latex(shown))
     if options.csv:
         write(options.csv, as_csv(groups, target))
+    return 0
+
+
+def add_advise(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "advise", help="name the best of some finished runs for a number of bytes, or for an accuracy"
+    )
+    command.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
+    command.add_argument(
+        "--budget",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="most bytes of tensors of a whole run, such as 1MB",
+    )
+    command.add_argument("--accuracy", type=SHARE, metavar="SHARE", help="least accuracy, such as 0.75")
+    command.add_argument("--view", default="reports", help="the accuracy, as in `protofleet compare`")
+    command.set_defaults(command=advise)
+
+
+def advise(options: argparse.Namespace) -> int:
+    from protofleet.lab.report.comparison import read_groups
+    from protofleet.lab.report.front import advice, front_of
+
+    if options.budget is None and options.accuracy is None:
+        raise RunError("neither --budget nor --accuracy is given; give one of them, such as --budget 1MB")
+    print(advice(front_of(read_groups(options.folders, options.view)), options.budget, options.accuracy))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -49,6 +50,21 @@ class BoundedNumber:
             if self.bound.least <= -VAST and self.bound.most >= VAST:
                 bound = ""
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")
+
+
+SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|k|M|G|T)B")
+FACTORS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def size_in_bytes(text: str) -> float:
+    """Return a size such as `200 MB` in bytes."""
+    found = SIZE.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"it is {text[:99]!r}, it must be a number and a unit, such as 1MB or '200 MB'; "
+            "the units are B, kB, MB, GB and TB"
+        )
+    return float(found[1]) * FACTORS[found[2]]
 
 
 def as_in_settings(hint: Any) -> BoundedNumber:

@@ -1,0 +1,163 @@
+"""Find the runs that no other run beats in both bytes and accuracy, and choose one for a budget or for an accuracy.
+
+A run is a group of seeds of one experiment. Its accuracy is the mean over the last evaluations, because a single
+evaluation differs more between seeds than many codecs do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Final
+
+from protofleet.lab.report.comparison import Group
+from protofleet.lab.report.comparison_tables import Table
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
+from protofleet.lab.report.drawing.palette import line_style
+from protofleet.lab.report.html_page import section
+from protofleet.lab.report.numbers import NONE, percent, percent_points
+from protofleet.protocol.link.meter import human_bytes
+from protofleet.runtime.command.errors import RunError
+
+LAST: Final = 4  # Number of evaluations whose mean is the accuracy of a run.
+TITLE: Final = "Accuracy over bytes: the front"
+NOTE: Final = (
+    f"Accuracy is the mean over the last {LAST} evaluations, over domains and seeds; ± is the standard error over "
+    "the seeds. Bytes are all tensors of a run, in both directions. A run is on the front if no other run has a "
+    "higher accuracy with as few bytes."
+)
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A run with its bytes and its accuracy."""
+
+    name: str
+    method: str
+    codec: str
+    bytes: float
+    accuracies: tuple[float, ...]  # One for each seed.
+    beaten_by: str = ""  # A run with as few bytes and a higher accuracy; "" if there is none.
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.accuracies)
+
+    @property
+    def error(self) -> float | None:
+        """Return the standard error of the accuracy; None if there is only one seed."""
+        count = len(self.accuracies)
+        return stdev(self.accuracies) / count**0.5 if count > 1 else None
+
+    @property
+    def text(self) -> str:
+        spread = "" if self.error is None else f" ± {percent_points(self.error)}"
+        return f"{percent_points(self.accuracy)}{spread}"
+
+
+def front_of(groups: Sequence[Group]) -> list[FrontPoint]:
+    """Return all runs with the fewest bytes first, and name for each run a run that beats it."""
+    found = sorted((_point(group) for group in groups), key=lambda p: (p.bytes, -p.accuracy))
+    return [
+        FrontPoint(p.name, p.method, p.codec, p.bytes, p.accuracies, _beats(found, place))
+        for place, p in enumerate(found)
+    ]
+
+
+def _beats(points: Sequence[FrontPoint], place: int) -> str:
+    better = [p for p in points[:place] if p.accuracy >= points[place].accuracy]
+    return max(better, key=lambda p: p.accuracy).name if better else ""
+
+
+def _point(group: Group) -> FrontPoint:
+    accuracies = []
+    for run in group.runs:
+        last = run.points_by_all(group.view)[-LAST:]
+        if not last:
+            raise RunError(f"{run.folder} has no accuracy of all present devices in the view {group.view}")
+        accuracies.append(fmean(point.accuracy["mean"] for point in last))
+    spent = fmean(run.total_bytes("payload", "up", "down") for run in group.runs)
+    return FrontPoint(group.name, group.method, _codec_of(group), spent, tuple(accuracies))
+
+
+def _codec_of(group: Group) -> str:
+    codec = json.loads(group.runs[0].settings).get("codec", "off")
+    return codec if isinstance(codec, str) else "own stages"
+
+
+def front_table(points: Sequence[FrontPoint]) -> Table:
+    rows = [
+        [p.name, p.method, p.codec, str(len(p.accuracies)), human_bytes(p.bytes), p.text, p.beaten_by or NONE]
+        for p in points
+    ]
+    head = ["run", "method", "codec", "seeds", "tensors", "accuracy, %", "beaten by"]
+    return Table(TITLE, NOTE, head, rows, frozenset())
+
+
+def front_picture(points: Sequence[FrontPoint]) -> list[str]:
+    """Return the section with accuracy over bytes, and a line through the runs of the front; [] without runs."""
+    if not points:
+        return []
+    ahead = [(p.bytes, p.accuracy) for p in points if not p.beaten_by]
+    lines = [ChartLine("the front", ahead, line_style(0)[0], bold=True, marked=True)]
+    behind = [p for p in points if p.beaten_by]
+    lines += [
+        ChartLine(p.name, [(p.bytes, p.accuracy)], line_style(place)[0], marked=True)
+        for place, p in enumerate(behind, 1)
+    ]
+    axis = "tensor bytes of a run, up and down; the axis is logarithmic"
+    picture = line_chart(
+        lines, percent, axis, "accuracy over bytes", from_zero=False, x_format=human_bytes, log_x=True
+    )
+    return [section("Accuracy over bytes", picture)]
+
+
+def advice(points: Sequence[FrontPoint], budget: float | None, accuracy: float | None) -> str:
+    """Return one sentence that names the best run within a budget, or the cheapest run with an accuracy.
+
+    Raise RunError if no run fits.
+    """
+    fits = [
+        p
+        for p in points
+        if (budget is None or p.bytes <= budget) and (accuracy is None or p.accuracy >= accuracy)
+    ]
+    if not fits:
+        raise RunError(_why_nothing_fits(points, budget, accuracy))
+    chosen = max(fits, key=lambda p: p.accuracy) if budget is not None else min(fits, key=lambda p: p.bytes)
+    return (
+        f"Use {chosen.method} with codec {chosen.codec} ({chosen.name}): {chosen.text} % accuracy with "
+        f"{human_bytes(chosen.bytes)} of tensors{_certainty(chosen, fits)}."
+    )
+
+
+def _why_nothing_fits(points: Sequence[FrontPoint], budget: float | None, accuracy: float | None) -> str:
+    cheapest, best = min(points, key=lambda p: p.bytes), max(points, key=lambda p: p.accuracy)
+    if budget is not None and cheapest.bytes > budget:
+        return (
+            f"no run has at most {human_bytes(budget)} of tensors; {cheapest.name} has the fewest, "
+            f"{human_bytes(cheapest.bytes)}"
+        )
+    return (
+        f"no run reaches {percent_points(accuracy or 0)} %; {best.name} has the highest accuracy, "
+        f"{percent_points(best.accuracy)} %. Leave out --budget or lower --accuracy"
+    )
+
+
+def _certainty(chosen: FrontPoint, fits: Sequence[FrontPoint]) -> str:
+    """Return how sure the choice is: the number of seeds, and the runs that chance may hide."""
+    seeds = len(chosen.accuracies)
+    if chosen.error is None:
+        return "; one seed says nothing about chance, so repeat the runs with more seeds"
+    near = [
+        p.name
+        for p in fits
+        if p is not chosen and p.error is not None
+        and abs(p.accuracy - chosen.accuracy) < 2 * (p.error**2 + chosen.error**2) ** 0.5
+    ]  # fmt: skip
+    if not near:
+        return f"; with {seeds} seeds, no other run that fits is within two standard errors"
+    names = ", ".join(sorted(near)[:3]) + (" and others" if len(near) > 3 else "")
+    return f"; with {seeds} seeds, {names} may be as accurate (within two standard errors)"

@@ -1,0 +1,92 @@
+"""The front of accuracy over bytes: which runs nothing beats, and which run is advised for a budget."""
+
+import pytest
+
+from protofleet.cli.main import main
+from protofleet.lab.report.comparison import read_groups
+from protofleet.lab.report.front import front_of
+from tests.lab.report.test_compare import finished
+
+RUNS = {  # Name -> bytes that go up in a round, accuracy of each seed, and the codec.
+    "large": (1_000_000, (0.80, 0.82), "off"),
+    "middle": (100_000, (0.79, 0.80), "safe"),
+    "wasteful": (200_000, (0.70, 0.71), "medium"),
+    "tiny": (1_000, (0.50, 0.51), "small"),
+}
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return [
+        finished(
+            tmp_path / f"{name}-s{seed}", f"{name}-s{seed}", [0.1, 0.2, *[value] * 4], seed=seed, up=up,
+            settings=f'codec = "{codec}"',
+        )
+        for name, (up, values, codec) in RUNS.items()
+        for seed, value in enumerate(values, 1)
+    ]  # fmt: skip
+
+
+def test_a_run_is_on_the_front_if_no_run_has_a_higher_accuracy_with_as_few_bytes(folders):
+    found = {point.name: point for point in front_of(read_groups(folders))}
+    assert list(found) == ["tiny", "middle", "wasteful", "large"]
+    assert {name: point.beaten_by for name, point in found.items()} == {
+        "tiny": "", "middle": "", "wasteful": "middle", "large": "",
+    }  # fmt: skip
+    assert found["middle"].codec == "safe" and found["large"].codec == "off"
+
+
+def test_the_accuracy_is_the_mean_of_the_last_four_evaluations_with_its_standard_error(folders):
+    (large,) = (point for point in front_of(read_groups(folders)) if point.name == "large")
+    assert large.accuracies == pytest.approx((0.80, 0.82))
+    assert large.error == pytest.approx(0.01)
+    assert large.text == "81.0 ± 1.0"
+
+
+def test_compare_shows_the_front_in_the_table_and_on_the_page(folders, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["compare", *map(str, folders), "--front", "--html", str(page)]) == 0
+    said = capsys.readouterr().out.split("Accuracy over bytes: the front")[1]
+    assert [line.split()[0] for line in said.splitlines()[2:6]] == ["tiny", "middle", "wasteful", "large"]
+    text = page.read_text()
+    assert "Accuracy over bytes: the front" in text and "the axis is logarithmic" in text
+    assert main(["compare", *map(str, folders)]) == 0
+    assert "the front" not in capsys.readouterr().out
+
+
+ADVICE = {
+    "--budget 600kB": ("with codec safe (middle): 79.5 ± 0.5 %", "no other run that fits is within two"),
+    "--budget 1GB": ("with codec off (large)", "with 2 seeds, middle may be as accurate"),
+    "--accuracy 0.45": ("with codec small (tiny)", ""),
+    "--accuracy 0.75": ("with codec safe (middle)", "large may be as accurate"),
+    "--accuracy 0.6 --budget 2MB": ("with codec safe (middle)", ""),
+}
+
+
+@pytest.mark.parametrize("options", ADVICE)
+def test_the_advice_names_a_run_and_says_how_sure_it_is(options, folders, capsys):
+    assert main(["advise", *map(str, folders), *options.split()]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and all(words in said for words in ADVICE[options])
+
+
+def test_one_seed_is_no_certainty(folders, capsys):
+    assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 0
+    assert "one seed says nothing about chance" in capsys.readouterr().out
+
+
+REFUSED = {
+    "--budget 1kB": "no run has at most 1.0 kB of tensors; tiny has the fewest",
+    "--accuracy 0.99": "no run reaches 99.0 %; large has the highest accuracy, 81.0 %",
+    "--budget much": "it must be a number and a unit, such as 1MB or '200 MB'",
+    "": "neither --budget nor --accuracy is given",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_advice_that_cannot_be_given_says_why_and_the_way_out(options, folders, capsys):
+    try:
+        assert main(["advise", *map(str, folders), *options.split()]) != 0
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert REFUSED[options] in capsys.readouterr().err
