@@ -11,6 +11,7 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
 from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import UpdateReader
 from protofleet.methods.contract.base import Ask
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -27,7 +28,7 @@ class AnswerReceiver:
     def __init__(
         self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
-        perform: Callable[[Drop], None], reader: UpdateReader,
+        perform: Callable[[Drop], None], reader: UpdateReader, uncoded: UncodedBytes,
     ) -> None:  # fmt: skip
         """Set up the receiver; `happen` receives an event for every update that can be judged.
 
@@ -37,7 +38,7 @@ class AnswerReceiver:
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
-        self._reader = reader
+        self._reader, self._uncoded = reader, uncoded
         # Updates that are on the disk and not accepted yet, by device.
         self._fetched: dict[str, Accepted] = {}
 
@@ -72,7 +73,7 @@ class AnswerReceiver:
         device = update.device
         self._gate.completed(device)
         examples = self._participants.members[device].examples
-        if problem := self._problem_with(self._question.ask, update, examples):
+        if problem := self._problem_with(self._question.ask, update, name, examples):
             self._spool.discard_answer(device, name)
             self._refuse(update, problem)
             return
@@ -81,12 +82,15 @@ class AnswerReceiver:
         self._tell_observers(update)
         self._judged(update, None)
 
-    def _problem_with(self, ask: Ask, update: Update, examples: int) -> Problem | None:
+    def _problem_with(self, ask: Ask, update: Update, name: bytes, examples: int) -> Problem | None:
         try:
             payload = self._reader.payload(update.arrays, update.base, self._gate.max_size)
-            return ask.problem_with(payload, examples, self._norm)
+            problem = ask.problem_with(payload, examples, self._norm)
         except Rejected as fault:  # The form of a bundle, or of a record in a bundle, is wrong.
             return Problem(fault.reason, str(fault))
+        if problem is None:
+            self._uncoded.add_update(update.round, update.device, name, payload)
+        return problem
 
     def _refuse(self, update: Update, problem: Problem) -> None:
         self._gate.refused(update.device, problem)

@@ -48,7 +48,8 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.coordinator.spool.update_reader import NO_STAGES, UpdateReader
+from protofleet.coordinator.spool.uncoded import UncodedBytes
+from protofleet.coordinator.spool.update_reader import NO_STAGES
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.progress import TransferProgress
@@ -84,13 +85,14 @@ class Run:
         self.participants = Participants(
             plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
         )
+        self.uncoded = UncodedBytes(plan, spool, self.server_runner.reader)
         stages = plan.codec.up if plan.codec else NO_STAGES
         self.gate = Gate(
             self.limits, machine, spool, self.participants.members, self._link.answers, self.queue, stages
         )
         self.answer_receiver = AnswerReceiver(
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
-            self._tell_of_answer, self._drop, UpdateReader(spool, plan.codec, chain),
+            self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded,
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
@@ -104,7 +106,7 @@ class Run:
         self.observers = list(observers)
         self.view = RunView(
             plan, machine, spool, context, self.participants, self.server_runner, self.queue, self.limits,
-            self.isolation, lambda: self.diverged,
+            self.isolation, lambda: self.diverged, self.uncoded,
         )  # fmt: skip
         self._resume()
 
@@ -381,6 +383,8 @@ class Run:
             self.question.open(step.ask)
         if step.manifest is not None:
             self.question.offer(step.manifest)
+        if step.ask is not None and step.manifest is not None:
+            self.uncoded.add_broadcast(step.round, step.manifest.object, step.ask.payload, step.chain)
 
     def _warn_of_outliers(self, step: Step) -> None:
         for device, reason in step.aside.items():

@@ -166,7 +166,7 @@ def best(points: Sequence[Measurement]) -> dict[str, Any]:
 def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {UP: {}, DOWN: {}}
     for line in lines:
-        for way, kinds in line[name].items():
+        for way, kinds in line.get(name, {}).items():
             for kind, size in kinds.items():
                 found[way][kind] = found[way].get(kind, 0) + size
     return found

@@ -273,6 +273,7 @@ class Journal:
         record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
+        record.uncoded = run.uncoded(record.round)
         traffic = run.traffic_by_device()
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic

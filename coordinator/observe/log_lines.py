@@ -54,14 +54,23 @@ class LogLines:
             else f"accuracy {accuracy:.1%} ({self._view}{who_words(record, self._view)}), "
         )
         log.info(
-            "%s: %d of %d devices answered, %stensors up %s, down %s, %.1f s",
-            named, len(record.participants), len(asked), mean, human_bytes(up), human_bytes(down), record.seconds,
+            "%s: %d of %d devices answered, %stensors up %s, down %s%s, %.1f s",
+            named, len(record.participants), len(asked), mean, human_bytes(up), human_bytes(down),
+            uncoded_words(record), record.seconds,
             extra=fields(
                 event="round", round=record.round, answered=len(record.participants), asked=len(asked),
                 accuracy=accuracy, bytes_up=up, bytes_down=down,
                 seconds=record.seconds,
             ),
         )  # fmt: skip
+
+
+def uncoded_words(record: RoundRecord) -> str:
+    """Return the bytes before coding, for a log line; "" if the run has no codec."""
+    if not record.uncoded:
+        return ""
+    up, down = (human_bytes(total(record.uncoded, way)) for way in ("up", "down"))
+    return f" (uncoded up {up}, down {down})"
 
 
 def who_words(record: RoundRecord, view: str) -> str:

@@ -73,6 +73,8 @@ class RoundRecord:
     late: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     payload: ByKind = field(default_factory=dict)
+    # The bytes of `payload` before coding. Empty in a run without a codec.
+    uncoded: ByKind = field(default_factory=dict)
     wire: ByKind = field(default_factory=dict)
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
@@ -159,6 +161,7 @@ class Summary:
     stopped: str = ""
     seconds: float = 0.0
     payload: Ways = field(default_factory=lambda: Ways({}, {}))
+    uncoded: dict[str, dict[str, int]] = field(default_factory=dict)
     wire: Ways = field(default_factory=lambda: Ways({}, {}))
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: Accuracy = field(default_factory=Accuracy)

@@ -224,6 +224,12 @@ class Traffic:
             BY_KIND,
             registry=r,
         )
+        self.uncoded = Counter(
+            "protofleet_uncoded_bytes",
+            "Bytes of the tensors of protofleet_run_bytes_total before the codec; no series in a run without a codec",
+            BY_KIND,
+            registry=r,
+        )
         self.payload = Counter(
             "protofleet_rounds_bytes",
             "Tensor bytes of all ended training rounds",
@@ -250,7 +256,10 @@ class Traffic:
             label = device if device in (ALL, OTHER) else device_label(device)
             for direction, kind, size in of_kinds(ways):
                 self.devices.labels(label, direction, kind, method).inc(size)
-        for total, found in ((self.run_payload, record.payload), (self.run_wire, record.wire)):
+        totals = (
+            (self.run_payload, record.payload), (self.uncoded, record.uncoded), (self.run_wire, record.wire),
+        )  # fmt: skip
+        for total, found in totals:
             for direction, kind, size in of_kinds(found):
                 total.labels(direction, kind, method).inc(size)
         if record.kind == "training":

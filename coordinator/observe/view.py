@@ -23,6 +23,7 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
+from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.overview import NoSamples
@@ -59,17 +60,18 @@ class RunView:
 
     __slots__ = (
         "_context", "_diverged", "_isolation", "_limits", "_machine", "_participants", "_plan", "_queue", "_server",
-        "_spool",
+        "_spool", "_uncoded",
     )  # fmt: skip
 
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, participants: Participants,
         server: ServerRunner, queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation,
-        diverged: Callable[[], str],
+        diverged: Callable[[], str], uncoded: UncodedBytes,
     ) -> None:  # fmt: skip
         self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
         self._participants, self._server, self._queue = participants, server, queue
         self._limits, self._isolation, self._diverged = limits, isolation, diverged
+        self._uncoded = uncoded
 
     @property
     def plan(self) -> Plan:
@@ -248,6 +250,10 @@ class RunView:
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
         """Return the traffic of this round that earlier processes have counted."""
         return self._spool.earlier_traffic(round)
+
+    def uncoded(self, round: int) -> dict[str, dict[str, int]]:
+        """Return the bytes of a round that ends now before coding, by direction and kind; {} without a codec."""
+        return self._uncoded.of_round(round)
 
     def missing(self) -> Mapping[str, int]:
         """Return the number of missing messages by device, counted from gaps in the sequence numbers."""

@@ -56,7 +56,8 @@ class ServerRunner:
         weight_cap: float = 0.0,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
-        self.arrays = UpdateReader(spool, plan.codec, self.chain).accepted
+        self.reader = UpdateReader(spool, plan.codec, self.chain)
+        self.arrays = self.reader.accepted
         self.new_stepper = partial(
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )

@@ -442,6 +442,20 @@ class Spool:
         )
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
+    def answers_of_round(self, round: int) -> Iterator[Accepted]:
+        """Yield the accepted updates of all phases of a round."""
+        for (phase,) in self._db.execute(
+            "SELECT DISTINCT phase FROM accepted WHERE round = ?", (round,)
+        ).fetchall():
+            yield from self.answers(round, phase).values()
+
+    def has_first_answer(self, round: int, bases: Collection[bytes]) -> bool:
+        """Return whether a device has used one of these broadcasts in this round, but none in earlier rounds."""
+        marks = ", ".join("?" * len(bases))
+        used = f"SELECT device FROM accepted WHERE base IN ({marks}) AND round"
+        query = f"{used} = ? AND device NOT IN ({used} < ?) LIMIT 1"
+        return self._db.execute(query, (*bases, round, *bases, round)).fetchone() is not None
+
     def count_answers(self, round: int) -> int:
         """Return the number of accepted updates in all phases of a round."""
         query = "SELECT COUNT(*) FROM accepted WHERE round = ?"

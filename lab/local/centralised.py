@@ -196,7 +196,7 @@ def summary_of(
         "reports": VIEW, "rounds": experiment.rounds, "rounds_done": rounds_done(lines), "seed": experiment.seed,
         "devices": {n: {"domain": s.domain, "examples": len(s.train.y)} for n, s in shards.items()},
         "ended": "finished", "seconds": round(sum(line["seconds"] for line in lines), 1),
-        "payload": {UP: {}, DOWN: {}}, "wire": {UP: {}, DOWN: {}}, "fedavg": {UP: 0, DOWN: 0},
+        "payload": {UP: {}, DOWN: {}}, "uncoded": {}, "wire": {UP: {}, DOWN: {}}, "fedavg": {UP: 0, DOWN: 0},
         "accuracy": found, "views": {VIEW: found}, "broker": "none", "security": NAME,
         "versions": {
             "protofleet": installed_version(), "python": platform.python_version(), "torch": torch.__version__,

@@ -23,6 +23,7 @@ from typing import Any
 from protofleet.coordinator.observe.curves import curve, is_global, measurements, with_mean
 from protofleet.lab.report.energy_amounts import joules_of
 from protofleet.lab.report.finished_run import Rounds, read_run, require_finished, require_keys
+from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.command.errors import RunError
 
@@ -108,6 +109,11 @@ class ComparedRun:
 
     def total_bytes(self, name: str, *directions: str) -> int:
         return sum(sum(self.summary[name].get(direction, {}).values()) for direction in directions)
+
+    def codec_factor(self) -> float | None:
+        """Return by which factor the codec makes the bytes fewer; None if the run has no codec or sends nothing."""
+        sent = self.total_bytes("payload", UP, DOWN)
+        return self.total_bytes("uncoded", UP, DOWN) / sent if self.summary.get("uncoded") and sent else None
 
 
 @dataclass(frozen=True)

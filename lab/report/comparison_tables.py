@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from protofleet.lab.report.comparison import AccuracyTarget, Group, MeasuredPoint, candidates
-from protofleet.lab.report.numbers import NONE, percent_points, plain_number
+from protofleet.lab.report.numbers import NONE, one_place, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 SEEDS_NOTE = (
@@ -201,6 +201,9 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         # If only some seeds reach the target, the mean over these seeds must not count as the best value.
         sizes.append([*sent, [] if count else to_target])
         rounds.append([[] if count else numbers])
+    factors = [[f for run in group.runs if (f := run.codec_factor()) is not None] for group in groups]
+    if any(factors):
+        rows = [[*row, mean_and_deviation(f, one_place)] for row, f in zip(rows, factors, strict=True)]
     head = [
         "run",
         "tensors up",
@@ -208,6 +211,7 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         "on the wire",
         f"tensors to {share:.0%}",
         f"rounds to {share:.0%}",
+        *(["codec factor"] if any(factors) else []),
     ]
     note = (
         f"The columns 'to {share:.0%}' count bytes and rounds until the mean test accuracy first reaches "
@@ -216,6 +220,8 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         if target
         else no_baseline(groups)
     )
+    if any(factors):
+        note += " The column 'codec factor' shows the bytes of the tensors before the codec, divided by those after."
     bold = best_cells(sizes, 1, human_bytes, highest=False)
     bold |= best_cells(rounds, 5, plain_number, highest=False)
     return Table("Bytes of a whole run", note, head, rows, bold)

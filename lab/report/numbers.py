@@ -15,6 +15,10 @@ def percent_points(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def one_place(value: float) -> str:
+    return f"{value:.1f}"
+
+
 def two_places(value: float) -> str:
     return f"{value:.2f}"
 

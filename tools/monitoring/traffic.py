@@ -11,6 +11,7 @@ from tools.monitoring.queries import ALL_DEVICES, DEVICE, FEDAVG, METHOD, OURS
 def traffic() -> dict[str, Any]:
     description = "All bytes, by method, kind and direction, and what FedAvg would have cost."
     tensors = 'protofleet_run_bytes_total{method=~"$method"}'
+    uncoded = 'protofleet_uncoded_bytes_total{method=~"$method"}'
     wire = 'protofleet_run_wire_bytes_total{method=~"$method"}'
     crossing = 'protofleet_message_wire_bytes_total{job="coordinator", method=~"$method"}'
     theirs = 'protofleet_message_wire_bytes_total{job="devices", device=~"$device"}'
@@ -112,6 +113,14 @@ def traffic() -> dict[str, Any]:
                 "Tensors so far, by method, kind and direction",
                 "bytes",
                 f"sum by (method, kind, direction) ({tensors})",
+            ),
+            time_series(
+                "Bytes before and after the codec",
+                "bytes",
+                (f"sum by (direction) ({uncoded})", "{{direction}} before"),
+                (f"sum by (direction) ({tensors})", "{{direction}} after"),
+                floor=0,
+                description="tensors of all rounds that have ended; a run without a codec has only `after`",
             ),
             time_series(
                 "Messages",

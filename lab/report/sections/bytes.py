@@ -9,6 +9,7 @@ from protofleet.lab.report.drawing.charts import Bar, bar_chart
 from protofleet.lab.report.drawing.palette import COLOURS, GREY, INK
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.lab.report.html_page import section, table
+from protofleet.lab.report.numbers import NONE, one_place
 from protofleet.protocol.link.meter import human_bytes
 
 KIND_COLOURS: Final = {
@@ -56,9 +57,19 @@ def colours_of(kinds: Collection[str]) -> dict[str, str]:
 
 
 def bytes_table(summary: Mapping[str, Any]) -> str:
-    rows = []
+    rows, uncoded = [], summary.get("uncoded", {})
     for direction in WORDS:
-        for kind, wire in sorted(summary["wire"][direction].items()):
+        before = uncoded.get(direction, {})
+        for kind in sorted(summary["wire"][direction].keys() | before.keys()):
+            wire = summary["wire"][direction].get(kind, 0)
             payload = summary["payload"][direction].get(kind, 0)
-            rows.append([f"{direction}: {kind}", f"{payload:,}", f"{wire:,}"])
-    return table("Bytes of the whole run", ["what crossed", "tensor bytes", "bytes on the wire"], rows)
+            coded = before_coding(before.get(kind, 0), payload) if uncoded else []
+            rows.append([f"{direction}: {kind}", f"{payload:,}", *coded, f"{wire:,}"])
+    coded = ["before the codec", "factor"] if uncoded else []
+    head = ["what crossed", "tensor bytes", *coded, "bytes on the wire"]
+    return table("Bytes of the whole run", head, rows)
+
+
+def before_coding(uncoded: int, payload: int) -> list[str]:
+    """Return the bytes before coding, and by which factor the codec makes them fewer."""
+    return [f"{uncoded:,}", one_place(uncoded / payload) if uncoded and payload else NONE]

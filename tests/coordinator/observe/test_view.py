@@ -19,6 +19,7 @@ ASKED = {
     "traffic": (),
     "traffic_by_device": (),
     "earlier_traffic": (2,),
+    "uncoded": (2,),
     "missing": (),
     "is_enrolled": ("device-0",),
 }

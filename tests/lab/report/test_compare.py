@@ -131,6 +131,18 @@ def test_bytes_are_those_of_the_whole_run_with_everything_on_the_wire(runs):
     assert avg["on the wire"] == human_bytes(up + down + 16) and proto["tensors up"] == human_bytes(40)
 
 
+def test_the_factor_of_the_codec_is_shown_only_if_a_run_has_a_codec(tmp_path, runs):
+    assert "codec factor" not in rows_of(runs, 2)[0]
+    coded = finished(tmp_path / "coded", "coded", [0.2, 0.8], method="fedlsa")
+    path = coded / "summary.json"
+    summary = json.loads(path.read_text())
+    uncoded = {"up": {"weights": 5 * UP}, "down": {"weights": 10 * DOWN}}
+    path.write_text(json.dumps(summary | {"uncoded": uncoded}))
+    factors = {row["run"]: row["codec factor"] for row in rows_of([*runs, coded], 2)}
+    # It sends UP once and DOWN twice.
+    assert factors.pop("coded") == "5.0" and set(factors.values()) == {"-"}
+
+
 def test_a_goal_is_reached_with_the_bytes_of_the_rounds_behind_the_measured_model(runs):
     avg, proto = rows_of(runs, 2)
     # 90 % of 0.8 is 0.72. The second seed's line of round 3 has just 0.72, the others' lines of round 4 have 0.75.
