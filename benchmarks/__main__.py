@@ -79,7 +79,7 @@ def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int
 
 
 def check(chosen: Sequence[Measure], times: int) -> int:
-    """Run each measure that has stored figures, in turn with this tree and with the commit of the stored figures.
+    """Run each measure that has stored figures. Alternate between this tree and the commit of the stored figures.
 
     If a figure seems worse, the measure is run once more, and the figure is reported only if it is worse again.
     Even without a change of the code, about one figure in thirty seems worse by chance.

@@ -201,7 +201,7 @@ def costs(entries: Sequence[Entry]) -> Costs:
 
 
 def straight(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the line through the first and the last point: its value at x = 0, and its slope."""
+    """Return the value at x = 0 and the slope of the line through the first and the last point."""
     first, last = points[0], points[-1]
     slope = (last.value - first.value) / (last.x - first.x)
     return first.value - slope * first.x, slope

@@ -110,8 +110,8 @@ def run_coordinator(
 def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], bool]:
     """Make a function that returns False if a wait for a locked file must end.
 
-    The main loop calls this function while it waits. Each call counts as a sign of life, so the watchdog does
-    not take the wait for a hang. The wait must end once a stop signal has arrived.
+    The main loop calls this function while it waits. Each call sends a heartbeat, so the watchdog does
+    not end the process during the wait. The wait must end once a stop signal has arrived.
     """
 
     def keep_waiting() -> bool:

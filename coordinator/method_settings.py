@@ -31,14 +31,14 @@ class Layer:
         return table if isinstance(table, Mapping) else {}
 
     def place(self, key: str) -> str:
-        """Return the name of the file, with the line that sets this key of [method] if the line is known."""
+        """Return FILE:LINE for the line that sets this key of [method], or only FILE if the line is not known."""
         line = line_of(self.file.read_text("utf-8-sig"), ("method", key)) if self.file else 0
         return f"{self.where}:{line}" if line else self.where
 
 
 @dataclass
 class _Owners:
-    """The owner of each key: the layer that set the key, and the method that was chosen at that moment."""
+    """The owners of the keys. An owner is the layer that set the key, with the method chosen at that moment."""
 
     setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
     named: str = ""

@@ -199,7 +199,7 @@ class Participants:
         self._hello_requests.discard(device)
 
     def unasked_answer_received(self, device: str, round: int) -> None:
-        """Record an update for a task that is not open, because it may be a sign that this folder is an older copy.
+        """Record an update for a task that is not open. The update may show that this folder is an older copy.
 
         Nothing is recorded until the device has sent a hello with the plan of this run. Before this hello, the
         update may belong to an earlier run.
@@ -275,10 +275,10 @@ class Participants:
                 self._link.answers.abandon(device)
                 self._happen(Unenrolled(device, reason))
 
-    # Methods for wills of devices, which the broker publishes.
+    # Methods for the MQTT wills of devices, which the broker publishes.
 
     def will_received(self, device: str) -> None:
-        """Send a welcome to the device whose will was received, to find out whether it is still connected.
+        """Send a welcome to a device after its MQTT will, to find out whether the device is still connected.
 
         A connected device always replies to a welcome with a hello.
         """
@@ -314,10 +314,10 @@ class Participants:
     def round_status(self) -> RoundStatus:
         """Return the state of the round, with the names of the devices that must send something.
 
-        The names are None, which means all devices, in two cases: the run waits for enough devices to begin a
-        round, or more than MOST_NAMED updates are missing. Otherwise the state names the devices whose hello is
-        missing and the devices whose update is missing. In a pause, and shortly after a task was sent, it names
-        only the devices whose hello is missing.
+        If the names are None, all devices must send something. The names are None if the run waits for enough
+        devices to begin a round, or if more than MOST_NAMED updates are missing. Otherwise the state names the
+        devices whose hello is missing and the devices whose update is missing. In a pause, and shortly after a
+        task was sent, the state names only the devices whose hello is missing.
         """
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)

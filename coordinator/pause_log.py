@@ -1,4 +1,4 @@
-"""The log line that gives the time at which the next round may begin, if the policy delays the round."""
+"""Log the earliest time of the next round if the policy delays the round."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Run:
         self.question.undelivered.denied(self.machine.waited_for if devices is None else devices)
 
     def go_on(self) -> None:
-        """Go on with the run over a new connection."""
+        """Continue the run with a new connection."""
         if self.queue.is_held:
             self._begin()
         self.attendance.gathering(self._waits_for_devices, self._context.now)

@@ -159,7 +159,7 @@ class CoordinatorService:
         for device in self.context.shutdown.due(now):
             self.link.send(device, Finished(self.run.machine.rounds))
 
-    # Methods that decide from which devices messages are received.
+    # These methods decide whose messages are received.
 
     def _subscribe(self) -> None:
         """Subscribe to the topics of all devices that are not ignored.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-# Seconds for which the coordinator keeps running. Within this time, each device notices that no `here` message
-# arrives.
+# Largest number of seconds for which the coordinator keeps running after the end. Within this time, each device
+# notices that no `here` message arrives.
 STAY_SECONDS: Final = 150.0
 AGAIN_SECONDS: Final = 15.0
 

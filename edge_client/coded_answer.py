@@ -1,8 +1,8 @@
 """Code the arrays of an update, and keep the rounding errors (the residual) for the device's next update.
 
-The residual of an update counts only if the coordinator has used the update. The next task names the update that the
-coordinator has used last, in the field `took`. The device cannot know in advance which update this will be. So the
-device keeps the residuals before its last updates, and the residuals after each of these updates.
+The residual of an update counts only if the coordinator has used the update. In the next task, the field `took` names
+the last update that the coordinator has used. The device cannot know in advance which update this will be. So the
+device keeps the residuals from before its last updates, and also the residuals after each of these updates.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool
     enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
     with torch.device("meta"):  # Tensors on the meta device take no memory.
         parameters = sum(weights.numel() for weights in plan.model(network).parameters())
-    # Each weight is used at least once for each sample. If these uses alone are enough work, the operations need not
-    # be counted.
+    # Each sample uses each weight at least once. If this work alone is enough, the operations need not be counted.
     if FLOPS_PER_WEIGHT * parameters * batch >= enough:
         return True
     return flops_of(plan.model(network), plan.input_shape.axes) * batch >= enough

@@ -44,7 +44,7 @@ def evaluate(
     half: ClientHalf, data: Splits, view: str, confusion: Tensor | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` of the half's predictions with its present model.
+    """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` for the present model of the half.
 
     The main rule for predictions has the name `view`. If the half has other rules, each of them has its own view, for
     example "personal-classifier" in addition to "personal". If the matrix `confusion` is given, `evaluate` adds the

@@ -44,7 +44,7 @@ class Snapshots:
 def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...]) -> None:
     """Delete the snapshots of all rounds except round `number` and the rounds in `kept`.
 
-    For example, after a new evaluation between rounds, this deletes the snapshot of the evaluation before.
+    For example, after a new evaluation between rounds, delete the snapshot of the previous evaluation.
     """
     for path in folder.glob("round-*.npz"):
         found = path.stem.removeprefix("round-")

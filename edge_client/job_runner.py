@@ -48,7 +48,8 @@ class JobRunner:
         self.energy.join_run()
         job, self._plan = self.start_job(plan), plan
         if plan.codec and "weights" in plan.codec.down and not state.saved.broadcast:
-            state.store.put(to_numpy(first_weights(plan)))  # The first broadcast may be coded against them.
+            # The first broadcast may be coded against the first weights.
+            state.store.put(to_numpy(first_weights(plan)))
         if (saved := state.half()) is not None:
             job.restore(saved)
         # A lost update is computed again now. The coordinator does not send the task again if the round is over.

@@ -112,7 +112,7 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """Return the largest number of samples in one training step: own samples or public samples."""
+        """Return the largest number of samples in one step of training on the device's data or public data."""
         own = min(int(plan.settings().batch), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
@@ -230,7 +230,7 @@ def wrong_size(network: Net, x: Tensor) -> str:
             found, said = list(part(x[:1]).shape[1:]), getattr(network, name)
             if found != [said]:
                 return f"gives {found} numbers for a sample before its head, and its Net says {name} = {said}"
-    except RuntimeError:  # The network fails before its sizes can be compared.
+    except RuntimeError:  # The network raises an error, so its sizes cannot be compared.
         return ""
     return ""
 

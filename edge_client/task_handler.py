@@ -1,6 +1,6 @@
 """The handler of a run's plan and tasks, which gives tasks to the worker one by one and delivers the updates.
 
-If a task arrives again, it gets the update that was computed before; this update is read from the disk.
+If a task arrives again, the handler reads the earlier update from the disk and delivers this update again.
 """
 
 from __future__ import annotations

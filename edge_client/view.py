@@ -45,7 +45,7 @@ class AgentView:
 
     @property
     def coordinator_silent(self) -> bool:
-        """Return whether the device is connected but has received no new message of the coordinator for minutes."""
+        """Return whether the device is connected, but has received no new message for some minutes."""
         return self._watchdog.expired
 
     @property

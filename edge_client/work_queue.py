@@ -67,5 +67,5 @@ class WorkQueue:
         self.next, self._key = None, (0, "")
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Return whether the worker does the task of this round and phase now, or the task waits."""
+        """Return whether the task of this round and phase is being done or is waiting."""
         return (self.busy and self._key == key) or (self.next is not None and self.next.key == key)

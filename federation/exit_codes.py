@@ -75,7 +75,7 @@ def message(error: Exception) -> str:
 
 
 def _path_problem(error: OSError) -> str:
-    """Return the problem of a path that the user has named, with the way out.
+    """Return the problem of a path that the user has named, with advice.
 
     Return "" if the error is not about a path.
     """

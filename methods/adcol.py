@@ -8,7 +8,7 @@ the features of all its samples, computed in evaluation mode. D and its optimize
 Differences from the paper, or between the public codes:
   clients  the paper's D has an output for each client of the run from the start. Here devices may join at any
            time. D has one output for each device that ever took part, and gets an output for each new device. A
-           device always keeps its output. `clients` set to the number of devices gives the paper's D.
+           device always keeps its output. If `clients` is the number of devices, D is as in the paper.
   mu       0.3 in FedPall's copy of ADCOL, 0.5 in FL-bench. FL-bench also averages the models (average_models).
 """
 

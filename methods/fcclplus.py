@@ -228,9 +228,9 @@ def standardised(scores: Tensor) -> Tensor:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost with averaged models.
+    """Return the cost of a run in which models are averaged.
 
-    The authors' code makes one exchange for each batch. In total it sends as many numbers as this method.
+    The authors' code makes one exchange for each batch, but its exchanges have as many numbers in total as ours.
     """
     weights, told = {"weights": sizes.weights}, cost_of_images(sizes)
     return Cost({**weights, **told.up}, {**weights, **told.down})
@@ -250,7 +250,7 @@ def variant(hyper: Hyper) -> Method:
 def misfit(hyper: Hyper, classes: int) -> str:
     """Return why the temperature T does not fit the number of classes, or "".
 
-    If T is the number of classes or more, the sum over the other classes lowers the score of a label more
+    If T is at least the number of classes, the sum over the other classes lowers the score of a label more
     than CE raises it.
     """
     if hyper.temperature < classes:

@@ -49,7 +49,7 @@ class Server(ServerHalf):
 
 
 class Client(ClientHalf):
-    """A client half without the last fit, for the methods that extend FedAvg."""
+    """A client half that does not train after the last round, for the methods that extend FedAvg."""
 
     hyper: LocalHyper
 

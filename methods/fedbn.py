@@ -4,7 +4,7 @@ w_l <- sum_i (N_i / N) w_i,l   for every layer l except batch norms             
 
 The weight, bias and statistics of a batch norm stay on their device. Batch norms are found by their type, because the
 name of a layer may not show its type: "downsample.1" of a ResNet is a batch norm. Group and layer norms keep no
-statistics, and are averaged. The authors' code averages with 1/K.
+statistics, and are averaged. The authors' code has equal weights, 1/K.
 """
 
 from __future__ import annotations

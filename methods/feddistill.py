@@ -1,7 +1,7 @@
 """FedDistill (Jeong et al., 2018: federated distillation): devices exchange mean logits, a vector for each class.
 
 l = CE(f(x), y) + lam CE(f(x), softmax(t_y))                                    (alg. 1, their regulariser)
-t_c <- mean over the devices that hold c of their mean logits of class c
+t_c <- mean of the devices' mean logits of class c; only devices with samples of class c count
 
 A device takes its means over the batches of all its local epochs, with the logits before the step on each batch. With
 proto_source = "eval", it takes the means in a separate pass after training. If the server has no t_c for the class of

@@ -1,20 +1,21 @@
-"""FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg with larger weights for devices that averaging harms.
+"""FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg, where a device has a larger weight if averaging harms it.
 
-gap_i = after_i - before_i    on i's validation data: after_i of the averaged model, before_i of i's own trained model
+gap_i = after_i - before_i    after_i measures the averaged model, and before_i measures device i's own trained model
 a_i  <- a_i - (gap_i / max_j |gap_j|) step_t / K       for accuracies; for losses, + instead of -          ("gap")
 step_t = step (1 - (t - 1) / T)                        t, from 1: the round of the gap; T: the run's rounds
 w    <- sum_i a_i w_i / sum_i a_i                      over the participants; a_i in place of N_i / N
 
-Weights stay between 0 and 1, and the sum of the K weights that change stays the same. The first weight of a device is
-1 / (devices known), and the weights of the others become smaller so that the sum stays the same. If all gaps are 0,
-no weight changes. A device without validation samples keeps its weight.
+after_i and before_i are accuracies or losses on the validation data of device i. Weights stay between 0 and 1, and
+the sum of the K weights that change stays the same. The first weight of a device is 1 / (devices known), and the
+weights of the other devices become smaller so that the sum stays the same. If all gaps are 0, no weight changes. A
+device without validation samples keeps its weight.
 
-when = "next" measures the averaged model when it arrives in the next round, so a device sends only two more numbers.
-The server first changes the weights of the devices that took part in both rounds, and then averages the models of
-this round. when = "phase" measures the averaged model at once, in an additional phase in which the model is sent down
-again. If all devices take part in every round, both settings give the same models.
+With when = "next", a device measures the averaged model when this model arrives in the next round. So a device sends
+only two more numbers. The server first changes the weights of the devices that took part in both rounds, and then
+averages the models of this round. With when = "phase", a device measures the averaged model at once, in an additional
+phase in which this model is sent. If all devices take part in every round, both settings give the same models.
 
-Differences between text and code: the first step in the authors' code is one round earlier. MarsFL's copy has the
+In the authors' code, the first step is one round earlier than in the paper. MarsFL's copy of the code has the
 opposite sign.
 """
 
@@ -42,7 +43,7 @@ from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 Gap = Literal["accuracy", "loss"]
 When = Literal["next", "phase"]
 
-# Averaging lowers the accuracy of a device, or raises its loss. In both cases the weight of the device must increase.
+# If averaging lowers a device's accuracy or raises a device's loss, the weight of the device must increase.
 SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}
 HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 
@@ -117,7 +118,8 @@ class Client(fedavg.Client):
 
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
-        # Round -> `before` of the last two rounds. Two are kept because the coordinator may repeat a round.
+        # Round -> the value `before`, for the last two rounds. Two values are kept, because the coordinator may
+        # repeat a round.
         self.before: dict[int, float] = {}
 
     def run(self, ask: Ask) -> Payload:
@@ -131,7 +133,7 @@ class Client(fedavg.Client):
         return {**sent, **found}
 
     def pair(self, number: int) -> Payload:
-        """Return the results of the model that this device trained in round `number`, and of its present model."""
+        """Return the result of this device's trained model of round `number`, and of its present model."""
         before, after = self.before.get(number), self.measured()
         if before is None or after is None:
             return {}

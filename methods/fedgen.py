@@ -109,7 +109,7 @@ class Server(SharedHead, SharingServer):
         return torch.stack([none, *self.counts.values()]).sum(dim=0)
 
     def teachers(self, replies: Sequence[Reply]) -> list[tuple[float, nn.Module]]:
-        """Return pairs of a share and a head: the shares are for the mean of the heads' outputs.
+        """Return pairs of a share and a head. The share is the weight of the head's output in the mean.
 
         For linear heads, return only the mean head. Its output is equal to the mean of all heads' outputs.
         """

@@ -55,7 +55,7 @@ Compactness = Literal["vmf", "l2", "none"]
 class Hyper(LocalHyper):
     """The settings, with defaults for Digits.
 
-    For Office-Caltech and PACS: alpha 0.4, lam 0.7, tau 0.2 (a guess from fig. 5).
+    For Office-Caltech and PACS, set alpha = 0.4, lam = 0.7 and tau = 0.2 (a guess from fig. 5).
     """
 
     tau: Temperature = 0.1

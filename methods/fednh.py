@@ -13,8 +13,8 @@ where the text states nothing, or differs from the code:
   clip     10, as in their code.
   rows     in their code a device sends N_i^c mu_c^i and counts of all C classes. Here a device sends mu_c^i and
            N_i^c of the classes that it holds.
-final_fit: after the last broadcast every device fits the model once more to its own data, at the learning rate of one
-more round, and the result is measured, as in FedHP's table. It is off by default.
+final_fit: after the last broadcast, every device fits the model to its own data once more, as in FedHP's table. The
+learning rate is that of a further round. The fitted models are measured. final_fit is off by default.
 Nothing is private: in each round a device starts from the arrays that the server sends.
 """
 

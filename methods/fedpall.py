@@ -343,7 +343,7 @@ def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost with the paper's classifier.
 
-    The cost is that of round 1, or of a round whose whole cohort took part in the round before. In other rounds,
+    The cost applies to round 1, and to a round whose whole cohort took part in the previous round. In other rounds,
     the devices receive the K d numbers of the prototypes twice.
     """
     with torch.device("meta"):

@@ -14,7 +14,7 @@ Choices where the paper states nothing, or cannot be followed:
               power keeps the sign of the cosine ("signed").
   eqs. 6, 11  W sums to 1 in each class. So the numerator of eq. 6 is a mean, and all classes have the same weight in
               the denominator of eq. 6. We follow the paper here.
-  eq. 8       the k = ceil(phi |G^y|) largest values are those of s W.
+  eq. 8       uses the k = ceil(phi |G^y|) largest values of s W.
   eqs. 9, 10  each member of a cluster counts once in the mean, without its weight. weighted_centroid gives the true
               mean of the samples.
   tau         is 0.07. Section IV-B2 of the paper calls two values "optimal": 0.55, and a lower value.
@@ -166,7 +166,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost; the paper counts D + 1 numbers for each prototype, and here its label is counted too."""
+    """Return the cost; the paper counts D + 1 numbers for each prototype, and this function also counts the label."""
     J, G = sizes.local_prototypes, sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": J * sizes.D}
     up |= {"labels": eight_bytes(J), "counts": eight_bytes(J)}

@@ -9,7 +9,7 @@ L_corr  = 2 (cos(f, mean G^y) - 1)^2
 Choices where the text states nothing, or differs from the code:
   alpha       for a negative cosine, cos^alpha is not a real number, and the code gives NaN. Features behind a ReLU
               have no negative cosines. For other features, a negative cosine is set to 1e-6 ("clamp"), or |cos|^alpha
-              gets its sign ("signed").
+              gets the sign of cos ("signed").
   start       the prototypes are used from the first round in which any exist. The code waits until every device has
               sent prototypes.
   means       are taken over the samples of the batch whose class has prototypes.

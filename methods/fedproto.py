@@ -1,7 +1,7 @@
 """FedProto (Tan et al., AAAI 2022): devices share class prototypes, never weights.
 
 Client i: minimise CE(f_i(x), y) + lam * MSE(z_i(x), C_y)                       (eq. 7)
-Server  : C_j <- mean over the devices that hold class j of C_ij                (eq. 6, without its weights)
+Server  : C_j <- mean of C_ij over the devices i that hold class j              (eq. 6, without its weights)
 
 f_i is the network of device i, and z_i its embedding. Where the authors' code differs from the paper, the default
 follows the code:

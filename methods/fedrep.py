@@ -5,7 +5,7 @@ phi_i <- base_epochs of SGD on the representation, h_i fixed                    
 phi <- sum_i (N_i / N) phi_i                                                    (line 13, which has 1/(r n))
 
 The parameters of the fixed part do not change. But its batch norms update their statistics in both parts of the
-training. Each partof the training begins with a new optimizer.
+training. Each part of the training begins with a new optimizer.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Client i: minimise CE + lambda1 L_R + lambda2 L_MCL + lambda3 L_CC              
 Server  : P^c <- mean of P_i^c over the devices that hold c                     (eq. 3)
           A^c <- alpha A^c + (1 - alpha) P^c                                    (eq. 10)
 
-d_i is the margin between the device's own prototypes. They are from the last round in which the device took part,
-because its model has not changed since then. In the first round of a device, and if the device has only one class,
+d_i is the margin between the device's own prototypes of the last round in which the device took part. The device's
+model has not changed since then. In the first round of a device, and if the device has only one class,
 d* = d_global. If no device sends a class, the anchor and the row of P for the class do not change.
 
 Choices where the paper cannot be followed, or the authors' code differs (with the settings that follow the code):
@@ -21,16 +21,16 @@ Choices where the paper cannot be followed, or the authors' code differs (with t
   eq. 8         has no bias (cc_bias = false). The head in the code has a bias, and predicts the class.
   eq. 3         divides by |N_c| although its weights already sum to 1 (aggregation = "paper"). We do not divide.
                 The code uses aggregation = "unweighted".
-  eq. 2         is computed after training, in evaluation mode. The code uses proto_source = "training": the features
-                that were computed in training, in all epochs of the round.
+  eq. 2         is computed after training, in evaluation mode. The code uses proto_source = "training": P_i^c is
+                then the mean of the features from all training steps of the round.
   lambda2       0.01 for heterogeneous data, 1 for heterogeneous networks. All scripts of the code have 1.
   prediction    the paper does not state how a device predicts. The code takes the nearest P^c by squared distance,
                 and only P^c of the last round (keep_prototypes = false). "classifier" is the device's own head, which
                 also predicts until there is a P.
   download      devices receive P only to predict, and P doubles the download. With send_prototypes = false, P is not
                 sent, and the classifier predicts.
-We shuffle the samples and keep the last small batch. The code does neither. The rows of Table 4 differ in three
-settings: anchors = "random" or not, lambda2 = 0 or not, and lambda3 = 0 or not. If the head has batch norms, their
+We shuffle the samples and keep the last small batch. The code does neither. The rows of Table 4 differ in
+the settings anchors ("random" or not), lambda2 (0 or not) and lambda3 (0 or not). If the head has batch norms, their
 statistics are also learned from the anchors.
 """
 
@@ -179,7 +179,7 @@ class Server(ServerHalf):
 
     @torch.no_grad()
     def first_anchors(self) -> Tensor:
-        """Return the anchors at the start; for the batch norms, the C class anchors are one batch."""
+        """Return the first anchors. The layer with batch norms gets the C class anchors as one batch."""
         C, D = self.model.classes, self.model.embedding_size
         with initialised_from(seeded(self.seed, "server", "anchors").initial_seed()):
             class_anchors = torch.randn(C, D)

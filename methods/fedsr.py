@@ -5,14 +5,14 @@ L   = L_CE(head(z)) + c_l2r L2R + c_cmi CMI
 L2R = mean_b |z|                                     l2r = "squared": mean_b |z|^2, as the paper writes it
 CMI = mean_b KL( N(C mu, (C sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2) ), summed over z's numbers
 
-At first r_mu = 0, r_sigma = 1 and C = 1. They are trained with the model, by the same optimizer, and stay on the
+At first r_mu = 0, r_sigma = 1 and C = 1. The model's optimizer also trains r_mu, r_sigma and C, and they stay on the
 device. log(C sigma) has no value if C is below 0, so the logarithm is computed from the square.
 
-The prediction is the mean softmax over 20 draws of eps. The draws belong to the run and are the same for every image,
-so a model gives the same prediction on every machine.
+The prediction is the mean softmax over 20 random values of eps. In one run, all images and all machines have
+the same 20 values, so a model gives the same prediction on every machine.
 
-The authors' code weighs devices by 1 / K, and its round has 5 steps. Here devices are weighed by N_i / N, and train
-for a number of epochs.
+In the authors' code, a device has the weight 1 / K, and a round has 5 steps. Here a device has the weight N_i / N,
+and trains for a number of epochs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from protofleet.protocol.settings.bounds import Weight
 L2R = Literal["norm", "squared"]
 
 DRAWS: Final = 20
-# Lower bound for squares. Below this bound, the gradients of the logarithm and of a quotient of squares are useless.
+# Lower bound for squares. For smaller squares, the gradients of a logarithm and of a quotient are useless.
 LEAST: Final = 1e-12
 
 SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -76,7 +76,7 @@ class Gaussian(nn.Module):
 
 
 class Conditional(nn.Module):
-    """The device's own parameters: r_mu and r_sigma [C, D], and the C of the formula."""
+    """The device's own parameters: r_mu and r_sigma [classes, D], and the scalar C of the formula."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()

@@ -6,8 +6,8 @@ l = -log softmax_c(-(|p - t_c| + m [c = y]))        over the pairs (p, y) that d
 Client: CE + lam MSE(z, t_y), as in FedProto
 
 Differences between text and code:
-  M           margin = "nearest" is in both codes of the authors: the largest distance of a Q_c to its nearest Q.
-              "farthest" is the text: the largest distance of two Q. With one class present, m is margin_limit.
+  M           margin = "nearest" is from both codes of the authors. M is the largest distance of a Q_c to its nearest
+              Q. "farthest" is from the text. M is the largest distance of two Q. With one class, m is margin_limit.
   classes     classes that no device has ever held are not sent. The authors' code sends all classes, so devices can
               predict a class that no device holds.
 The rows e_c and the layers of F are the state of the server. The optimizer is new in each round.

@@ -66,7 +66,7 @@ class Client(fedavg.Client):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """Return l_con of embeddings [B, D], the mean over the batch."""
+    """Return l_con, averaged over the batch. The embeddings have the shape [B, D]."""
     cosines = [(unit(z) * unit(other)).sum(dim=1) for other in (near, far)]
     scores = torch.stack(cosines, dim=1) / tau
     return F.cross_entropy(scores, scores.new_zeros(len(z), dtype=torch.int64))

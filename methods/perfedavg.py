@@ -2,7 +2,7 @@
 
 w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        (alg. 1, with their FO approximation)
 
-Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. A single sample is D and D'.
+Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. One sample is both D and D'.
 Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set for all its methods, have no effect.
 In PFLlib beta is equal to lr, a device trains twice in a round, and with fewer than 2B samples it makes no step.
 In the authors' code of FedPall, D and D' are whole batches in turn, so a device with one batch never trains.

@@ -14,7 +14,7 @@ A round has two exchanges, "means" and "train". Differences from the authors' co
          keeps its own head. write_head puts the retrained head into the model (FedPall's copy).
   D_c    is computed from the last means of every device that ever took part. The authors' code asks all devices in
          the last rounds, and begins one round earlier.
-  f      each feature is used at most once if there are `virtual` or more. Otherwise features are drawn with
+  f      each feature is used at most once if there are at least `virtual` features. Otherwise features are drawn with
          repetition. In this case, the authors' code stops.
 """
 
@@ -101,7 +101,7 @@ class Server(ServerHalf):
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
         self.rectified: nn.Module | None = None
-        # For each device: its class means, scaled to length 1, [C, D]; and its counts [C].
+        # Device -> its class means [C, D], scaled to length 1, and its counts [C].
         self.last_means: dict[str, ClassMeans] = {}
 
     @property

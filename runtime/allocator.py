@@ -39,7 +39,7 @@ class MallInfo(ctypes.Structure):
 
 
 def return_large_blocks() -> None:
-    """Set the threshold of glibc to a fixed size; do nothing if the C library is not glibc."""
+    """Set a fixed threshold, from which blocks are large; do nothing if the C library is not glibc."""
     _set({M_MMAP_THRESHOLD: THRESHOLD})
 
 

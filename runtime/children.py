@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
-# Environment variable of a child with the id of its parent process. The child ends when the parent ends.
+# Environment variable of a child. Its value is the id of the parent process. The child ends when the parent ends.
 PARENT: Final = "PROTOFLEET_PARENT"
 PR_SET_PDEATHSIG: Final = 1
 TAIL: Final = 1 << 14  # Number of bytes that are read from the end of a log.
@@ -58,7 +58,7 @@ def environment_of_child() -> dict[str, str]:
 class Program:
     """A program that is started as `python -m module arguments`, in a new session."""
 
-    name: str  # Name for `ps` and `top`, which is used if the program is forked.
+    name: str  # Name of a forked program in `ps` and `top`.
     module: str
     arguments: Sequence[str]
     environment: dict[str, str] = field(default_factory=environment_of_child)
@@ -66,7 +66,7 @@ class Program:
 
 
 class Starter(Protocol):
-    """An object that starts children: as new interpreters, or by forks of a launcher."""
+    """An object that starts children as new interpreters, or as forks of a launcher."""
 
     @property
     def problem(self) -> str:
@@ -133,7 +133,7 @@ def stop(processes: Iterable[Waited], seconds: float) -> None:
 
 
 def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:
-    """Wait until all processes have ended, for at most `seconds` for all together.
+    """Wait until all processes have ended, but at most `seconds` in total.
 
     Return the processes that still run.
     """
@@ -148,7 +148,7 @@ def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:
 
 
 def last_lines(log: Path, begin: int = 0) -> list[str]:
-    """Return the last lines of a log that are not empty.
+    """Return the last lines of a log, without empty lines.
 
     Lines before the byte `begin` belong to an earlier start, and are left out.
     """

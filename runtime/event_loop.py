@@ -55,7 +55,7 @@ class Worker(Protocol):
 
 
 class EndedWorkError(RuntimeError):
-    """The error for work that has tried to end the process; the code of the work is not from a plug-in."""
+    """The error for work outside of plug-ins that has tried to end the process."""
 
 
 class WorkThread:
@@ -111,7 +111,7 @@ class ThreadWorker:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the exception that the owner of a thread gets in place of this error.
+    """Return the exception that replaces this error for the owner of a thread.
 
     A SystemExit is replaced, because it would end the thread silently. An error of a plug-in is logged with
     its traceback for the plug-in's author, and is replaced by an exception with one line.

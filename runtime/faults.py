@@ -1,7 +1,8 @@
 """Decide what is responsible for an error in the handling of a message: our side, the sender or a plug-in.
 
-An error of the disk, the index, memory or the broker affects the work with all devices. It counts as ours,
-and is raised. Any other error counts as an error of the sender, and must not end the work with other devices.
+An error of the disk, the index, memory or the broker affects the work with all devices. This error counts as
+an error of our side, and is raised. Any other error counts as an error of the sender, and must not end the
+work with other devices.
 If a line of a plug-in raised the error, the message names this line for the plug-in's author.
 """
 

@@ -1,4 +1,4 @@
-"""Watch the health of this process: record signs of life of its parts, and end the process if it hangs.
+"""Watch the health of this process: record that its parts still run, and end the process if it hangs.
 
 Container engines and service managers restart a process only when it has ended, and not when it hangs. So a
 process that hangs ends itself, and writes the stacks of all threads to its log. No important data is lost,
@@ -64,7 +64,7 @@ def end_at_once(seconds: float, part: str) -> None:
 
 @contextlib.contextmanager
 def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
-    """End the process if a part gives no sign of life for `seconds` while the `with` lasts; 0 turns this off.
+    """End the process if a part sends no heartbeat for `seconds` in the `with` block; 0 turns the watchdog off.
 
     A process that was stopped as a whole (by SIGSTOP, or because the machine was paused) does not hang. When
     it continues, each part has its full time again.

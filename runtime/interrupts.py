@@ -38,8 +38,8 @@ def stopped_as_by_a_terminal() -> Iterator[None]:
 def held_interrupts() -> Iterator[None]:
     """Raise an interrupt only at the end of the `with` block; raise a second interrupt at once.
 
-    Without this, an interrupt during an import could be raised inside code that treats any error as a missing
-    module. That code would continue, and the interrupt would be lost.
+    Without this delay, an interrupt during an import could be raised inside code that treats any error as a
+    missing module. That code would continue, and the interrupt would be lost.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

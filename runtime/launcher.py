@@ -34,7 +34,7 @@ PROGRAM: Final = "protofleet.runtime.launcher_process"
 TURN_SECONDS: Final = 0.1  # Longest wait of one thread for a message; then another thread may wait.
 STANDARD_INPUT, STANDARD_ERROR = 0, 2
 ROOM: Final = " " * 400  # Space in the command line, which a child overwrites with its own command line.
-# OpenBLAS starts its threads when it is imported, but at a fork the process must have only one thread.
+# At a fork the process must have only one thread, but an imported OpenBLAS would start more threads.
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -253,7 +253,7 @@ class Launcher:
                 self._refused, self._starting = why, None
 
     def _ended(self, why: str) -> None:
-        """Record that all children have ended, because the kernel ends them together with the forking process."""
+        """Record that all children have ended: the kernel ended them when the forking process ended."""
         self._refused, self._starting = why, None
         for child in self._running.values():
             child.returncode = -signal.SIGKILL

@@ -33,7 +33,8 @@ from protofleet.runtime.library_pages import release_library_pages
 STREAMS: Final = 3  # Number of handles that are sent with a request: standard input, output and error.
 LONGEST: Final = 1 << 16  # Largest number of bytes that are read at once.
 LONGEST_NAME: Final = 15  # Largest number of bytes in the name of a process.
-# Positions in /proc/self/stat, after the name, of the beginning and the end of the command line in memory.
+# Positions of two fields in /proc/self/stat, counted after the name. The two fields are the addresses at which the
+# command line begins and ends in memory.
 COMMAND_LINE: Final = slice(45, 47)
 
 
@@ -72,7 +73,7 @@ def share_memory() -> None:
     gc.freeze()  # After this, garbage collection in a child does not write to shared pages.
     if sys.version_info < (3, 12):  # Python 3.12 and later do not count references to names of attributes.
         # When a child looks up an attribute, Python may replace an old entry of the type cache. Python then
-        # releases the name in the old entry, and so it writes to a shared page.
+        # releases the name in the old entry. This release writes to a shared page.
         sys._clear_type_cache()
 
 
@@ -216,7 +217,7 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """Make this process like a newly started process: it shares only memory with the other children."""
+    """Make this process like a newly started process. It shares memory with the other children, and nothing else."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,8 +1,8 @@
-"""Give back memory pages that were read while libraries were loaded, and are not needed any more.
+"""Give back memory pages that were needed only while libraries were loaded.
 
-The loader and static constructors read most of a large library once. With torch, 50 MB then count as memory
-of a process that never computes. These pages are unchanged parts of the library's file. If a process needs
-such a page again, the kernel reads it from the file.
+The loader and static constructors read most of a large library once. After torch is loaded, these pages count as
+50 MB of the process's memory, even if the process never computes. The pages are unchanged parts of the library's
+file. If a process needs such a page again, the kernel reads the page from the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def release_library_pages() -> None:
 def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     """Yield the private mappings of files whose memory still has the same bytes as the file.
 
-    In other mappings the loader has changed addresses, and these changes would be lost.
+    The loader has changed addresses in the other mappings. If their pages were released, these changes would be lost.
     """
     for text in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.MULTILINE):
         found = MAPPING.match(text)

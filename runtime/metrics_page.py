@@ -140,7 +140,7 @@ class MeterCollector:
 class BrokerCertificate:
     """The metric of the broker's certificate.
 
-    A client of the broker reports it, because Prometheus does not scrape the broker itself.
+    A client of the broker reports the metric, because Prometheus does not scrape the broker itself.
     """
 
     def __init__(self, ends: Callable[[], float | None]) -> None:

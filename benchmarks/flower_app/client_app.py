@@ -10,7 +10,7 @@ EXAMPLES = 31
 
 
 def train(message: Message, context: Context) -> Message:
-    # Each device draws its own numbers, because Flower sends equal arrays only once.
+    # Each device makes different random numbers, because Flower sends equal arrays only once.
     rng = np.random.default_rng(context.node_id)
     model = [
         w + np.float32(1e-3) * rng.standard_normal(w.shape, dtype=np.float32)

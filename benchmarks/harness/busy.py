@@ -16,8 +16,8 @@ from benchmarks.harness.processes import cpu_seconds
 class BusyProcesses:
     """Processes that keep cores busy inside a `with processes.running()` block. They are stopped when the block ends.
 
-    Each process has its own session, like the processes of other programs. Some Linux systems divide the cores among
-    sessions, and all processes of one session would together get the share of one process.
+    Some Linux systems divide the cores among sessions, and not among processes. So each of these processes has its
+    own session. In one common session, all of them would together get only the share of one process.
     """
 
     def __init__(self, number: int) -> None:

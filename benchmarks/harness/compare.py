@@ -1,4 +1,4 @@
-"""Repeated runs of a measure with two trees in turn, and the comparison of their values."""
+"""Run a measure several times with two trees in turn, and compare the values of the trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of pairs: the median and spread of ratios, and the verdict whether a ratio differs from 1."""
+"""Statistics of pairs: the median and spread of ratios, and the verdict about whether a ratio differs from 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A counter of the syncs of processes, which can also slow the syncs down.
+"""A counter of the syncs of processes. The counter can also slow the syncs down.
 
 The processes preload a library that counts their syncs. This module compiles the library from syncs.c.
 """
@@ -16,7 +16,7 @@ SIZE = 8
 
 
 class Syncs:
-    """The number of syncs of every process that is started with `environment`."""
+    """A counter of syncs. It counts the syncs of all processes that are started with `environment`."""
 
     def __init__(self, folder: Path, pause_seconds: float = 0.0) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")

@@ -1,4 +1,7 @@
-"""One model to a thousand devices, and a thousand models back: bytes on the wire divided by bytes of arrays."""
+"""The cost of sending one model to a thousand devices, and a thousand models back.
+
+The figures are the bytes on the wire, divided by the bytes of the arrays.
+"""
 
 from __future__ import annotations
 

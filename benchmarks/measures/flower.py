@@ -1,4 +1,4 @@
-"""A comparison of Flower's real processes with our FedAvg in benchmarks/programs/rounds.py, measured in the same run.
+"""Compare Flower's real processes with our FedAvg in benchmarks/programs/rounds.py. One run measures both systems.
 
 Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in its own
 virtual environment with Flower and NumPy. Its app does not train and does not need torch, so the app is as light as

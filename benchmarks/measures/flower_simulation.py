@@ -1,4 +1,4 @@
-"""A round of ten devices that train, with protofleet and with Flower's simulation, measured in the same run.
+"""Measure a training round of ten devices in protofleet and in Flower's simulation, one after the other.
 
 The devices of protofleet share processes. Both systems train the network of benchmarks/programs/bare.py on the same
 number of samples with the same steps. Both systems have as many worker processes as there are cores, and each worker
@@ -99,7 +99,7 @@ class FlowerSimulation:
         return {"seconds": (last - first) / rounds, "cpu": (after - before) / rounds}
 
     def _ended(self, family: Family, notes: Path, number: int) -> tuple[float, float]:
-        """Wait for the end of a round. Return its time, and the CPU seconds of all processes just after it."""
+        """Wait for the end of a round. Return the time of the end, and the CPU seconds of all processes until now."""
         deadline = time.monotonic() + LIMIT_SECONDS
         while True:
             moments = notes.read_text().split("\n")[:-1] if notes.exists() else []

@@ -1,4 +1,4 @@
-"""A measure that a program in benchmarks/programs takes, with the code of a tree."""
+"""Take a measure: run a program of benchmarks/programs with the code of a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes on the wire that a round needs for one device besides the bytes of its arrays, by kind of message.
+"""Measure the bytes of a round on the wire for one device, without the bytes of arrays, by kind of message.
 
 A federation runs in one process, with sealed messages. The size of every PUBLISH is measured where the broker
 receives the packet. The measured size is the size that the PUBLISH would have on a socket.
@@ -30,7 +30,7 @@ POLICY = Policy(
     settle_seconds=0.5,
 )
 KINDS = ("task", "block", "want", "update", "receipt")
-# Size of ten prototypes, with their labels and counts -> width of the embedding.
+# Width of the embedding, by the size of ten prototypes (with their labels and counts).
 WIDTHS = {
     "10 kB": 256,
     "3.5 kB": 85,
@@ -54,7 +54,7 @@ class Scale:
         self._publish(topic, frame, retain)
 
     def of(self, devices: Sequence[str], kind: str) -> float:
-        """Return the mean number of bytes of a kind for one device, including the messages to all devices."""
+        """Return the mean number of bytes per device in messages of this kind; messages to all devices count too."""
         return self.bytes["", kind] + sum(self.bytes[device, kind] for device in devices) / len(devices)
 
 
@@ -84,7 +84,7 @@ def measured(data: MadeUp) -> MadeUp:
 
 
 def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, float]:
-    """Return the bytes of one device in a round: the bytes of the arrays, and the other bytes by kind of message.
+    """Return the bytes of one device in a round. The bytes outside the arrays are divided by kind of message.
 
     The evaluation counts as one more round.
     """

@@ -1,4 +1,6 @@
-"""Measure devices that share processes: memory, and CPU per device and round, with coordinator and broker.
+"""Measure the memory and the CPU per device and round if devices share processes.
+
+The coordinator and the broker are included.
 
 The network has 53,002 parameters, and each device trains one epoch on 600 samples, as in `round_cost`. The
 coordinator runs in this process. CPU is counted from the end of the first training phase to the end of the

@@ -1,7 +1,7 @@
 """A round of ten devices in shared processes, with all its costs, and a plain PyTorch loop in one process.
 
-The loop (benchmarks/programs/bare.py) has the same network, samples and steps and takes the mean of the weights. It
-is measured before and after the federation, so that a change of the machine's load does not favour the loop or the
+The loop (benchmarks/programs/bare.py) has the same network, samples and steps, and averages the weights. The loop is
+measured before and after the federation, so that a change of the machine's load does not favour the loop or the
 federation. The cost of the federation includes everything that a round needs: devices, coordinator and broker, sealed
 messages and all writes to the disk.
 """

@@ -1,9 +1,9 @@
-"""The CPU of a whole round, for all processes together.
+"""Measure the CPU of a whole round, for all processes together.
 
-Ten device processes and a broker run, with a coordinator in this process. The network has 53,002 parameters,
-and each device trains one epoch on 600 samples. The CPU is counted from the end of the first training phase
-to the end of the last training phase. It is compared with the same training as a plain PyTorch loop in one
-process (benchmarks/programs/bare.py).
+There are ten device processes, a broker process and a coordinator in this process. The network has 53,002
+parameters, and each device trains one epoch on 600 samples. The CPU is counted from the end of the first training
+phase to the end of the last training phase. The same training in a plain PyTorch loop in one process is measured
+for comparison (benchmarks/programs/bare.py).
 """
 
 from __future__ import annotations

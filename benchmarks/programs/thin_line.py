@@ -42,7 +42,7 @@ class Line:
 
 
 class Direction:
-    """One direction of the line. The method `arrival` returns when bytes that are read now will arrive."""
+    """One direction of the line. The method `arrival` returns the arrival time of bytes that are read now."""
 
     def __init__(self, line: Line, seed: int) -> None:
         self._line, self._random = line, random.Random(seed)
@@ -58,7 +58,7 @@ class Direction:
 
 
 class ThinLine:
-    """A port of this machine. During the `with` block, its connections go over the line to another port."""
+    """A port of this machine. During the `with` block, connections to this port go over the line to another port."""
 
     def __init__(self, target: int, line: Line) -> None:
         self._target, self._line = target, line

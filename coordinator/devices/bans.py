@@ -58,8 +58,8 @@ class Suspension:
     def is_active(self, at: float) -> bool:
         """Return whether the ban or pause is active at this time.
 
-        If `at` is before the beginning of the ban, the clock was set back. Then the ban is not active. Otherwise
-        it could last for years.
+        If `at` is before the beginning of the ban, the clock was set back. Then the ban is not active, because the
+        ban could otherwise last for years.
         """
         return self.since <= at < self.until
 
@@ -215,7 +215,7 @@ def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
 
 
 def _records(folder: Path) -> dict[str, Suspension]:
-    """Return all bans in the folder, including bans that are over, because these make the next ban longer."""
+    """Return all bans in the folder. Bans that are over are included, because they make the next ban longer."""
     found = {}
     with contextlib.suppress(OSError):
         for path in (folder / BANNED).iterdir():

@@ -36,7 +36,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 # Seconds in which devices can vote; this is enough time for two hellos of each device.
 LISTEN_SECONDS: Final = 30.0
-# Seconds between two log lines about waiting devices; the first few lines are logged at once.
+# Seconds between two log lines about waiting devices. The first LOG_BURST lines do not wait.
 LOG_SECONDS: Final = 3600.0
 LOG_BURST: Final = 5.0
 
@@ -46,7 +46,7 @@ class ClassNameVote:
         self, classes: int, stated: Names, known: ClassNames | None, listen: float,
         enrolled: Callable[[str], bool] = lambda device: True,
     ) -> None:  # fmt: skip
-        """Set up the vote; `known` are the names that an earlier coordinator of this run has fixed."""
+        """Set up the vote; `known` are the names that an earlier coordinator of this run has decided."""
         self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
         self.fixed, self.saved, self._known = known, known is not None, known

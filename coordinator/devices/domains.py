@@ -1,10 +1,10 @@
 """The assignment of devices to domains. The results of devices are reported by domain.
 
-A device claims a domain for its data, and no one can check the claim. If `limits.domains` names the domain,
-only the devices that this setting lists for the domain belong to it. Any other domain belongs to the device
-that claimed it first. If a device claims a domain that belongs to other devices, its results are shown
-separately, as "street (board-7)". A device has one domain for the whole run, so there are at most as many
-domains as enrolled devices.
+A device claims a domain for its data, and no one can check the claim. If `limits.domains` lists devices for the
+domain, the domain belongs to these devices. Any other domain belongs to the device that claimed it first. If a
+device claims a domain that belongs to other devices, the results of the device are shown separately, as
+"street (board-7)". A device has one domain for the whole run, so there are at most as many domains as enrolled
+devices.
 """
 
 from __future__ import annotations

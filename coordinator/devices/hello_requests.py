@@ -25,7 +25,7 @@ class HelloRequests:
         self._since[device] = now
 
     def discard(self, device: str) -> None:
-        """Remove a device that has joined the roster, or that knows that it does not take part."""
+        """Remove a device. It has joined the roster, or it knows that it does not take part."""
         self._since.pop(device, None)
 
     def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""The last wills of devices: a will makes its device suspect for a while, but does not remove the device.
+"""The MQTT wills of devices: a will makes its device suspect for a while, but does not remove the device.
 
 A device signs its will in advance, so a hostile broker could publish the will at any time and keep the device
 out of every round. Therefore a suspect device keeps its place in the roster. The coordinator sends it a
@@ -6,8 +6,8 @@ welcome, and a connected device replies to the welcome. If no new message of the
 `seconds`, the device counts as left.
 
 If a new message arrives, there are two cases. In the first case, the device was connected all the time, and
-its will was false. In the second case, the device was away and has come back. The second case shows in one of two
-ways: the boot number of the device is higher, or the birth message of the new connection arrives within
+its will was false. In the second case, the device was away and has come back. The coordinator recognises the second
+case in two ways: the boot number of the device is higher, or the birth message of the new connection arrives within
 BIRTH_SECONDS. A birth message may arrive a little after other messages of the same connection.
 """
 
@@ -39,11 +39,12 @@ Mark = tuple[int, int]  # Boot number of a device, and the newest sequence numbe
 class LastWills:
     seconds: float  # A suspect device counts as left if it sends no message for this many seconds.
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # (device, outcome) -> number of wills
-    # Suspect device -> time since which it is suspect, and the mark of its newest message at that time.
+    # Suspect device -> time when the device became suspect, and the mark of its newest message at that time.
     _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)
-    # Device that was suspect -> time at which it sent a message again; its birth message may still arrive.
+    # Device that was suspect -> time at which the device sent a message again. The birth message of the device may
+    # still arrive.
     _awaiting_birth: dict[str, float] = field(default_factory=dict)
-    # Devices whose wills were false, until `take_refuted` returns them.
+    # Devices whose MQTT wills were false. `take_refuted` empties this list.
     _refuted: list[str] = field(default_factory=list)
 
     @property
@@ -57,7 +58,7 @@ class LastWills:
         return len(self._suspects)
 
     def received(self, device: str, heard: Mark, now: float) -> bool:
-        """Record a will; return True if its device becomes suspect now, or False if it was suspect already."""
+        """Record an MQTT will; return True if its device becomes suspect now, False if it was suspect before."""
         if device in self._suspects:
             return False
         # If this is a second will, and no birth message has arrived since the first will, the first will was
@@ -79,7 +80,10 @@ class LastWills:
             self._awaiting_birth[device] = now
 
     def take_refuted(self, now: float) -> list[str]:
-        """Return the devices whose wills were false: they sent messages after the will, but no birth message."""
+        """Return the devices whose MQTT wills were false.
+
+        Such a device sent messages after its MQTT will, but no birth message.
+        """
         found = [device for device, since in self._awaiting_birth.items() if now >= since + BIRTH_SECONDS]
         for device in found:
             self._refute(device)
@@ -92,7 +96,7 @@ class LastWills:
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Record the outcome of a will.
+        """Record the outcome of an MQTT will.
 
         Return the time at which the device became suspect, or None if the device was not suspect.
         """

@@ -20,8 +20,8 @@ LASTS_SECONDS: Final = 60.0
 class SmallPackets:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        # Time of the first refusal of a broker because of its small packet limit; infinity after a broker was
-        # accepted.
+        # Time at which a broker was first refused because its packet limit is too small. The time is infinity if a
+        # broker was accepted later.
         self._since = float("inf")
 
     def manifests_may_be_objects(

@@ -88,8 +88,8 @@ class Gate:
     def is_expected(self, update: Update) -> bool:
         """Return whether the open task still needs this update.
 
-        The update must be for the open task, and no other update of its device for this task may be accepted
-        yet.
+        The update must be for the open task. The coordinator must not have accepted another update of the device for
+        this task.
         """
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)

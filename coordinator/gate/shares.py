@@ -1,4 +1,4 @@
-"""The choice of the offers to drop when space for updates is short.
+"""Choose the offers that are dropped when space for updates is short.
 
 Space is reserved when an update is offered, so fetched updates never fill the disk. But no offer may prevent
 the update of another device:

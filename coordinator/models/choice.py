@@ -21,7 +21,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The validation accuracy of one point by domain and, if the accuracy of each device is known, by device."""
+    """The validation accuracy of one point by domain, and also by device if it is known for each device."""
 
     domains: Values
     devices: Values = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Validation:
 
 
 def best_point(points: Sequence[Validation]) -> int:
-    """Return the index of the best point; if several points are equally good, the first of them."""
+    """Return the index of the best point. If several points are equally good, the first of them is chosen."""
     best = 0
     for i, point in enumerate(points):
         if point.is_better_than(points[best]):

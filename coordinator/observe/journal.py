@@ -88,7 +88,7 @@ class Journal:
         self._metrics: dict[str, dict[str, float]] = {}
         # Device -> number of its test samples, from the first claim of the device in the run.
         self._samples: dict[str, float] = {}
-        # The metrics of the evaluation before the round, and the traffic that was counted before the task of this
+        # The metrics of the evaluation before the round. `_meter_asked` has the traffic before the task of this
         # evaluation was sent.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
@@ -295,7 +295,7 @@ class Journal:
             self._isolation.call(sink.round_ended, record)
 
     def _note_lacking(self, own: Iterable[str]) -> None:
-        """Report to the sinks each metric that a device did not send as a finite number; report it once in a run."""
+        """Report to the sinks each metric for which a device sent no finite number; report each metric only once."""
         for name in own:
             if name not in self._lacking and (devices := lacking(self._metrics, name)):
                 self._lacking.add(name)

@@ -95,7 +95,7 @@ class DamageCounts:
 class DepartureCounts:
     """The counts of devices that left, by reason.
 
-    A series exists for each reason from the start, so that an alert can watch it.
+    A series exists for each reason from the start, so that an alert can watch the series.
     """
 
     def __init__(self, run: RunView | None) -> None:
@@ -207,7 +207,7 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
-        # Devices that have their own series in the metrics for the bytes of the whole run.
+        # Some metrics count the bytes of the whole run. These devices have their own series in these metrics.
         self._run_names = BoundedLabels(MOST_DEVICES)
         self._counted = 0  # The last round that is included in the totals.
         r.register(MeterCollector(run.meter, self._method))
@@ -331,7 +331,7 @@ class Metrics:
         self.last_round.set(record, self._method)
 
     def _set_learned(self, record: RoundRecord) -> None:
-        """Set the accuracy and loss that all present devices were asked to measure.
+        """Set the accuracy and loss, if all present devices were asked to measure them.
 
         Measurements of a sampled cohort are left out, because each cohort covers different domains.
         """
@@ -365,7 +365,7 @@ class Metrics:
                     gauge.remove(device)
 
     def _set_class_holders(self) -> None:
-        """Set how many present devices hold each class, for methods that receive the counts of classes."""
+        """Set the number of present devices that hold each class, if the method receives the counts of classes."""
         known = self._run.members
         counts = [known[device].counts for device in sorted(self._run.roster) if device in known]
         for number, held in enumerate(zip(*filter(None, counts), strict=False)):

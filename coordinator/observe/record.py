@@ -24,8 +24,8 @@ MEAN: Final = "mean"  # Stands for the mean over domains, in place of the name o
 # the lines of a large fleet stay short.
 MOST_DEVICES: Final = 64
 OTHER: Final = "other"
-# Stands for all devices, in the row of broadcasts. A broadcast is published once for all devices. No device
-# can have this name.
+# The name in the row of broadcasts, because a broadcast is published once for all devices. No device can have
+# this name.
 ALL: Final = "all devices"
 
 Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> bytes.

@@ -155,7 +155,7 @@ class RunView:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Return the devices that were present when the cohort of the round was drawn."""
+        """Return the devices that were present when the cohort of the round was chosen."""
         return self._machine.present
 
     @property
@@ -199,7 +199,7 @@ class RunView:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the class names in the order of their labels; empty while no names are fixed."""
+        """Return the class names in the order of their labels; empty until the names are decided."""
         return self._participants.name_vote.names
 
     @property
@@ -225,7 +225,7 @@ class RunView:
 
     @property
     def wills(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of wills by device and outcome."""
+        """Return the number of MQTT wills by device and outcome."""
         return MappingProxyType(self._participants.last_wills.counted)
 
     @property
@@ -252,7 +252,7 @@ class RunView:
         return self._spool.earlier_traffic(round)
 
     def uncoded(self, round: int) -> dict[str, dict[str, int]]:
-        """Return the bytes of a round that ends now before coding, by direction and kind; {} without a codec."""
+        """Return the uncoded bytes of the round that ends now, by direction and kind; {} without a codec."""
         return self._uncoded.of_round(round)
 
     def missing(self) -> Mapping[str, int]:
@@ -260,7 +260,7 @@ class RunView:
         return self._context.link.missing()
 
     def rules(self) -> Mapping[str, str]:
-        """Return a description of each way in which a device predicts with the current server state."""
+        """Return descriptions of all ways in which devices predict with the current state of the server."""
         half = replace(self._plan, init=None, public=None).client_half(NoSamples(), "")
         half.receive(self._server.server.payload())
         return {way: words_of(described(as_exported(rule))) for way, rule in rules_of(half).items()}

@@ -1,4 +1,4 @@
-"""The choice of a cohort: when a round may begin, and which of the present devices are drawn."""
+"""The choice of a cohort: when a round may begin, and which of the present devices take part."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Left:
 class Unenrolled:
     """The event that the enrolment of a device has ended.
 
-    A device that has left may come back into the open phase. A device that is no longer enrolled may not come
+    A device that has left can come back into the open phase. A device that is no longer enrolled cannot come
     back.
     """
 
@@ -62,8 +62,8 @@ class Advanced:
     phase: str | None
     base: bytes = b""
     fault: str = ""  # At the end of a round: why its result cannot be used; "" if it can be used.
-    # At the end of a round: the validation accuracy. It is None if not all present devices were asked for it,
-    # or if policy.stop does not need it.
+    # The validation accuracy at the end of a round. The accuracy is None if some present devices did not have
+    # to report it, or if policy.stop does not need it.
     validation: float | None = None
 
 
@@ -78,7 +78,7 @@ class Blamed:
     phase: str
     devices: tuple[str, ...] = ()
     words: str = ""
-    tried: bool = False  # True if the server half can go on without the blamed updates, as a test has shown.
+    tried: bool = False  # True if a test has shown that the server half can go on without the blamed updates.
     # True if one update is left out only to see whether the next round then reaches its quorum.
     trial: bool = False
 
@@ -154,9 +154,9 @@ class Blame:
     server_half: bool = False
     # Round -> devices whose updates were put aside so far.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    trial: bool = False  # True to only choose one more update to leave out.
+    trial: bool = False  # True if the search only chooses the next update to leave out.
     tried: tuple[str, ...] = ()  # Devices whose updates were left out before.
-    # True if an update may be left out again after each update was left out once.
+    # True if the search may start again after it has left out each update once.
     endless: bool = False
 
 
@@ -285,8 +285,8 @@ class Recovered:
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
     # Round -> devices whose updates were put aside in this round.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    # Round -> devices whose updates were left out, one at a time. So the coordinator looks for the update that keeps
-    # the next round from its quorum.
+    # Round -> devices whose updates were left out, one at a time. In this way the coordinator finds an update that
+    # makes the next round miss its quorum.
     tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # Reason why the run has diverged, or "".
     seconds: float = 0.0  # Seconds that earlier processes spent on the round, up to their last save.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FlapDetector:
-    # Lost connections within `seconds` that make a device unsteady; 0 means that every device is steady.
+    # A device that loses this many connections within `seconds` is unsteady; 0 means that every device is steady.
     leaves: int
     seconds: float
     _left: dict[str, deque[float]] = field(default_factory=dict)

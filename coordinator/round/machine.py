@@ -183,7 +183,7 @@ class RoundMachine:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Return the devices that were present when the cohort was drawn."""
+        """Return the devices that were present when the cohort was chosen."""
         return self._present
 
     @property
@@ -252,8 +252,7 @@ class RoundMachine:
     def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
         """Go on with the updates of a phase.
 
-        If the phase was an evaluation before the round, begin the round with the cohort that is already
-        drawn.
+        If the phase was an evaluation before the round, begin the round with the cohort that was chosen before.
         """
         if self._drawn is None:
             return Advance(self.round, phase, devices)
@@ -314,7 +313,7 @@ class RoundMachine:
         yield Dismiss(event.device)
 
     def _leave(self, event: Left, now: float) -> Iterable[Command]:
-        # The will of a device may be published more than once, but it is one disconnection.
+        # The broker may publish the MQTT will of a device more than once. Count one disconnection only.
         if event.device in self.roster:
             self.flaps.disconnected(event.device, now)
         self.roster.discard(event.device)

@@ -1,7 +1,7 @@
-"""The time at which the next round may begin: after a pause, and within the hours of the policy.
+"""Compute the time at which the next round may begin.
 
-The pause follows each round, and the hours are the hours of the day in which rounds begin. No clock is read
-here: the time of the loop and the Unix time are arguments.
+After each round there is a pause. The policy may also limit the hours of the day in which rounds begin. This
+module does not read a clock: the time of the loop and the Unix time are arguments.
 """
 
 from __future__ import annotations

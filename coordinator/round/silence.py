@@ -1,10 +1,10 @@
 """The silent devices, which sent no update within policy.patience_seconds. The run does not wait for them.
 
-A hello does not end the silence. Otherwise a device that sends hellos but no updates would delay each round
-for which it is drawn. Each delay would last policy.patience_seconds. A silent device only gets a seat that other
-devices leave free. If no seat is free, each round asks one silent device in addition to the cohort, in turns. A
-silent device is drawn like the other devices again after it has sent an update for one of its tasks, even if the
-update was late. This state is not stored, because no decision depends on it for long.
+A hello does not end the silence. Otherwise a device that sends hellos but no updates would delay each round whose
+cohort includes it. Each delay would last policy.patience_seconds. A silent device only gets a seat that other devices
+leave free. If no seat is free, one silent device gets the task in addition to the cohort; the silent devices take
+turns. When a silent device has sent an update for one of its tasks, even a late update, it is no longer silent. This
+state is not stored, because no decision depends on it for long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rule that ends a run before its last round, from the validation accuracies that were measured so far."""
+"""The rule that ends a run before its last round. The rule uses the validation accuracies so far."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class StopRule:
     measured: dict[int, float] = field(default_factory=dict)
 
     def restore(self, measured: Mapping[int, float], before: int) -> None:
-        """Keep only the measurements of rounds before the round `before`."""
+        """Keep only the measurements of the rounds below `before`."""
         self.measured = {number: value for number, value in sorted(measured.items()) if number < before}
 
     def note(self, number: int, accuracy: float) -> str:
-        """Record the accuracy of a round; return why the run ends with this round, or "" if the run goes on."""
+        """Record the accuracy of a round; return the reason if the run ends now, or "" if the run goes on."""
         self.measured[number] = accuracy
         self._forget_what_no_decision_needs(number)
         assert self.settings is not None, "without policy.stop nothing is measured for it"

@@ -17,11 +17,11 @@ FAILURES: Final = 2  # The first trial begins when broken updates have made one 
 
 @dataclass
 class Trials:
-    # Round whose server step was repeated -> devices whose updates were left out, one device in each repetition. The
+    # Round with a repeated server step -> devices whose updates were left out, one device in each repetition. The
     # spool stores this table.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    # How often broken updates have made the open round fail. A new round, and a return to an earlier round, set this
-    # number to 0.
+    # Number of times that the open round has failed because of broken updates. A new round, and a return to an
+    # earlier round, set this number to 0.
     failures: int = 0
 
     def begin_round(self) -> None:

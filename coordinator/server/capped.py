@@ -1,7 +1,7 @@
 """Caps for the numbers of samples that devices claim.
 
-The server half uses three claims as weights: the examples of an update, the arrays of an update that count
-samples, and the counts of a hello. The caps are applied before the server half gets these claims.
+The server half uses three claims as weights: an update's number of examples, an update's arrays with counts of
+samples, and the counts in a hello. The caps are applied before the server half gets these claims.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The search for updates that make the server half fail, by running the round again without some of them.
 
 If the arithmetic of the method itself fails, the norms of the updates do not show which update is the cause.
-So the round is tried on a new server half. It uses only the state at the start of the round and the updates
-on the disk, so a restarted coordinator finds the same updates.
+So the round is tried on a new server half. The search uses only the state at the start of the round and the
+updates on the disk, so a restarted coordinator finds the same updates.
 
 The updates are added in groups, and the most suspected updates are added last. If the round fails with a group,
 the group is divided into halves. Let n be the number of updates. Finding one update takes about 2 log2(n)

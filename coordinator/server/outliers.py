@@ -66,7 +66,7 @@ def sizes_by_device(
 def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
     """Return the updates with an array whose size is above `limit` times the median size of this array.
 
-    Fewer than half of all updates are returned: the updates with the largest ratios to the median.
+    If at least half of all updates are above the limit, only the updates with the largest ratios are returned.
     """
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):

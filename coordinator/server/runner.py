@@ -62,7 +62,7 @@ class ServerRunner:
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )
         self._stepper = self.new_stepper()
-        self.errors = 0  # Number of errors of the server half while it used updates of devices.
+        self.errors = 0  # Number of errors of the server half during its use of updates.
         self._unwritten: Ask | None = None  # The task whose broadcast did not fit on the disk.
         if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
@@ -90,9 +90,9 @@ class ServerRunner:
         index. If the disk is full, the broadcast cannot be written. Then a retry writes the broadcast, but does
         not repeat the step.
 
-        An error that the updates of devices cannot have caused is raised. After any other error of the server
-        half, the result is a step with a fault, as after a state that is not finite. Then the updates count as
-        the cause.
+        If the updates of devices cannot have caused an error, the error is raised. After any other error of the
+        server half, this method returns a step with a fault, and the updates count as the cause. A state that is not
+        finite has the same result.
         """
         try:
             return self._step(advance, members, answers, block)

@@ -1,4 +1,4 @@
-"""A server half and its current round, run from task to task with the updates of the devices."""
+"""Run a server half from task to task, with the updates of the devices."""
 
 from __future__ import annotations
 

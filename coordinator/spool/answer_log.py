@@ -67,7 +67,7 @@ class AnswerLog:
     def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
         """Append an update and return its name, which is its hash; pass `name` if the hash is known already.
 
-        No message may depend on the update before `sync` is called.
+        Call `sync` before a message that depends on the update is sent.
         """
         name = name or hashlib.sha256(body).digest()
         if self.has(device, name):

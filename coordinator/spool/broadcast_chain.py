@@ -1,11 +1,11 @@
 """The chain of a run's broadcasts: each broadcast is coded as the difference from an earlier broadcast.
 
-A run without [codec.down] has no chain. In a run with it, the chain makes four objects of each broadcast:
+A run without [codec.down] has no chain. In a run with [codec.down], each broadcast has these objects in the chain:
 
-- the exact arrays, which are never sent: the method's own arrays, to which the differences in updates are added;
-- the step: these arrays coded against the reference, an earlier broadcast of the chain;
-- the broadcast itself: the arrays that a receiver decodes from the step. A device that cannot use a delta gets it;
-- a delta for each broadcast that a device may hold: the steps from there, joined.
+- The exact arrays are the method's own arrays. They are never sent. The differences in updates are added to them.
+- The step is the coded difference of the exact arrays from the reference, which is an earlier broadcast.
+- The broadcast has the arrays that a receiver decodes from the step. It is for devices that cannot use a delta.
+- A delta joins all steps since an earlier broadcast. There is one delta for each broadcast that a device may hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.messages import Arrays
 
-# The newest broadcasts whose arrays are kept as references: a round that is rolled back needs earlier ones.
+# Number of newest broadcasts whose arrays are kept as references. After a rollback, an earlier broadcast is needed.
 KEPT_BODIES: Final = 4
 
 
@@ -109,16 +109,17 @@ class BroadcastChain:
         return next((link.base for link in self.links if link.round == 0), b"")
 
     def exact(self, base: bytes) -> Body | None:
-        """Return the method's own arrays of a broadcast, before they were coded; None if it is not in the chain."""
+        """Return the uncoded arrays of a broadcast; return None if the broadcast is not in the chain."""
         for link in reversed(self.links):
             if link.base == base:
                 return self.store.open(link.exact)
         return None
 
     def deltas(self, base: bytes) -> Mapping[bytes, Sequence[bytes]]:
-        """Return the steps to a broadcast, oldest first, by reference, if they are fewer bytes than the broadcast.
+        """Return, for each reference, the steps from this reference to a broadcast, oldest step first.
 
-        The reference b"" stands for steps that need no reference.
+        Steps that together are not smaller than the broadcast are left out. The reference b"" stands for steps
+        that need no reference.
         """
         # A broadcast that does not change is in the chain twice. The first of its links leads to earlier broadcasts.
         by_base, size = {link.base: link for link in reversed(self.links)}, 0

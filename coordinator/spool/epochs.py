@@ -61,7 +61,7 @@ def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
 def least_epoch(runs: Path, federation: str, clock: int) -> int:
     """Return the lowest epoch that the next coordinator may have.
 
-    This is the current time, or the highest valid epoch plus 1 if that is later.
+    The result is the current time, or the highest valid epoch plus 1, whichever is later.
     """
     path = epoch_file(runs, federation)
     try:

@@ -1,7 +1,7 @@
 """The spool's index: one SQLite file whose rows have checksums, and a copy of this file.
 
 If the file is damaged, the copy replaces it. A new copy is made each time that a round begins. So a damaged
-index costs at most the updates of one round, and the coordinator requests these updates again.
+index loses at most the updates of one round, and the coordinator requests these updates again.
 
 The file has a format number (PRAGMA user_version). A file with an older format is upgraded, and the old file
 is kept. A file with a newer format is refused.
@@ -130,7 +130,7 @@ class SpoolConnection(sqlite3.Connection):
 
 
 def check_run(folder: Path, name: str, settings: str) -> None:
-    """Raise RunMismatchError if the folder belongs to another run, without changing the folder.
+    """Raise RunMismatchError if the folder belongs to another run; do not change the folder.
 
     This check is made before the running coordinator is stopped for a new one.
     """
@@ -193,7 +193,7 @@ class Index:
         return epoch
 
     def take_over(self) -> None:
-        """Claim the folder. The coordinator that has claimed the folder before can then write no more."""
+        """Claim the folder. After that, a coordinator with an earlier claim cannot write to the folder."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")

@@ -28,8 +28,8 @@ class Life:
         """Record that a coordinator has started."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # Unix time of the newest start after a coordinator that had not ended in order. It is the start of this
-        # process or of an earlier process.
+        # A start is unclean if the previous coordinator had not ended in order. This is the Unix time of the newest
+        # unclean start, which is the start of this process or of an earlier process.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 

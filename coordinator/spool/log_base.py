@@ -25,7 +25,7 @@ QUERY: Final = "SELECT file, base FROM log_base"
 
 @dataclass
 class LogBase:
-    """The number in the index file (`file`), and the number that the file had when its log began (`base`)."""
+    """Two numbers of the index file: its present number (`file`), and its number when the log began (`base`)."""
 
     file: int
     base: int

@@ -88,7 +88,7 @@ def go_on_from(folder: Path, round: int) -> None:
 
 
 class OlderCopyDetector:
-    """The detector of older copies, which uses the objects that devices hold and the updates that they have sent."""
+    """A detector of older copies. It uses the objects that devices hold and the updates that devices have sent."""
 
     def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
         """Set up the detector; `enrolled` returns the number of enrolled devices.
@@ -102,8 +102,10 @@ class OlderCopyDetector:
         self._log_limits: dict[tuple[str, str], TokenBucket] = {}
         # Devices that hold a broadcast that was never sent from this folder.
         self._hold_unknown: set[str] = set()
-        self._ahead: dict[str, int] = {}  # Device -> round of its update, which has not begun in this folder.
-        self._judged_boots: dict[str, int] = {}  # Device -> boot of the device that was checked last.
+        self._ahead: dict[
+            str, int
+        ] = {}  # Device -> round of its update. In this folder, the round has not begun.
+        self._judged_boots: dict[str, int] = {}  # Device -> its boot that was checked last.
         self._listening_since = float("inf")
         self.wake_at = float("inf")
 
@@ -113,7 +115,7 @@ class OlderCopyDetector:
             self.wake_at = now + self._listen
 
     def answered(self, device: str, round: int, now: float) -> None:
-        """Record an update for a round that has not begun according to this folder."""
+        """Record an update for a round. According to this folder, the round has not begun."""
         if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
@@ -148,7 +150,7 @@ class OlderCopyDetector:
         )
 
     def _warn_if_most_know_more(self, present: Collection[str]) -> None:
-        """Warn once if most of the present devices know more of the run than this folder.
+        """Warn once if most of the present devices know more about the run than this folder.
 
         This is only a warning, because such devices may hold objects of another run, and devices of an
         earlier version do not name the rounds of their updates.

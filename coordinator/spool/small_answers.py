@@ -1,4 +1,4 @@
-"""The small unfinished updates, which are kept in memory because a file for each of them would cost more.
+"""Keep small unfinished updates in memory, because a file for each update would cost more.
 
 After a crash, their blocks are requested again. Memory for an update is reserved when its first block arrives. If
 unfinished updates take too much memory, the next updates are written to files, like larger updates.
@@ -42,8 +42,8 @@ class SmallBlocks:
     ) -> None:  # fmt: skip
         """Set up the blocks of an update.
 
-        `put` receives the complete update. If the memory is used up, the blocks are written to a file: `in_file`
-        gets `have`, and returns an object that writes them.
+        `put` receives the complete update. If the memory is used up, the blocks are written to a file. Then
+        `in_file` gets `have`, and returns an object that writes the blocks.
         """
         self.manifest, self._memory, self._put, self._in_file = manifest, memory, put, in_file
         # One byte for each block; it is not 0 if the block has arrived.

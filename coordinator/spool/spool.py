@@ -155,14 +155,14 @@ class Spool:
         return self.broadcasts.put_once(arrays, block, self.snapshots)
 
     def put_coded_broadcast(self, arrays: Arrays, block: int) -> Manifest:
-        """Save a broadcast of the chain; both names refer to one file."""
+        """Save a broadcast of the chain. If the chain's store has the same bytes, one file serves as both."""
         return self.broadcasts.put_once(arrays, block, self.chain_store)
 
     @property
     def newest_round(self) -> int:
         """Return the last round that has begun according to this folder; 0 if no round has begun."""
         # When the run goes back to a round, the checkpoints of the later rounds are deleted. So an update that was
-        # put aside in a round is taken as a sign that the next round had begun.
+        # put aside in a round shows that the next round had begun.
         begun = "SELECT round FROM checkpoint UNION SELECT round + 1 FROM aside WHERE device != ''"
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
@@ -243,7 +243,7 @@ class Spool:
         return self._log.size + sum(path.stat().st_size for path in files)
 
     def bytes_of_unfinished(self, device: str) -> int:
-        """Return the bytes that were received so far of the unfinished update of a device."""
+        """Return the number of received bytes of a device's unfinished update."""
         parts = (self.folder / "updates" / device).glob("*.part")
         return sum(path.stat().st_blocks * 512 for path in parts)
 
@@ -315,7 +315,7 @@ class Spool:
         return found
 
     def save_chain(self, links: Sequence[ChainLink]) -> None:
-        """Save the chain of broadcasts; the next transaction stores this."""
+        """Save the chain of broadcasts; the next transaction stores the chain."""
 
         def write() -> None:
             self._db.execute("DELETE FROM chain")
@@ -390,7 +390,7 @@ class Spool:
     def knows_all_broadcasts(self) -> bool:
         """Return whether the table of broadcasts has all broadcasts of the run.
 
-        Some are missing if an earlier version began the run, or after a call of `skip_to`.
+        Some broadcasts are missing if an earlier version began the run, or if `skip_to` was called.
         """
         first = self._db.execute("SELECT MIN(round) FROM asked").fetchone()[0]
         return first == 1 or (first is None and self.newest_round <= 1)
@@ -403,9 +403,9 @@ class Spool:
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def answered_before_boot(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
-        """Return the round, phase and base of the device's accepted updates in its newest round, the oldest first.
+        """Return (round, phase, base) for each accepted update in the device's newest round, the oldest update first.
 
-        Return an empty list if `boot` is the last known boot, so the device was not started again.
+        Return an empty list if `boot` is the last known boot, because the device was not started again.
         """
         heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
         if heard is None or heard[0] == boot:
@@ -450,7 +450,7 @@ class Spool:
             yield from self.answers(round, phase).values()
 
     def has_first_answer(self, round: int, bases: Collection[bytes]) -> bool:
-        """Return whether a device has used one of these broadcasts in this round, but none in earlier rounds."""
+        """Return whether a device has used one of these broadcasts for the first time in this round."""
         marks = ", ".join("?" * len(bases))
         used = f"SELECT device FROM accepted WHERE base IN ({marks}) AND round"
         query = f"{used} = ? AND device NOT IN ({used} < ?) LIMIT 1"
@@ -582,8 +582,8 @@ class Spool:
     def _saved_devices(self) -> Iterator[tuple[str, SavedDevice]]:
         """Return the saved devices of all usable checkpoints, the newest checkpoint first.
 
-        If the result is made into a dictionary, the data of the oldest checkpoint win, because the replay
-        begins there.
+        If the result is made into a dictionary, the dictionary has the data of the oldest checkpoint, at which the
+        replay begins.
         """
         for row in reversed(self._usable):
             yield from saved_devices(row[4]).items()

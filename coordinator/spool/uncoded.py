@@ -1,7 +1,7 @@
-"""The bytes of a round before coding: of the same arrays, as they would be sent in a run without a codec.
+"""The bytes of a round before coding: the same arrays would have this size in a run without a codec.
 
-They are computed from shapes, so no number is decoded. A replay adds the broadcasts again, and the updates are on the
-disk. So a coordinator gets the same bytes after a restart.
+The bytes are computed from shapes, so no number is decoded. A replay adds the broadcasts again, and the updates are
+on the disk. So a coordinator gets the same bytes after a restart.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class UncodedBytes:
         # Device and object of each update that this process has received in the open round -> its sizes.
         self._updates: dict[tuple[str, bytes], Sizes] = {}
         self._round = 0
-        # Exact arrays of each broadcast of the open round -> the broadcasts of the run with these arrays, and their
-        # sizes.
+        # Exact arrays of a broadcast in the open round -> all broadcasts of the run with these arrays, and the sizes
+        # of the arrays.
         self._broadcasts: dict[bytes, tuple[set[bytes], Sizes]] = {}
 
     def add_update(self, round: int, device: str, name: bytes, arrays: LazyPayload) -> None:
@@ -49,7 +49,7 @@ class UncodedBytes:
             self._updates[device, name] = self._sizes(arrays)
 
     def add_broadcast(self, round: int, base: bytes, arrays: Payload, chain: Sequence[ChainLink]) -> None:
-        """Count the broadcast `base`; if the run has a chain, `base` is its last broadcast."""
+        """Count the broadcast `base`; if the run has a chain, `base` is the last broadcast of the chain."""
         if not self._coded:
             return
         self._open(round)

@@ -20,7 +20,7 @@ CHECKED: Final = 1 << 30
 
 
 class UpdateReader:
-    """The reader of updates in a run; if the run has no codec, it does not change the arrays."""
+    """The reader of updates in a run. If the run has no codec, the reader does not change the arrays."""
 
     def __init__(
         self, spool: Spool, codec: CodecSettings | None, chain: BroadcastChain | None = None
@@ -44,8 +44,8 @@ class UpdateReader:
     def _reference(self, base: bytes) -> Body:
         """Return the arrays to which the differences of an update are added.
 
-        They are the method's own arrays, and not the rounded arrays that the device has received. So what the
-        broadcast's rounding has lost is not lost for the method.
+        These arrays are the method's own arrays, and not the rounded arrays that the device has received. So the
+        rounding of the broadcast causes no error in the method's arrays.
         """
         exact = self._chain.exact(base) if self._chain else None
         return exact or self._spool.broadcasts.open(base)

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.runtime.command.errors import RunError
 
-# Number of measurements to wait for. A round measures the model at its start, so the updates of a round change
-# only the measurement of the next round.
+# Number of measurements to wait for. Each round measures the model at the start of the round. So
+# the updates of a round change only the measurement of the next round.
 TIMES: Final = 2
 POLL_SECONDS: Final = 0.5
 FETCH_SECONDS: Final = 10.0
@@ -69,7 +69,7 @@ def worst_drop(before: MetricsReading, after: MetricsReading, allowed: float) ->
 def missing_domains(before: MetricsReading, after: MetricsReading) -> str:
     """Return a message about the domains that are no longer measured, or "".
 
-    A missing domain does not stop the rollout, because a device is not in every cohort.
+    A missing domain does not stop the rollout, because its devices may be outside the present cohort.
     """
     missing = sorted({domain for domain, _, _ in before.accuracy.keys() - after.accuracy.keys()})
     return f"accuracy of {', '.join(missing)} is no longer measured, and was not judged" if missing else ""

@@ -1,6 +1,6 @@
 """Check whether a host meets the requirements.
 
-The checks compute verdicts from the state that a host reports. Each verdict has a reason and a fix.
+The checks compute verdicts from the state that a host reports. Each verdict has a reason and advice.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MAX_CLOCK_OFFSET_SECONDS: Final = 300.0
 # Unix time before all of our certificates were issued. A clock with an earlier time is wrong.
 EARLIEST_TIME: Final = 1_750_000_000
 CLOCK_FIX: Final = "set the clock: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
-# The temperatures in degrees Celsius at which a check warns and fails. A Jetson Orin reduces its speed from
-# 99 degrees and shuts down at 104.5.
+# From HOT on, a check warns. From TOO_HOT on, the check fails. Both are in degrees Celsius. A Jetson Orin reduces
+# its speed from 99 degrees and shuts down at 104.5.
 HOT, TOO_HOT = 85.0, 97.0
 EXPIRES_SOON_DAYS, EXPIRES_NOW_DAYS = 30.0, 2.0
 # Docker 28.0.0 to 28.0.2 need a kernel option that L4T, the Linux of Jetsons, lacks. Without this option, containers

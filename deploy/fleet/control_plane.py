@@ -50,7 +50,7 @@ class ControlPlane:
 def open_root(fleet: Fleet) -> Authority:
     """Open the fleet's root; raise the error of a lost root if the root existed before and is missing now.
 
-    The root existed before if a deployment, the enrolment of a broker or `protofleet init` has left its files.
+    Files of a deployment, of a broker's enrolment or of `protofleet init` show that the root existed before.
     """
     root, left = Path(fleet.root), [Path(fleet.log), Path(fleet.file).parent / TARGETS_FILE]
     if fleet.broker:

@@ -116,8 +116,8 @@ class HostEnrolment:
     def older_root(self, facts: Mapping[str, Facts]) -> str:
         """Return the reason why this root must not sign anything, or "".
 
-        The root is an older copy if one of these hosts, or the folder of the broker's keys on this machine, holds
-        newer lists than the root.
+        The root is an older copy if one of these hosts has newer lists than the root. The root is also an older
+        copy if the folder of the broker's keys on this machine has newer lists.
         """
         held = {
             name: read_held(self._authority, here.held_revoked, here.held_roots, here.held_crl)

@@ -46,7 +46,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.command.errors import RunError
 
-# The reason that is stored for a blocked release if the release did not fail, but an operator rolled it back.
+# Stored as the reason for a blocked release if an operator has rolled back the release, although it did not fail.
 BY_HAND: Final = "by hand"
 # Time limit for the end of the work in progress, before a failed release is stopped.
 ROLLBACK_DRAIN_SECONDS: Final = 30.0

@@ -465,7 +465,7 @@ def broker_address(fleet: Fleet) -> BrokerAddress:
 def metrics_address(name: str, address: str) -> str:
     """Return the IP address at which a host serves its metrics; raise SettingsError if `address` is a name.
 
-    The name of a host may resolve to another address on the host itself.
+    On the host itself, the host's name may resolve to another address.
     """
     try:
         return str(ipaddress.ip_address(address))

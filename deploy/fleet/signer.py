@@ -49,7 +49,7 @@ class Signer:
         return InstalledSettings(settings_digest(found.text), found.version)
 
     def signed_settings(self, name: str, text: str, above: int) -> str:
-        """Sign settings with a new version: the larger of the present time and `above` + 1."""
+        """Sign settings. Their version is the present time or `above` + 1, whichever is larger."""
         settings = SignedSettings(self._authority.federation, name, max(int(time.time()), above + 1), text)
         return armoured(SETTINGS, issue_settings(settings, self._authority.keys))
 

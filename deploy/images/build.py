@@ -193,7 +193,7 @@ def _requirements() -> list[str]:
 
 
 def layer_sizes(image: str) -> dict[str, int]:
-    """Return the bytes of an image by origin: base image, torch, other packages, our wheel, data."""
+    """Return the bytes of the parts of an image: of its base, torch, other packages, our wheel and data."""
     done = subprocess.run(
         ["docker", "history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image],
         capture_output=True, text=True,

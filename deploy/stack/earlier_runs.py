@@ -19,8 +19,8 @@ EXPERIMENT_FILE: Final = "experiment.toml"
 def earlier_run(stack: Stack, fresh: bool) -> Path | None:
     """Return the folder of an earlier run that must be put aside before the new run begins, or None.
 
-    Only a run with the name of the new run is put aside. If this run is unfinished and has other settings,
-    SettingsError is raised, unless `fresh` is true.
+    Only an earlier run with the name of the new run is put aside. Raise SettingsError if the earlier run is
+    unfinished and has other settings, unless `fresh` is true.
     """
     written = written_settings(stack)
     if (

@@ -1,4 +1,4 @@
-"""Define the services of a stack, and its paths: <folder>/ on this machine, /protofleet in each container."""
+"""Define the services and paths of a stack; <folder>/ on this machine is /protofleet in each container."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 The pauses between hellos grow. If the coordinator waits for a device, that device sends a hello at once.
 
 A device may make long pauses only after the welcome of this coordinator, because the welcome shows that the
-coordinator has received a hello. After the welcome, the coordinator names the device in its `here` messages
-whenever it waits for the device. After a bye, the coordinator needs a new hello of the device.
+coordinator has received a hello. After the welcome, if the coordinator waits for the device, the `here` messages
+name the device. After a bye, the coordinator needs a new hello of the device.
 
 A restarted coordinator reads from its disk which devices have a task. So a task or a receipt does not show that
-the coordinator has received a hello. But a coordinator accepts no update from a device before it has sent its
-plan to this device. So a device sends a hello at once when it receives the first message of a restarted
+the coordinator has received a hello. But before a coordinator accepts an update from a device, the coordinator
+must send its plan to this device. So a device sends a hello at once when it receives the first message of a restarted
 coordinator.
 
 Some events reach all devices at the same moment, for example a restart of the broker. Each device sends its
@@ -35,7 +35,8 @@ LEAST_OF_QUIET: Final = 0.75
 @dataclass
 class HelloTimer:
     name: str  # name of the device, which is the seed of its random pauses
-    not_before: float = 0.0  # earliest time of the next hello, drawn after an event that reached all devices
+    # Earliest time of the next hello. The time is random after an event that reached all devices.
+    not_before: float = 0.0
     _epoch: int | None = None  # epoch of the coordinator that sent the last message
     # True if the last `here` had a round status, which names the devices that the coordinator waits for. None if no
     # `here` has arrived.

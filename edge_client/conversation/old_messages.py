@@ -1,4 +1,4 @@
-"""Checks of refusals and of end-of-run messages, because the broker may have kept an old message."""
+"""Check whether a refusal or an end-of-run message is an old message that the broker has kept."""
 
 from __future__ import annotations
 

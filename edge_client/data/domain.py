@@ -59,7 +59,7 @@ class ImagesInMemory:
 
 @dataclass(frozen=True)
 class ValuesInMemory:
-    """Vectors, series or images of numbers that are not pixels, [N, *shape]; the numbers are used unchanged."""
+    """Vectors, series or images [N, *shape] whose numbers are not pixels; the numbers are used unchanged."""
 
     values: NDArray[np.float32]
     labels: Labels

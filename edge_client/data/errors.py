@@ -18,7 +18,7 @@ class DataError(Exception):
 
 @contextmanager
 def reading(path: Path, way_out: str = "copy or download it again") -> Iterator[None]:
-    """Turn an error that a missing, damaged or unreadable file causes into a DataError with the path of the file."""
+    """Raise a DataError with the path of the file if the file is missing, damaged or unreadable."""
     try:
         yield
     except FileNotFoundError:

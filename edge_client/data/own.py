@@ -36,7 +36,7 @@ class DataRequest:
     part: int
     parts: int
     seed: int
-    split: str  # `split` and `beta` are the settings data.split and data.beta, which say how the shares are drawn.
+    split: str  # `split` and `beta` are the settings data.split and data.beta, which say how the shares are made.
     beta: float
     shape: tuple[int, ...]  # shape of a sample
 

@@ -19,7 +19,7 @@ from protofleet.edge_client.data.fingerprint import fingerprint
 FETCH: Final = "protofleet data --fetch digits"
 REFETCH: Final = f"`{FETCH}` fetches the releases that are known"
 FOLDER: Final = "packages"  # folder in the cache
-DISTRIBUTIONS: Final = {  # name in an import statement -> name for pip, for packages with two different names
+DISTRIBUTIONS: Final = {  # name in an import statement -> name for pip, if the two names differ
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
 }

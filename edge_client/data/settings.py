@@ -113,8 +113,8 @@ class DataSettings:
     def check_shape(self) -> None:
         """Raise ValueError if the shape or the scale in the settings does not fit the source.
 
-        The constructor does not check this, because an experiment with several sources first makes settings that all
-        sources share. These settings may not fit any of the sources.
+        The constructor does not check the shape or the scale. An experiment with several sources first makes settings
+        that all sources share, and these shared settings need not fit any source.
         """
         shape = self.input_shape
         if self.is_plugin:

@@ -83,7 +83,7 @@ class Shards:
     """The loader of the data of all clients in a process; data that several clients use are read only once."""
 
     def __init__(self, loaded: Shards | None = None) -> None:
-        """Create a loader; if `loaded` is given, start with the data that the loader `loaded` has read."""
+        """Create a loader. If another loader is given as `loaded`, start with the data that it has read."""
         self._domains: dict[Hashable, Domain] = dict(loaded._domains) if loaded else {}
         self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
@@ -239,7 +239,7 @@ def _seeds_of_client(domain: Domain, settings: DataSettings) -> tuple[int | str,
 
 
 def _identity(samples: Collection) -> Hashable:
-    """Return a key of a selection of samples; selections of the same samples of one collection have one key."""
+    """Return a key of a selection. Two selections of the same samples from one collection have the same key."""
     if isinstance(samples, Selection):
         return (_identity(samples.collection), samples.indices.tobytes(), samples.labels.tobytes())
     return id(samples)
@@ -297,7 +297,7 @@ def _domain(settings: DataSettings) -> Domain:
 
 
 def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
-    """Choose samples of the share: `fraction` times as many as the domain has.
+    """Reduce the share to `fraction` times the number of samples of the domain.
 
     The number of samples of the domain is estimated as `parts` times the number of samples of the share. The mix of
     classes stays the same.

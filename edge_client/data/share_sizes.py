@@ -52,7 +52,7 @@ def _size(s: DataSettings, train: int, test: int) -> ShareSize:
 
 
 def problem_of_division(settings: DataSettings, shards: Shards) -> str:
-    """Return why the domain cannot be divided into the number of parts in the settings, or "".
+    """Return the reason why the domain cannot be divided into as many parts as the settings ask for, or "".
 
     Raise DataError if the domain cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The division of data among clients: each client draws all shares with the same seed and uses its own share."""
+"""The division of data among clients. Each client makes all shares with the same seed, and uses its own share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom)
 
     The entry [c, i] is the fraction of class c that the clients 0 to i get together.
 
-    The last bit of a logarithm may differ between machines. This changes about one in 10^12 cuts between two
+    The last bit of a logarithm may differ between machines. This moves about one in 10^12 of the limits between two
     clients.
     """
     logs = np.array([[rng.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])

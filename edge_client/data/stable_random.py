@@ -22,9 +22,9 @@ NOISE_ONE: Final = 148
 
 
 class StableRandom:
-    """A stream of random numbers that depends only on its purpose.
+    """A stream of random numbers that depends only on the arguments, which name its purpose.
 
-    For example, the purpose of StableRandom(seed, "mnist", "validation") is the validation samples of mnist.
+    For example, StableRandom(seed, "mnist", "validation") chooses the validation samples of mnist.
     """
 
     def __init__(self, *purpose: object) -> None:
@@ -34,7 +34,7 @@ class StableRandom:
     def below(self, limit: int, *shape: int) -> Integers:
         """Draw numbers from 0 to limit - 1.
 
-        The probabilities of the numbers differ slightly: by a factor of at most 1 + limit / 2^32.
+        The probabilities of two numbers differ by a factor of at most 1 + limit / 2^32.
         """
         high = self.raw(math.prod(shape)) >> np.uint64(32)
         drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)

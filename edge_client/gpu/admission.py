@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class GpuFullError(RuntimeError):
-    """An error for a piece of work for which the free GPU memory is too small, even if no other process works."""
+    """An error for a piece of work that needs more than the free GPU memory, even if no other process works."""
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Peak:
     def needs(self, work: Work) -> int:
         """Return an upper limit of the bytes that the work needs.
 
-        If the data of the work are larger than the data at the measurement, the measured memory is multiplied by
-        the ratio of the two sizes.
+        The measurement was made with data of a certain size. If the data of the work are larger, the measured memory
+        is multiplied by the ratio of the two sizes.
         """
         if work.data_bytes <= self.data_bytes:
             return self.size
@@ -110,8 +110,8 @@ class Admission:
                 raise
             message = str(error).strip().partition("\n")[0][:300]
         else:
-            # Work may use only free parts of segments that were reserved before. Then the number of reserved bytes
-            # does not grow. But in the next turn these parts may be missing, so the allocated bytes count too.
+            # If work uses only free parts of reserved segments, the number of reserved bytes does not grow. But these
+            # free parts may not exist in the next turn, so the allocated bytes count too.
             taken = self._gpu.peak_allocated_bytes() - allocated
             self._note_peak(work, max(taken, self._gpu.peak_reserved_bytes() - reserved))
             return result

@@ -27,7 +27,8 @@ from protofleet.edge_client.gpu.accelerator import Accelerator
 from protofleet.methods.contract.liveness import report_progress
 
 POLL_SECONDS: Final = 0.05
-# Bytes that must be free beyond the need of a turn: for kernels that are loaded later, and for gaps between blocks.
+# Bytes that must be free in addition to the need of a turn. Kernels that are loaded later, and gaps between blocks,
+# take these bytes.
 SPARE: Final = 256 << 20
 SUFFIX: Final = ".turn"
 
@@ -35,7 +36,7 @@ SUFFIX: Final = ".turn"
 @dataclass(frozen=True)
 class Turn:
     number: int  # number of the turn in the order of arrival
-    needs: int | None  # bytes that the turn needs; None if unknown: then no other turn may run
+    needs: int | None  # bytes that the turn needs; if None, the number is unknown, and no other turn may run
     working: bool  # true if the turn works, false if it waits
 
 

@@ -160,8 +160,8 @@ class Assembly:
     def _energy(self, board: BoardSettings) -> EnergyMeter | None:
         """Return the energy meter of the board, or None.
 
-        All devices of this process are on the same board. So the energy is divided by the number of these devices,
-        or by `board.shared_by` if that is larger.
+        All devices of this process are on the same board. So the board's energy is divided by the number of these
+        devices. If `board.shared_by` is larger than this number, the energy is divided by `board.shared_by`.
         """
         return self.process.energy(board.root, max(board.shared_by, self.process.devices))
 

@@ -62,7 +62,7 @@ class DeviceGroup:
     ) -> None:  # fmt: skip
         """Start all devices.
 
-        `most_restarts` is the largest number of restarts of a device in a row. `report` is called every few
+        `most_restarts` is the largest number of consecutive restarts of a device. `report` is called every few
         seconds and when a device has ended.
         """
         self._start, self._most_restarts, self._report, self._clock = start, most_restarts, report, clock

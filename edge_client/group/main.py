@@ -121,7 +121,7 @@ class Starts:
     def forget_data(self) -> None:
         """Forget the loaded data, except the data that the parent process loaded before the fork.
 
-        After this, a device that is restarted loads its data again.
+        If a device is restarted after this call, the device loads its data again.
         """
         self._shards = self._given_shards or Shards(LOADED_BEFORE_FORK)
 

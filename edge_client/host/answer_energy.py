@@ -1,4 +1,4 @@
-"""The energy for an update: the energy during the work, and the energy during other time since the last update."""
+"""Measure the energy for an update: during the work, and during the other time since the last update."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ log = logging.getLogger("protofleet.device")
 class Drawn:
     """The energy that a board had used when its sensor was read.
 
-    The energy between two readings is known only if no reading between them failed. Then both have the same
-    `gaps`.
+    The energy between two readings is known only if no reading between them failed. Then both readings have the
+    same `gaps`.
     """
 
     joules: float

@@ -1,9 +1,9 @@
 """The memory that a process can still take within the limits of its cgroups.
 
 /proc/meminfo does not help in a container, because it has the memory of the whole machine. A process belongs to a
-control group (cgroup), of version 2 or of the memory controller of version 1. The groups above this group limit the
-process too. Cached pages of files that were not used for some time count as free, because the kernel removes these
-pages when memory is needed.
+control group (cgroup), either of cgroup version 2 or of the memory controller of cgroup version 1. The groups above
+this group limit the process too. Cached pages of files count as free if they were not used for some time, because the
+kernel removes these pages when memory is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few settings that the operator overrides remotely for some time, in a file that the root has signed.
+"""The settings that the operator overrides for a limited time. They come in a file that the root has signed.
 
 The device looks for a new file every few seconds. A restarted process reads the file too, so a restart does not end
 an override. When the device has used a version of the file, it refuses all earlier versions.

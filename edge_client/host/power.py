@@ -1,7 +1,7 @@
 """The power that a board takes from its supply, measured by the sensor that covers the largest part of the board.
 
-There are three kinds of sensors. The device uses only the first kind in this list that the board has, because with
-several kinds some power would be counted twice:
+There are three kinds of sensors. If a board has several kinds, the device uses only the kind that comes first in this
+list. With several kinds, some power would be counted twice.
 
 1. The rail that supplies the whole board (a Jetson's VDD_IN, or POM_5V_IN).
 2. The sum of all rails that the board's INA chips measure. On such a board, for example an AGX, no rail supplies

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-# Largest number of zones that are reported, because each zone has its own series. It is also the limit for coolers
-# and for rails.
+# Largest number of zones, of coolers and of rails that are reported. There is a limit, because each of them has its
+# own series.
 MAX_SERIES: Final = 64
 # The names of fans. The kernel's other cooling devices cool the board by making it slower.
 FANS: Final = re.compile("fan", re.IGNORECASE)

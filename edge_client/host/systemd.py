@@ -1,4 +1,4 @@
-"""Regular signs of life of a device: notifications to systemd's watchdog, and the status file.
+"""Show regularly that a device runs, with notifications to systemd's watchdog and with the status file.
 
 The systemd unit sets the time WatchdogSec. If a process sends no notification for this time, systemd restarts the
 process. The agent's loop sends the notifications. So if the loop is blocked, systemd restarts the process, and the

@@ -86,7 +86,7 @@ class GrowingData:
 
     @property
     def for_hellos(self) -> Announced:
-        """Return the data for hellos. Their list is always the list in `announced`."""
+        """Return the data for hellos. The list of the inbox's samples is always the list in `announced`."""
         return Announced(self)
 
     @property
@@ -157,14 +157,14 @@ class GrowingData:
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """Start the job of a run with the saved list of samples; if there is none, with the announced list."""
+        """Start the job of a run with the saved list of samples, or with the announced list if no list was saved."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))
         return GrowingJob(self, lambda: self._trainer.start(plan))
 
     def begin_round(self, number: int) -> bool:
-        """Choose the list of samples for a round, and return whether it differs from the list of the last round.
+        """Choose the list of samples for a round; return whether the list differs from that of the last round.
 
         All phases of one round use the same list.
         """
@@ -182,7 +182,7 @@ class GrowingData:
         return True
 
     def _previous(self) -> Listing:
-        """Return the list of the last round, because the update for the last round may have to be computed again."""
+        """Return the previous round's list, because the update for that round may have to be computed again."""
         name = self._state.previous_inputs
         known = name and self._state.store.has(bytes.fromhex(name))
         return as_listing(self._state.store.load(bytes.fromhex(name))) if known else ()

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import IO, Final
 
 HOOK_SECONDS: Final = 30.0
-MODEL: Final = "PROTOFLEET_MODEL"  # environment variable that tells the command the folder of the version
+MODEL: Final = "PROTOFLEET_MODEL"  # environment variable of the command, with the folder of the version
 SHOWN: Final = 200  # the log shows this number of characters from the end of the command's standard error
 
 log = logging.getLogger("protofleet.device")
 
 
 class ModelHook:
-    """The runner of the owner's command, which runs the command on its own thread, one run at a time.
+    """The runner of the owner's command. It has its own thread, and waits until one run ends before the next run.
 
     If new versions arrive while the command runs, the command runs once more, with the newest version.
     """

@@ -1,4 +1,4 @@
-"""The prediction of pictures' classes with a served or exported model, whose folder has the file card.json."""
+"""Predict the classes of pictures with a served or exported model. The model's folder has the file card.json."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Predictor:
         return Prediction(self.card.classes[best], float(shares[best]), dict(named))
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
-        """Return a picture's values, 0 to 255, with the model's size and channels, in the same way as on a device."""
+        """Return a picture's values, from 0 to 255. The picture gets the model's size and channels."""
         pixels = named_pictures([path], InputShape(self.card.input.shape))
         found: NDArray[np.float32] = pixels.astype(np.float32)
         return found

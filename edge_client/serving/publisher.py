@@ -172,6 +172,6 @@ def count(tensors: Mapping[str, Tensor]) -> int:
 
 
 def version_of(card: Card, folder: Path) -> Version:
-    """Return the version that a program would read from the card's file. It is compared with other versions."""
+    """Return the version in the card's file, for a comparison with other versions."""
     kind = PERSONAL if card.device else GLOBAL
     return Version(0, folder, card.plan_sha256, card.round, card.validation, card.tensors, kind, card.made)

@@ -1,7 +1,7 @@
 """The agent's part of serving models: it accepts versions, and runs the owner's command for a new version.
 
-The training may write versions in another process, and the command `protofleet model` moves links. So this module
-looks regularly at the link `current`, which names the served version.
+Other processes also change the versions: a training process may write versions, and the command `protofleet model`
+moves links. So this module looks regularly at the link `current`, which names the served version.
 """
 
 from __future__ import annotations

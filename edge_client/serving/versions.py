@@ -31,8 +31,8 @@ PREVIOUS: Final = "previous"  # the version that was served before the current v
 PINNED: Final = "pinned"  # the pinned version; while this link exists, `current` names the same version
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
 VERSION: Final = re.compile(r"v(\d{6,9})")
-WAITING: Final = ".wait"  # end of the name of a version whose update has no receipt yet
-LEAVING: Final = ".old"  # end of the name of a version that is being removed
+WAITING: Final = ".wait"  # suffix of the folder of a version whose update has no receipt yet
+LEAVING: Final = ".old"  # suffix of the folder of a version that is being removed
 STARTED: Final = re.compile(rf"v(\d{{6,9}})({re.escape(WAITING)}|{re.escape(LEAVING)}|{re.escape(NEW)})?")
 
 

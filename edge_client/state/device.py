@@ -64,8 +64,8 @@ class DeviceState:
         self._known: tuple[FileId, int] | None = None
         self._own_boot = self.saved.boot  # If device.json has another boot, another process has taken over.
         self.holders = read_holders(folder)
-        self.renewed = False  # whether the device's keys have got a new record since the last start
-        # Boot of the last start, which was the time of the clock at that start. If the clock now shows an earlier
+        self.renewed = False  # whether the device has received a new record for its keys since the last start
+        # Boot of the last start. A boot is the time of the clock at the start. If the clock now shows an earlier
         # time, the clock is behind.
         self.previous_boot = 0
 

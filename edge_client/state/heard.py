@@ -23,7 +23,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.names import COORDINATOR
 
 NAME: Final = "heard.json"
-# Size of the file. Spaces fill it to this size, so that the next notes can overwrite the file in place.
+# Size of the file. Spaces fill the file to this size, so that the next notes can overwrite the file in place.
 BYTES: Final = 512
 
 log = logging.getLogger("protofleet.device")
@@ -121,9 +121,9 @@ class HeardFile:
 
 
 def _read_time(seen: object) -> int:
-    """Return the stored time; 0 if the time is damaged, or missing because an earlier version has written the file.
+    """Return the stored time; 0 if the time is damaged or missing. A file of an earlier version has no time.
 
-    After the stored time 0, every clock is trusted.
+    If the result is 0, every clock is trusted.
     """
     match seen:
         case {"seal": str() as seal, "time": int() as time} if seal == checksum(time):

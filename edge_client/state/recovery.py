@@ -1,4 +1,4 @@
-"""The start of a device from its disk: it finds the newest undamaged state, and the update to compute again.
+"""Start a device from its disk: find the newest undamaged state, and the update that must be computed again.
 
 If one or two files are damaged, later results still have the same bits as without the damage. device.json has two
 copies. If the state or the last update is missing, the device returns to the state before that update and computes

@@ -13,7 +13,7 @@ NEVER = float("inf")
 
 
 class Deadline:
-    """The time limit for the work of a process, which does one piece of work at a time.
+    """The time limit for the work of a process. The process does one piece of work at a time.
 
     The work itself calls `check` at each step, because no other thread can end the work's thread.
     """

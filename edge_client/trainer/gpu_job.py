@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GpuWork:
-    """The work of one device on the GPU for one plan; each piece of work is first admitted."""
+    """The work of one device on the GPU for one plan. Each piece of work starts only after its admission."""
 
     admission: Admission
     plan: str  # name of the plan and of the network; devices with an equal `plan` share their memory measurements

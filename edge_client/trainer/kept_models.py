@@ -104,7 +104,7 @@ class KeptModels:
         return card.round, card.validation
 
     def _require_room(self, half: ClientHalf) -> None:
-        """Raise OSError if the disk has little room, so that this copy leaves enough room for the next update."""
+        """Raise OSError if this copy would leave too little room on the disk for the next update."""
         size = sum(value.nbytes for value in half.model.state_dict().values())
         free = self._disk.free_bytes(self._folder)
         if free < ROOM * size:

@@ -1,4 +1,4 @@
-"""A job of a device that works in turn with other devices of its machine."""
+"""A job of a device that takes turns with the other devices of its machine."""
 
 from __future__ import annotations
 

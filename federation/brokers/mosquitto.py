@@ -172,9 +172,10 @@ def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
     """Return the text of the ACL file.
 
-    The patterns at the end of the file apply to every name that has a certificate. They allow the name to use the
-    topics of a device with this name. Two exceptions need rules of their own. The coordinator may not use topics of
-    a device under its own name. A revoked name may not use any topic, because its client may still be connected.
+    The patterns at the end of the file apply to every name that has a certificate. The patterns allow a name to use
+    the topics of a device with this name. Two exceptions need rules of their own. The coordinator must not use
+    topics of a device under the coordinator's name. A revoked name must not use any topic, because its client may
+    still be connected.
     """
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; all other topics are denied."]

@@ -29,8 +29,8 @@ CONNECTIONS: Final = 4
 # Largest queue of one session in bytes, as for Mosquitto. If a queue is full, the oldest messages are dropped.
 QUEUED_BYTES: Final = 536_870_912
 
-# Quorum queues survive the loss of a node. The protocol does not need retained messages, so each of them is only on
-# one node.
+# Quorum queues survive the loss of a node. The protocol does not need retained messages, so each retained message is
+# stored on one node only.
 SETTINGS: Final = """\
 listeners.tcp = none
 mqtt.listeners.tcp = none

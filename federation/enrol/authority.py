@@ -280,8 +280,8 @@ class Authority:
 
         If a CA has no list, Mosquitto refuses all certificates of this CA.
         """
-        # The version is a Unix time. It may be later than the present time after several versions in one second, or
-        # if the clock was wrong once.
+        # The version is a Unix time. The version may be later than the present time, because several versions were
+        # made in one second, or because the clock was wrong once.
         issued_at = _utc(min(self.register.version, self.now() + SKEW // 2))
         serials = self.register.listed or ()
         return b"".join(certificates.revocation_list(root.tls_ca, serials, issued_at) for root in self.roots)
@@ -326,7 +326,7 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
 def _rename_unused(target: Path) -> None:
     """Rename a root that is not in the register.
 
-    Such a root was made by a command that was killed, or the register is from a backup that is older than the root.
+    A killed command may have made the root, or the register may be from a backup that is older than the root.
     """
     if target.exists():
         names = (target.with_name(f"{target.name}.unused-{i}") for i in itertools.count(1))

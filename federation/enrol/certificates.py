@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 PEM: Final = serialization.Encoding.PEM
 DER: Final = serialization.Encoding.DER
-SKEW: Final = dt.timedelta(hours=1)  # The most by which a clock may be behind.
+SKEW: Final = dt.timedelta(hours=1)  # Largest time that a clock may be behind.
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 
 

@@ -36,7 +36,7 @@ RELOAD_SECONDS: Final = 10.0
 
 
 def revoke_and_disconnect(authority: Authority, name: str, reason: str, folder: Path) -> str:
-    """Revoke, update the broker whose enrolled files are in `folder` on this machine, and end the connection."""
+    """Revoke a name, update the broker with the enrolled files in `folder`, and end the name's connection."""
     broker_name(authority, folder)
     address = broker_address(folder)
     with temporary_certificate(authority, f"check-{secrets.token_hex(4)}") as (serial, test_client):

@@ -90,7 +90,7 @@ def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tup
 
 
 def write_mosquitto_conf(folder: Path, listener: ListenerSettings, mounted_at: Path | None = None) -> Path:
-    """Write a broker's mosquitto.conf into the folder with its enrolled files.
+    """Write a broker's mosquitto.conf into the folder of the broker's enrolled files.
 
     `mounted_at` is the path at which the broker's container sees this folder.
     """

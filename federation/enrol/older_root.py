@@ -1,7 +1,8 @@
 """Find out whether this root is an older copy.
 
-Hosts hold statements that the root has signed, and refuse older statements. If an operator restores a copy of the
-root that was made before a revocation, each plan that uses this copy would enrol the revoked party again.
+Hosts hold statements that the root has signed, and refuse older statements. An
+operator may restore a copy of the root from a time before a revocation. Each plan that uses this copy would enrol
+the revoked party again.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ class Register:
     def with_revocation_lists(self, now: int) -> Register:
         """Return the register with revocation lists of a new version.
 
-        A version is never used twice, even if an old backup was restored. The lists of a version do not
-        change, even when an entry expires, because a host refuses a changed list with the version of its own list.
+        A version is never used twice, even if an old backup was restored. The lists of a version never change, even
+        when an entry expires. A host refuses a list that has the version of the host's own list but other entries.
         """
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:
@@ -104,7 +104,7 @@ class Register:
 
 
 class NoRootError(SettingsError):
-    """The error for a folder that is not a root, and that has no sign of an earlier root."""
+    """The error for a folder that contains no root and no files of an earlier root."""
 
 
 def lost(what: Path, folder: Path) -> SettingsError:

@@ -95,7 +95,7 @@ def new_request(
 
 
 def read_request(data: bytes) -> Request:
-    """Return the request; raise StatementError if it is malformed or its sender lacks the private keys."""
+    """Return the request; raise StatementError if the data are malformed or have a wrong signature."""
     fields = Reader(REQUEST, unverified_body(REQUEST, data))
     federation, name, part = fields.text(), fields.text(), fields.text()
     hosts = fields.blobs(MAX_HOSTS, 253)

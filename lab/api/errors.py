@@ -17,7 +17,7 @@ from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, Stopp
 
 @contextlib.contextmanager
 def public_errors() -> Iterator[None]:
-    """Convert the errors of the block: each exit code of the command has its own exception.
+    """Convert the errors of the block into one exception for each exit code of the command.
 
     SettingsError is raised for exit code 2, DivergedError for exit code 4, and RunError for exit code 1.
     Exceptions that come from bugs are not converted. Ctrl+C stays a KeyboardInterrupt.

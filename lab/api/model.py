@@ -68,7 +68,7 @@ class Model:
     ) -> Tensor:
         """Return the confusion matrix as int64 [classes, classes].
 
-        Row i and column j: the number of samples of class i for which the model predicted class j.
+        Row i, column j has the number of samples of class i for which the model predicted class j.
         """
         truth = torch.as_tensor([self._label(one) for one in _listed(labels)], dtype=torch.int64)
         predicted = self.scores(inputs).argmax(1)

@@ -34,7 +34,7 @@ class Point:
     """The accuracy of a run after some rounds of training."""
 
     rounds: int
-    bytes: int  # Bytes of arrays that were sent up to this round, in both directions.
+    bytes: int  # Bytes of arrays in both directions, from the start of the run to this round.
     accuracy: float  # Accuracy on test samples. All domains have the same weight in this mean.
     by_domain: Mapping[str, float]
     validation: float | None  # Mean accuracy on validation samples; None if no device has validation samples.

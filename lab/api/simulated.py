@@ -160,7 +160,7 @@ def plan_of(
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:
-    """Return the name of the method in the plan, and the method."""
+    """Return the name that the plan has for the method, and the method itself."""
     if isinstance(method, Method):
         return OWN, method
     if isinstance(method, Path) or method.endswith(".py"):

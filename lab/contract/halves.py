@@ -190,7 +190,7 @@ def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
 
 
 def replies_are_not_kept(subject: Subject) -> None:
-    """Require that no Reply is read after its round, because a coordinator deletes the data of a Reply then."""
+    """Require that no Reply is read after its round, because its data are deleted at the end of the round."""
     halves = Halves(subject.plan())
     for number in (1, 2):
         for _ in halves.round(number):
@@ -240,7 +240,7 @@ def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) ->
 
 
 def left_out(subject: Subject) -> str:
-    """Return the end of an error message: the attributes that state() leaves out; "" if there are none.
+    """Return the end of an error message, with the attributes that state() leaves out; "" if there are none.
 
     The message says that a half gives other results after restore(state()).
     """

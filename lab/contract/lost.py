@@ -1,4 +1,4 @@
-"""For an error message, find the attributes of a half that restore(state()) loses."""
+"""Find the attributes of a half that restore(state()) loses, for an error message."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Check that a user's metric returns a number for any samples.
 
-It must return equal numbers for equal samples, and must not change the tensors that it gets.
+The metric must return equal numbers for equal samples, and must not change the tensors that it gets.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from protofleet.runtime.locks.lockfile import LockedPackage, write_lock
 
 
 def install(name: str, locked: list[LockedPackage], target: Path) -> None:
-    """Install a package whose files have the known hashes. The installer may use its cache of earlier downloads."""
+    """Install a package, and check the hashes of its files. The installer may use its download cache."""
     with tempfile.TemporaryDirectory() as made:
         lock = Path(made) / "data.txt"
         lock.write_text(write_lock(locked, name))

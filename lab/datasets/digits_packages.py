@@ -31,7 +31,7 @@ SCANS: Final = {"mnist": scans.mnist, "optdigits": scans.optdigits, "mfeat": sca
 
 
 def needed() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the import name of each package whose files are missing, with the files that are read from it."""
+    """Yield the import name of each package that lacks needed files, and the paths of its needed files."""
     for domain, (package, path) in scans.FILES.items():
         try:
             SCANS[domain]()
@@ -74,7 +74,7 @@ def fetch_packages(say: Say) -> Path:
 def fetch_package(
     package: str, paths: tuple[str, ...], folder: Path, locks: list[LockedPackage], say: Say
 ) -> None:
-    """Fetch the files of a package. If one file fails, none of them is kept."""
+    """Fetch the files of a package. If one file fails, no file is kept."""
     name = DISTRIBUTIONS.get(package, package)
     locked = [one for one in locks if one.name == name]
     say(f"{name} is fetched for {len(paths)} of its files")

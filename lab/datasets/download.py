@@ -32,9 +32,10 @@ SHOWN_SECONDS: Final = 5.0
 PASSING: Final = frozenset(
     {408, 425, 429, 500, 502, 503, 504}
 )  # HTTP status codes after which a later request may succeed.
-# Tries at one address before the download gives up. A try that receives new bytes resets the count.
+# Largest number of tries at one address. A try that receives new bytes resets the count.
 TRIES: Final = 4
-MOST_BYTES: Final = 8 << 30  # Maximum bytes of one file: more than ten times the largest known file.
+# Maximum bytes of one file. The largest known file has less than a tenth of this.
+MOST_BYTES: Final = 8 << 30
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 # The name that is sent to servers, because some servers refuse clients without a name.
 AGENT: Final = "protofleet (+urllib)"
@@ -44,7 +45,7 @@ Say = Callable[[str], None]
 
 
 class RequestRefusedError(Exception):
-    """The error for a request that the server has refused. The same request again would be useless."""
+    """The error for a request that the server has refused. Do not repeat the request."""
 
 
 @dataclass(frozen=True)

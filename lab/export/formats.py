@@ -24,7 +24,7 @@ FILES: Final[Mapping[str, str]] = {
     SAFETENSORS: "model.safetensors", ONNX: "model.onnx", TORCHSCRIPT: "model.torchscript.pt", PT2: "model.pt2",
 }  # fmt: skip
 INPUT, OUTPUT = "samples", "scores"
-# Number of samples in the traced input. With one sample, the exporter would fix the number of samples at 1.
+# Number of samples in the traced input. With one sample, the exported model would accept only one sample.
 TRACED_WITH: Final = 2
 QUIET: Final = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._dynamo")
 

@@ -1,6 +1,6 @@
 """Make messages for a user who names a wrong folder.
 
-A message describes the folder, and names the folder that the user may have meant.
+Each message describes the given folder, and suggests the right folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def no_model(folder: Path) -> str:
 
 
 def no_versions(folder: Path) -> str:
-    """Return a message about a folder that contains no versions of a model to list, pin or roll back."""
+    """Return a message about a folder without versions of a model; a command wanted to use these versions."""
     if wrong := _no_folder(folder, "the folder of a device that serves its models"):
         return wrong
     if (folder / CARD).is_file():

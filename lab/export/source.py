@@ -174,7 +174,7 @@ def _numbers(classes: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(classes))
 
 
-# The own model of one device.
+# The model of one device.
 
 
 def _folder_of_device(folder: Path, device: str) -> Path:

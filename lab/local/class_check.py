@@ -18,7 +18,7 @@ from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.class_names import Names, difference, listed
 
-MOST_SHOWN: Final = 8  # Number of domains that a message lists at most.
+MOST_SHOWN: Final = 8  # Maximum number of domains in a message.
 
 
 @dataclass(frozen=True, slots=True)

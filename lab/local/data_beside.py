@@ -18,7 +18,7 @@ from protofleet.protocol.settings.reader import SettingsError, Table, merge, ove
 from protofleet.protocol.wire.names import valid_device
 
 FOLDER: Final = "data"
-SAYS_WHERE: Final = ("source", "root", "domain", "file")  # Keys of [data] for the place of the data.
+SAYS_WHERE: Final = ("source", "root", "domain", "file")  # Keys of [data] that say where the data are.
 
 
 @dataclass(frozen=True)

@@ -360,7 +360,7 @@ class Experiment:
 
     @cached_property
     def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the devices with data of each domain.
+        """Return, for each domain, the names of the devices that have data of this domain.
 
         During the run, only these devices may report the domain.
         """

@@ -20,8 +20,8 @@ from protofleet.protocol.settings.reader import SettingsError, override, write_t
 from protofleet.protocol.wire.names import NAME
 
 LONGEST_NAME: Final = (
-    # Maximum letters of a point's name. Later, a seed and the number of an earlier run may be added, and the name
-    # of a run has at most 64 letters.
+    # Largest number of letters of a point's name. Later, a seed and the number of an earlier run may be added. The
+    # name of a run has at most 64 letters.
     50
 )
 NOT_SEARCHED: Final = {"name": "every trial gets its own name", "seed": "the seeds are set with --seeds"}

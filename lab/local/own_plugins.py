@@ -55,9 +55,9 @@ class OwnPlugIns:
             disk.replace(path, self.sources[name].text)
 
     def _kept_in(self, folder: Path) -> dict[str, Path]:
-        """Return a dict: the path that the user named -> the path of the run's copy of this plug-in.
+        """Return the path of the run's copy of each plug-in, by the path that the user named.
 
-        The path contains the hash, because two plug-ins may have the same file name.
+        The path of a copy contains the hash, because two plug-ins may have the same file name.
         """
         return {name: folder / KEPT / one.sha256[:12] / Path(name).name for name, one in self.sources.items()}
 
@@ -67,9 +67,9 @@ def own_plugins(
 ) -> OwnPlugIns:
     """Load the plug-ins of an experiment.
 
-    `files` has the paths of plug-ins to load. `names` has, for each kind of plug-in, the names that are not built
-    in. If an installed package provides a plug-in with such a name, the hash of this plug-in is added. The
-    message about a missing file contains the text `seen`, which names the folder at which a relative path starts.
+    `files` has the paths of plug-ins to load. `names` maps each kind of plug-in to names that are not built in.
+    If an installed package provides a plug-in with one of these names, the hash of this plug-in is added. `seen`
+    names the folder at which relative paths start. The message about a missing file contains `seen`.
     """
     sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [

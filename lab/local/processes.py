@@ -39,7 +39,7 @@ IMPORTED: Final = (
 OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
 # Names of signals by their numbers. Real-time signals are missing, because they have no name.
 SIGNALS: Final = {number.value: number.name for number in signal.Signals}
-# Device files that exist only with CUDA: on a PC, on a Jetson, and on Windows.
+# Device files that exist only with CUDA. The first is for a PC, the second for a Jetson, the third for Windows.
 CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 
 
@@ -109,7 +109,10 @@ class Processes:
         return {n: self.reason(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
     def exit_code(self, name: str) -> int | None:
-        """Return the exit code of a child: None while it runs, below 0 if a signal has killed it."""
+        """Return the exit code of a child, or None while the child runs.
+
+        The exit code is below 0 if a signal has killed the child.
+        """
         return self._children[name].poll()
 
     def reason(self, name: str) -> str:

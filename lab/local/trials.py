@@ -1,8 +1,8 @@
 """Show the trials of a `protofleet sweep`: their table, the best point, and warnings about the grid.
 
-The value of a point is the mean validation accuracy over its seeds. It is measured in the view, such as the global
-model, that the method's paper reports. `choose` names the round whose accuracy is used. Test samples have no part in
-the choice: the table only shows the accuracy on test samples.
+The value of a point is the mean validation accuracy over its seeds. The measured view is the view that the method's
+paper reports, for example the global model. `choose` names the round whose accuracy is used. Test samples have no
+part in the choice: the table only shows the accuracy on test samples.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SweepTrials:
     def near(self) -> list[Trial]:
         """Return the other finished trials whose mean is close to the mean of the chosen trial.
 
-        Close means: the difference is at most the standard deviation over the seeds of the chosen trial.
+        Two means are close if their difference is at most the standard deviation over the chosen trial's seeds.
         """
         if (best := self.chosen) is None:
             return []

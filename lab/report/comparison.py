@@ -73,7 +73,7 @@ class ComparedRun:
 
         A global model is measured at the beginning of a round, so its accuracy is the result of the previous
         round. If no device of a domain took part in a round, the domain's last accuracy is used.
-        Measurements at the beginning of the run are left out as long as a domain has no accuracy.
+        The first measurements of a run are left out until each domain has an accuracy.
         """
         found, sent, drawn, done = [], 0, 0.0, 0
         test, validation = dict[str, float](), dict[str, float]()
@@ -111,7 +111,7 @@ class ComparedRun:
         return sum(sum(self.summary[name].get(direction, {}).values()) for direction in directions)
 
     def codec_factor(self) -> float | None:
-        """Return by which factor the codec makes the bytes fewer; None if the run has no codec or sends nothing."""
+        """Return the bytes without the codec divided by the bytes with it; None without a codec or without bytes."""
         sent = self.total_bytes("payload", UP, DOWN)
         return self.total_bytes("uncoded", UP, DOWN) / sent if self.summary.get("uncoded") and sent else None
 

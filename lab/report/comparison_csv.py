@@ -41,7 +41,7 @@ def of_a_run(group: Group, run: ComparedRun) -> list[Any]:
 
 
 def numbers_of(group: Group, run: ComparedRun, target: AccuracyTarget | None) -> Numbers:
-    """Return the numbers of a run for the group's view, by the names that trackers use."""
+    """Return the numbers of a run for the group's view. The names of the numbers are the same as in trackers."""
     view, points = part(group.view), run.points(group.view)
     found: Numbers = {}
     if points:

@@ -88,7 +88,7 @@ def curves_section(groups: Sequence[Group]) -> str:
 def accuracy_line(i: int, group: Group, x_of: Callable[[MeasuredPoint], float]) -> ChartLine:
     """Return the line of a group: the mean over its runs, for the rounds that all runs have measured.
 
-    If a run has two measurements for a round, the later one is used.
+    If a run has two measurements for a round, the later measurement is used.
     """
     by_round = [{point.rounds: point for point in run.points_by_all(group.view)} for run in group.runs]
     shared = sorted(set.intersection(*(set(points) for points in by_round)))

@@ -25,7 +25,7 @@ class Table:
     note: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    # The row and the column of each cell with the best value of its column.
+    # The row and the column of each cell that holds the best value of a column.
     best: frozenset[tuple[int, int]] = frozenset()
 
     @property
@@ -179,7 +179,7 @@ def best_table(groups: Sequence[Group]) -> Table:
     note = (
         "The column 'round' shows the round with the highest mean validation accuracy; test samples have no "
         "influence on this choice. The last evaluation of devices' own models does not count, because it may measure "
-        "other models than the rounds do."
+        "models that no round has measured."
     )
     head = ["run", "view", "round", *domains, "mean"]
     bold = best_cells(measured, 3, percent_points, among=[g.view for g in groups])

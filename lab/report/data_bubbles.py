@@ -22,7 +22,7 @@ WIDEST: Final = 460  # Maximum width on a page, in pixels.
 # Width of the devices' names at the left, and width of the devices' sums at the right, in pixels.
 LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0
 MOST_COLUMNS, MOST_ROWS = 16, 60
-# Maximum letters of a name in the picture. The table and the title of the bubble have the whole name.
+# Largest number of letters of a name in the picture. The table and the title of the bubble have the whole name.
 MOST_LETTERS: Final = 15
 LETTER: Final = 7.0
 ROW, HEADING, BASE = 24.0, 20.0, 24.0

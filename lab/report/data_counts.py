@@ -55,8 +55,8 @@ class FleetCounts:
     def skew(self) -> float:
         """Return how much the class mixes of the devices differ; 0 if all devices have the same mix.
 
-        For each device, the total variation distance between the device's mix of classes and the mix of all images
-        is computed: half the sum of the absolute differences. The result is the mean of these distances.
+        The result is the mean, over devices, of the total variation distance between the device's mix of classes and
+        the mix of all images. This distance is half the sum of the absolute differences.
         """
         filled = [one for one in self.devices if one.total]
         if not filled:
@@ -68,9 +68,8 @@ class FleetCounts:
     def most_skew(self) -> float:
         """Return the highest skew that is possible with this number of devices.
 
-        A device's images are part of all images. Therefore the distance between its mix and the mix of all images is
-        at most 1 minus its share of all images. The shares of n devices add up to 1, so the mean distance is at
-        most 1 - 1/n.
+        If a device has the share s of all images, the distance between the device's mix and the mix of all images is
+        at most 1 - s. The shares of n devices add up to 1, so the mean of these distances is at most 1 - 1/n.
         """
         filled = sum(1 for one in self.devices if one.total)
         return 1 - 1 / filled if filled else 0.0

@@ -44,7 +44,7 @@ def round_numbers(line: Mapping[str, Any]) -> Numbers:
 
 
 def summary_numbers(summary: Mapping[str, Any]) -> Numbers:
-    """Return the numbers in a run's summary.json, with `final` or `best` in their names."""
+    """Return the numbers of a run's summary.json. The names of accuracies begin with `final` or `best`."""
     found: Numbers = {"total/seconds": summary.get("seconds", 0.0)}
     for size in SIZES:
         found |= by_way_and_kind(f"total/{size}", summary.get(size, {}))

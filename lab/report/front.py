@@ -1,4 +1,4 @@
-"""Find the runs that no other run beats in both bytes and accuracy, and choose one for a budget or for an accuracy.
+"""Find the runs that no other run beats in both bytes and accuracy; choose one for a budget or an accuracy.
 
 A run is a group of seeds of one experiment. Its accuracy is the mean over the last evaluations, because a single
 evaluation differs more between seeds than many codecs do.
@@ -58,7 +58,7 @@ class FrontPoint:
 
 
 def front_of(groups: Sequence[Group]) -> list[FrontPoint]:
-    """Return all runs with the fewest bytes first, and name for each run a run that beats it."""
+    """Return the runs, those with the fewest bytes first. Each run has the name of a better run, if there is one."""
     found = sorted((_point(group) for group in groups), key=lambda p: (p.bytes, -p.accuracy))
     return [
         FrontPoint(p.name, p.method, p.codec, p.bytes, p.accuracies, _beats(found, place))
@@ -97,7 +97,7 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
 
 
 def front_picture(points: Sequence[FrontPoint]) -> list[str]:
-    """Return the section with accuracy over bytes, and a line through the runs of the front; [] without runs."""
+    """Return the chart of accuracy over bytes, with a line through the runs of the front; return [] without runs."""
     if not points:
         return []
     ahead = [(p.bytes, p.accuracy) for p in points if not p.beaten_by]
@@ -147,7 +147,7 @@ def _why_nothing_fits(points: Sequence[FrontPoint], budget: float | None, accura
 
 
 def _certainty(chosen: FrontPoint, fits: Sequence[FrontPoint]) -> str:
-    """Return how sure the choice is: the number of seeds, and the runs that chance may hide."""
+    """Return a text with the number of seeds and the names of runs that may be as accurate as the chosen run."""
     seeds = len(chosen.accuracies)
     if chosen.error is None:
         return "; one seed says nothing about chance, so repeat the runs with more seeds"

@@ -20,7 +20,7 @@ from protofleet.lab.report.html_page import section
 from protofleet.lab.report.numbers import NONE, percent, percent_points
 from protofleet.lab.report.settings_difference import differing, settings_of
 
-FEWEST: Final = 3  # A curve is drawn only if there are at least this number of points.
+FEWEST: Final = 3  # A curve is drawn only if it has at least this number of points.
 # The axis is logarithmic if the ratio of the largest value to the smallest value is at least this number.
 LOG_RATIO: Final = 8.0
 # The colour of the best cell. The worst cell is nearly white. READABLE decides whether the letters are black or
@@ -36,7 +36,7 @@ CELL_HEIGHT: Final = 34.0
 
 @dataclass(frozen=True)
 class Varied:
-    """The settings in which groups differ. All of them are numbers."""
+    """The settings in which groups differ. All these settings are numbers."""
 
     keys: tuple[str, ...]
     groups: Mapping[tuple[float, ...], Group]  # Values of the settings `keys` -> the group with these values.

@@ -57,7 +57,7 @@ def table(
     """Make a table. The first cell of each row is a heading.
 
     `best` has the row and the column of each cell that is bold. If `words` is true, the table has no numbers.
-    Otherwise `left` has those columns that contain words and are aligned to the left.
+    Otherwise `left` has the columns with words, which are aligned to the left.
     """
     kinds = [' class="word"' if j in left else "" for j in range(len(head))]
     top = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, head, strict=True))

@@ -1,7 +1,7 @@
 """Write tables for LaTeX. Each name is escaped, so that every letter is printed and no letter acts as a command.
 
-pdfLaTeX stops at a letter that is in none of its fonts. Other engines leave such a letter out. Therefore such
-a letter is written with commands for its accents, as mathematics, or as U+ and its number.
+pdfLaTeX stops at a letter that is in none of its fonts, and other engines leave out the letter. Therefore the
+letter is written with commands for accents, or as a mathematical symbol, or as U+ with the letter's number.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Simulation:
         return self.serves[device].folder_in(self.folder / device)
 
     def kill(self, name: str) -> None:
-        """End the process without a disconnect. The broker then publishes the process's will."""
+        """End the process without a disconnect. The broker then publishes the process's MQTT will."""
         self._stop_worker(name)
         self.broker.lose_client(name)
 

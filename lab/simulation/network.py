@@ -104,7 +104,7 @@ class SimulatedBroker:
     def connect(self, name: str, take: Callable[[Item], None], topics: set[str]) -> SimulatedTransport:
         """Connect a client under a name.
 
-        An earlier client with this name is disconnected, and its will is not published.
+        An earlier client with this name is disconnected, and its MQTT will is not published.
         """
         if old := self.clients.get(name):
             old.alive = False
@@ -115,7 +115,7 @@ class SimulatedBroker:
         return client
 
     def lose_client(self, name: str) -> None:
-        """Disconnect a client as if its process had ended. The broker publishes the client's will."""
+        """Disconnect a client as if its process had ended. The broker publishes its MQTT will."""
         client = self.clients.pop(name)
         client.alive = False
         if client.will:

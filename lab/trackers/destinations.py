@@ -27,7 +27,7 @@ QUIETLY: Final[Mapping[str, str]] = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # 30 seconds in place of 120, so that a server that does not answer is reported soon.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    # One retry in place of seven retries with longer and longer pauses.
+    # MLflow's default is seven retries, with longer and longer pauses.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
 

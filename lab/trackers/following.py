@@ -179,7 +179,7 @@ def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_
 class WholeRun:
     """A check whether a run of another process is over.
 
-    The report is written shortly after the summary, or never. The check waits some seconds for the report.
+    The report is written shortly after the summary, or not at all. The check waits some seconds for the report.
     """
 
     run: Path

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from protofleet.coordinator.observe.rounds_file import whole_record
 
-MOST_BYTES: Final = 1 << 22  # Maximum bytes of one read. The file of a long run can be large.
+MOST_BYTES: Final = 1 << 22  # Largest number of bytes of one read. The file of a long run can be large.
 
 
 class RoundsTail:

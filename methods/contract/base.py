@@ -201,7 +201,7 @@ class ClientHalf(ABC):
         return [self.model]
 
     def rule(self) -> nn.Module:
-        """Return the module that now computes the predictions: class scores [B, C] from embeddings [B, D]."""
+        """Return the module that now computes class scores [B, C] from embeddings [B, D]."""
         return self.model.head
 
     def other_rules(self) -> Mapping[str, nn.Module]:
@@ -269,7 +269,8 @@ class Method:
     # counted by kind. None means that no kinds are declared; then all arrays are of the kind "other".
     arrays: tuple[str, ...] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
-    # Function that gets the settings. It returns this method with the values of the fields above for these settings.
+    # Function that gets the settings. It returns a copy of this method, in which the fields above have the values for
+    # these settings.
     variant: Callable[[Any], Method] | None = None
     # Function that gets the settings and the number of classes. It returns why the settings do not fit this number
     # of classes, or "" if they fit.
@@ -317,7 +318,7 @@ class Method:
 
     @property
     def kinds(self) -> Kinds:
-        """Return the kinds by which the bytes of the arrays are counted."""
+        """Return the kinds of arrays. The bytes of each kind are counted separately."""
         return UNDECLARED if self.arrays is None else declared_kinds(self.arrays)
 
     @property

@@ -17,7 +17,7 @@ from protofleet.methods.nets.base import Net, frozen_backbones
 
 
 class Numbers(int):
-    """A count of numbers, as papers state it, with the size of these numbers in bytes."""
+    """A count of numbers, as in papers. The object also has the size of all these numbers in bytes."""
 
     bytes: int
 
@@ -88,7 +88,10 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in a table with one row for each known class, as the server of FedProto sends."""
+        """Return the number of rows in a table with one row for each known class.
+
+        The server of FedProto sends such a table.
+        """
         return self.C if self.known is None else self.known
 
     @property
@@ -114,7 +117,7 @@ class Cost:
 
     @property
     def bytes_down(self) -> dict[str, int]:
-        """Return the payload in bytes that one device receives in a round, by kind.
+        """Return the payload bytes that one device receives in a round, by kind of array.
 
         The coordinator sends a broadcast only once, for the whole cohort.
         """

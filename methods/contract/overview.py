@@ -29,7 +29,7 @@ NETWORKS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class NoSamples:
-    """Empty data, for a client half of which only the networks are used."""
+    """Empty data for a client half. Only the networks of this client half are used."""
 
     x: Tensor = field(default_factory=lambda: torch.zeros(0))
     y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))

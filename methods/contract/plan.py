@@ -98,14 +98,14 @@ class Plan:
     # Public set on which the devices compare their outputs, for methods with `public`; None means generated images.
     public: PublicSet | None = None
     init: FirstWeights | None = (
-        None  # First weights of every party's network; None: they are drawn at random.
+        None  # First weights of every party's network; None stands for random weights.
     )
     freeze: Freeze | None = None  # Part of the network that is not trained.
     # Kind of plug-in -> SHA-256 of the plug-in. Networks are not included: the hash is in `Network`.
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()
-    # Rounding of the arrays from devices; None: nothing is rounded, and the plan has the form of earlier versions.
+    # Rounding of the arrays from devices. If None, nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
 
     def __post_init__(self) -> None:
@@ -176,8 +176,8 @@ class Plan:
     def demand_fit(self) -> None:
         """Raise SettingsError if the method cannot learn with these settings and this number of classes.
 
-        Only the start of a run calls this. Models that an earlier version trained with such settings can still be
-        opened.
+        This function is called only when a run starts. So a model can still be opened if an earlier version trained
+        the model with such settings.
         """
         misfit = self.load().misfit
         if misfit and (problem := misfit(self.settings(), self.classes)):
@@ -356,8 +356,8 @@ def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
 def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
     """Load each plug-in that the plan names, and return the plan's table with the hashes of the plug-ins.
 
-    Raise PlugInError if this party may not or cannot load a plug-in. In a plan, only the table `plugins` may name
-    plug-ins. The settings `file` and `plugin` of a network are local, and a plan must not contain them.
+    Raise PlugInError if this party does not allow a plug-in or cannot load it. In a plan, only the table `plugins`
+    may name plug-ins. The settings `file` and `plugin` of a network are local, and a plan must not contain them.
     """
     for kind in ("network", "mutual"):
         given = table.get(kind)

@@ -29,7 +29,7 @@ from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
 HASHED: Final = InputShape((3, 32, 32))
-# The largest number of pairs of images that a public set may have. The two images of a pair are in the same batch,
+# The largest number of pairs of images that a public set may have. Both images of a pair are in the same batch,
 # and the pairs of all batches count together. The similarities of so many pairs take 64 MB.
 MOST_PAIRS: Final = 1 << 24
 FIGURES: Final = 3  # Number of figures in a picture.
@@ -115,7 +115,7 @@ class PublicSet:
 
 
 def hashed(source: str, shape: InputShape) -> InputShape:
-    """Return the shape in which a public set is hashed, in a run with samples of this shape."""
+    """Return the shape of public samples when their hash is computed; the run's samples have the shape `shape`."""
     return HASHED if source == DRAWN or shape.rank == 3 else shape
 
 

@@ -49,8 +49,8 @@ class TensorSpec:
     of_examples: bool = False
     # True if each row is a sample. Then the array must not have more rows than the device has examples.
     row_per_example: bool = False
-    # Name of another array, such as "labels". If several rows of the other array have the same value, then these rows
-    # of this array must have numbers of at least 2.
+    # Name of another array, such as "labels". If the other array has the same value in several rows, this array must
+    # have numbers of at least 2 in the same rows.
     repeated: str = ""
     step: int = 0  # If not 0, the length of a named dimension must be `most`, or 1, 2, 3 ... times `step`.
 
@@ -116,8 +116,8 @@ def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec
     """Return a short list of rows that describes all arrays under `prefix`.
 
     The first row is the most frequent row, and stands for most arrays. The arrays are grouped by the last part of
-    their names. If all arrays of a group have one other row, this row stands for the group. If the rows in a group
-    differ, each array of the group has its own row.
+    their names. If all arrays of a group have the same row, which differs from the first row, one row stands for the
+    group. If the rows in a group differ, each array of the group has its own row.
     """
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))

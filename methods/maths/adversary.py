@@ -28,7 +28,7 @@ def kl_with_uniform(logits: Tensor, *, direction: str = "paper", reduction: str 
 def prototype_infonce(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float, *, form: str = "standard"
 ) -> Tensor:
-    """Return L_InfoNCE, eq. 7: a feature compared with the global prototypes.
+    """Return L_InfoNCE, eq. 7, which compares each feature with the global prototypes.
 
     `infonce_terms` explains how the forms differ. The mean is over the samples whose class has a prototype.
     If there is no such sample, the loss and its gradient are 0.

@@ -13,7 +13,7 @@ from protofleet.methods.maths.reduction import REDUCE
 
 
 def separation(anchors: Tensor, tau: float, *, tau_inside: bool = True, reduction: str = "mean") -> Tensor:
-    """Return L_SEP of FedLSA, eq. 4: log of the mean over j != i of exp(a_i . a_j / tau), for every anchor i.
+    """Return L_SEP of FedLSA (eq. 4). For anchor i, it is the log of the mean of exp(a_i . a_j / tau) over j != i.
 
     Eq. 4 prints exp(a_i . a_j) / tau, where tau only shifts the value: this is tau_inside=False. Eq. 4 does
     not print a sum over i. The loss has a smallest value only for unit anchors.

@@ -58,7 +58,7 @@ def top_k(phi: float, n: Tensor) -> Tensor:
 
 
 def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) -> Tensor:
-    """Return L_corr, eq. 8: minus the sum of the k largest s W."""
+    """Return L_corr of eq. 8, which is minus the sum of the k largest products s W."""
     own, held = own_prototypes(y, labels)
     products = (s * shares).masked_fill(~own, -math.inf)[held]
     ordered = products.sort(dim=1, descending=True).values
@@ -68,7 +68,7 @@ def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) 
 
 
 def own_prototypes(y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two masks: the prototypes of each sample's class [B, G]; the samples whose class has a prototype [B]."""
+    """Return a mask [B, G] of the prototypes of each sample's class, and a mask [B] of the samples that have one."""
     own = y.unsqueeze(1) == labels
     return own, own.any(dim=1)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> Tensor:
-    """Return KL(softmax(teacher) || softmax(student)), a sum over classes and a mean over the batch [B, C].
+    """Return KL(softmax(teacher) || softmax(student)) for [B, C]: the mean over the batch of sums over classes.
 
     With `elements`, the result is the mean over all B C numbers, as in HtFLlib and by default in torch. This mean
     is C times smaller.
@@ -19,9 +19,9 @@ def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> T
 
 
 def non_target_divergence(teacher: Tensor, student: Tensor, y: Tensor) -> Tensor:
-    """Return the divergence without the terms of the labels' own classes.
+    """Return the divergence of student from teacher over all classes except each sample's label.
 
-    The remaining probabilities do not sum to 1, and are not scaled to 1.
+    The probabilities of the other classes do not sum to 1, and are not scaled to 1.
     """
     p, q = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     others = F.one_hot(y, p.shape[1]) == 0

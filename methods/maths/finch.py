@@ -1,4 +1,4 @@
-"""FINCH (Sarfraz et al., CVPR 2019), and FINCH* of FedPLCC, which carries weights (eqs. 9 to 11).
+"""FINCH (Sarfraz et al., CVPR 2019), and FedPLCC's FINCH*, which carries weights (eqs. 9 to 11).
 
 Each row is joined with its nearest other row by cosine. Rows that are connected form a cluster. Then the
 means of the clusters, taken over the original rows, are joined in the same way. The prototypes are the means
@@ -30,12 +30,12 @@ Rows: TypeAlias = NDArray[np.float64]  # [n, D]
 Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
-SEGMENT: Final = 128  # Columns of a segment. A segment is searched only if its highest cosine is high enough.
-# Some segments of a block, and some cosines of a row, must be computed exactly. If their share is above DENSE, the
-# whole block or row is computed exactly.
+SEGMENT: Final = 128  # Number of columns of a segment. Only a segment with a high enough cosine is searched.
+# Some segments of a block must be computed exactly. If their share is above DENSE, the whole block is computed
+# exactly. The same rule applies to the cosines of a row.
 DENSE: Final = 1 / 16
-# Cosines are rounded to this number of digits. If several rounded cosines are equal, the lowest index wins, whatever
-# the size of the blocks is.
+# Cosines are rounded to this number of digits. If several rounded cosines are equal, the lowest index wins.
+# So the result does not depend on the size of the blocks.
 DIGITS: Final = 12
 # The largest number of received rows that are clustered together; the time is quadratic in this number.
 MOST_ROWS: Final = 16_384
@@ -90,7 +90,7 @@ def by_first_member(labels: Indices) -> Indices:
 
 
 def first_neighbours(rows: Rows, block: int = BLOCK) -> Indices:
-    """Return the nearest other row of each row by cosine; a row of zeros has the cosine 0 with every row."""
+    """Return, for each row, the other row with the highest cosine; a row of zeros has only cosines of 0."""
     return _Search(rows, block).run()
 
 
@@ -169,7 +169,7 @@ class _Search:
     def _exact_pairs(self, rows: Indices, columns: Indices) -> None:
         for r, c in _slices(rows, columns):
             values = self._products(r, c).round(DIGITS)
-            # Sort by row, then the best value first, then the lowest column first.
+            # Sort by row. In a row, the best value is first. Of equal values, the lowest column is first.
             order = np.lexsort((c, -values, r))
             rows_once, first = np.unique(r[order], return_index=True)
             self._improve(rows_once, values[order][first], c[order][first])
@@ -193,14 +193,14 @@ class _Search:
         """Compute doubtful cosines again, with a fixed order of the operations.
 
         The last digits of a matrix product depend on its size and on the number of threads. A cosine is
-        doubtful if such a difference could change its rounded value, and if the cosine is near the highest
+        doubtful if its last digits could change its rounded value, and if the cosine is near the highest
         cosine of its row.
         """
         scaled = values * 10.0**DIGITS
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
         doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
         crowded = doubtful.mean(axis=1) > DENSE
-        # A row with many doubtful cosines is computed as a whole: 15 times as fast, because no pairs are copied.
+        # A row with many doubtful cosines is computed as a whole. This is 15 times as fast: it copies no pairs.
         for row in crowded.nonzero()[0].tolist():
             exact = self._row(row + i, slice(j, j + values.shape[1]))
             values[row] = np.where(doubtful[row], exact, values[row])
@@ -217,7 +217,7 @@ class _Search:
         return products
 
     def _row(self, row: int, columns: slice) -> Rows:
-        """Return the cosines of one row with many rows, with the same bits as `_products`."""
+        """Return the cosines between one row and many rows. They have the same bits as the cosines of `_products`."""
         others = self.units[columns]
         products: Rows = np.einsum("nd,nd->n", np.broadcast_to(self.units[row], others.shape), others)
         return products

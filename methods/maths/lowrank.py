@@ -1,4 +1,4 @@
-"""Messages with a matrix: either the factors of its largest singular values, or the whole matrix.
+"""Messages that carry a matrix, either as the factors of its largest singular values or as a whole.
 
 The whole matrix is sent if it has no more numbers than the factors.
 
@@ -19,7 +19,7 @@ def rank_of(values: Tensor, energy: float) -> int:
 
 
 def numbers(rows: int, columns: int, rank: int) -> int:
-    """Return the number of numbers in the message."""
+    """Return how many numbers the message contains."""
     return min(rank * (rows + columns + 1), rows * columns)
 
 

@@ -24,12 +24,12 @@ def over_pairs(points: Tensor) -> Tensor:
 
 
 def to_nearest(points: Tensor) -> Tensor:
-    """Return the mean distance of a point to its nearest other point, as in the authors' code."""
+    """Return the mean over all points of the distance to the nearest other point, as in the authors' code."""
     return margins(points).mean()
 
 
 def as_printed(points: Tensor) -> Tensor:
-    """Return eq. 6 exactly as printed, over (N - 1)^2: for two points, twice their distance."""
+    """Return eq. 6 with the printed divisor (N - 1)^2. For two points, the result is twice their distance."""
     return _between(points).sum() / (len(points) - 1) ** 2
 
 
@@ -65,7 +65,7 @@ def margin_contrast(
 
 
 def anchor_mse(rows: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
-    """Return L_R of the authors' code: the mean squared gap of rows to their anchors, over J x D elements."""
+    """Return L_R as in the authors' code. It is the mean over J x D elements of the squared gap to the anchors."""
     everywhere = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
     return prototype_mse(at_least_float32(rows), labels, anchors, everywhere)
 
@@ -86,7 +86,7 @@ def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor
 def classifier_calibration(
     head: nn.Module, anchors: Tensor, *, bias: bool = True, reduction: str = "mean"
 ) -> Tensor:
-    """Return L_CC, eq. 8, the cross-entropy between the head's scores of anchor c and class c.
+    """Return L_CC (eq. 8), the cross-entropy of the head's scores for the anchors. Anchor c has the label c.
 
     Only the head has a gradient.
     """
@@ -123,6 +123,9 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
 
 
 def ema(anchors: Tensor, prototypes: Tensor, held: Tensor, decay: float) -> Tensor:
-    """Return the anchors after eq. 10 for the received classes (the mask `held` [C]); the others do not change."""
+    """Return the anchors after eq. 10, which changes only the anchors of the received classes.
+
+    The mask `held` [C] marks the received classes.
+    """
     moved = decay * anchors + (1 - decay) * prototypes
     return torch.where(held.unsqueeze(1), moved, anchors)

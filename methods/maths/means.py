@@ -41,7 +41,7 @@ def class_means(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None
 
 
 def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
-    """Return the devices' class means weighted by their counts (FedProto, eq. 6).
+    """Return the mean of the devices' class means, weighted by their counts (FedProto, eq. 6).
 
     The result is equal to the means over the samples of all devices.
     """

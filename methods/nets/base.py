@@ -120,7 +120,7 @@ def resized(own: int, wanted: int | None) -> nn.Module:
 
 @contextmanager
 def initialised_from(seed: int) -> Iterator[None]:
-    """Make layers inside this context depend only on the seed, and keep the caller's random state.
+    """Initialise the layers that are made in this context from the seed, and keep the caller's random state.
 
     Layers are made on the CPU, or on torch's meta device, which needs no random numbers.
     """

@@ -32,7 +32,8 @@ Builder: TypeAlias = Callable[[Any, int, int | None], Net]
 class Recipe:
     make: Builder
     smallest: int  # Smallest side of an image in pixels, or smallest number of steps of a series.
-    channels: int | None = None  # Number of channels of an image; None: as many as the samples have.
+    # Number of channels of an image. If it is None, the network has as many channels as the samples.
+    channels: int | None = None
     ranks: tuple[int, ...] = (3,)  # Numbers of axes of the samples: 1 vectors, 2 series, 3 images.
 
     def problem_with(self, shape: InputShape) -> str | None:
@@ -64,15 +65,16 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-SERIES = (6, 128)  # Shape of the sample for which the sizes of networks for series are counted.
+SERIES = (6, 128)  # Shape of the sample with which networks for series are measured.
 HEADS = ("linear", "mlp")
 
 
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
-    """Return why the network that `key` names cannot take samples of this shape, and what to change.
+    """Return the reason why a network cannot take samples of this shape, and a change that helps.
 
-    Return "" if the network can take them, or if it is not a network of protofleet. The message also names
-    settings of the samples. `table` is the prefix of these names, for example "data." in an experiment.
+    Return "" if the network can take the samples, or if it is not a network of protofleet. `key` is the setting with
+    the name of the network. The message also names settings of the samples. `table` is the prefix of these names, for
+    example "data." in an experiment.
     """
     recipe = RECIPES.get(name)
     if recipe is None or (problem := recipe.problem_with(shape)) is None:
@@ -146,7 +148,8 @@ class Size:
     parameters: int
     bytes: int  # Bytes of parameters and buffers, as they are sent.
     smallest: int  # Smallest side of an image in pixels, or smallest number of steps of a series.
-    channels: int | None  # Number of channels of an image; None: as many as the samples have.
+    # Number of channels of an image. If it is None, the network has as many channels as the samples.
+    channels: int | None
     ranks: tuple[int, ...]  # Numbers of axes of the samples: 1 vectors, 2 series, 3 images.
 
 

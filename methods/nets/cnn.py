@@ -22,9 +22,10 @@ SMALLEST_WITH_BATCH_NORM = (
 
 
 def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Build FedLSA's CNN: for 3x32x32, 6 and 16 channels, 400 -> 120 | 84 | classes.
+    """Build FedLSA's CNN.
 
-    It has 62,006 parameters for 10 classes.
+    For images of 3x32x32, the convolutions have 6 and 16 channels, and the other layers are 400 -> 120 | 84 |
+    classes. The CNN then has 62,006 parameters for 10 classes.
     """
     channels, rows, columns = image
     rows, columns = min(5, _left(rows)), min(5, _left(columns))
@@ -42,7 +43,7 @@ def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
 
 
 def fedsa(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Build FedSA's CNN: for 3x32x32, 32 and 64 channels, 1600 -> 512 | classes.
+    """Build FedSA's CNN. For 3x32x32, it has layers of 32 and 64 channels, and then 1600 -> 512 | classes.
 
     It has 924,708 parameters for 100 classes. For 1x28x28 it is 1024 -> 512 | classes. This is FedHP's MNIST
     network, with 582,026 parameters for 10 classes. The first linear layer grows with the image: it has 10,816
@@ -56,7 +57,7 @@ def fedsa(image: Image, classes: int, feature_size: int | None) -> Net:
 
 
 def fednh(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Build FedNH's CNN: for 3x32x32, 64 and 64 channels, 1600 -> 384 -> 192 | 10.
+    """Build FedNH's CNN. For 3x32x32, it has two layers of 64 channels, and then 1600 -> 384 -> 192 | 10.
 
     The head does not have a bias. The network has 797,952 parameters.
     """
@@ -89,9 +90,9 @@ def fedhp_mnist_backbone(image: Image, classes: int, feature_size: int | None) -
 
 
 def fednh_backbone(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Build the network that FedHP trains on CIFAR and SVHN: 1600 flat features for 3x32x32.
+    """Build the network that FedHP trains on CIFAR and SVHN. It has 1600 flat features for 3x32x32.
 
-    With `feature_size`, neighbouring features are averaged to this number of features.
+    With `feature_size`, means of neighbouring features give this number of features.
     """
     return _backbone(image, classes, feature_size, 64, head_bias=False)
 
@@ -106,8 +107,9 @@ def _backbone(image: Image, classes: int, feature_size: int | None, first: int, 
 def batch_norm(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build a small network with a BatchNorm after every convolution, for FedBN and similar methods.
 
-    The network does not come from a paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels,
-    averaged over the image: 391,466 parameters for 3 channels and 10 classes, for every image size.
+    The network does not come from a paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels.
+    The last channels are averaged over the image. The network has 391,466 parameters for 3 channels and 10 classes,
+    for every image size.
     """
     features = 256 if feature_size is None else feature_size
     encoder = nn.Sequential(

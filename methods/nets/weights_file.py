@@ -1,7 +1,7 @@
 """Files of weights in the safetensors format: a length, a table in JSON, the numbers, and no code.
 
-A network loads the tensors of the file that have the names of its own tensors. The file must have the whole
-backbone. Projector and head may be missing, because the file may have been trained with other classes.
+If a tensor of the file and a tensor of the network have the same name, the network loads the tensor of the file. The
+file must have the whole backbone. Projector and head may be missing, because the file may be for other classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LISTED: Final = 3  # The largest number of names in a message.
 MOST_TENSORS: Final = 100_000
 MOST_NAME: Final = 256  # The largest number of characters in a name.
 MOST_AXES: Final = 8
-DEEPEST: Final = 3  # The largest depth of brackets: the table, a row, the shape in the row.
+DEEPEST: Final = 3  # The largest depth of brackets. A shape is in a row, and a row is in the table.
 LARGEST: Final = 1 << 62  # The largest number in the table.
 RULE: Final = "rule."  # Prefix of the names of the rule's tensors, in the files that an export writes.
 
@@ -141,7 +141,7 @@ def _table(data: bytes) -> dict[str, Any]:
 
 
 def _demand_flat(text: bytes) -> None:
-    """Refuse a table whose JSON text has too many brackets or commas, because it would become very many objects.
+    """Refuse a table whose JSON text has too many brackets or commas, because the parser would make too many objects.
 
     Brackets and commas inside names are counted too.
     """

@@ -1,7 +1,8 @@
-"""torchvision's networks, untrained: FedSA's mixed networks HtFE8 and FedPall's extractor G, ResNet-50.
+"""Networks of torchvision, without trained weights.
 
-The last layer of each network is removed, and the input of this layer becomes the features. With feature_size,
-FedSA's AdaptiveAvgPool1d follows. G, ResNet-50 without its last layer, has 23,508,032 parameters.
+FedSA uses a mix of these networks (HtFE8). FedPall uses ResNet-50 as its extractor G. The last layer of each network
+is removed, and the input of this layer becomes the features. If feature_size is set, FedSA's AdaptiveAvgPool1d
+follows. G has 23,508,032 parameters.
 """
 
 from __future__ import annotations

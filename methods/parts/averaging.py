@@ -21,11 +21,11 @@ SLICE: Final = 1 << 20  # Count of numbers that are summed at a time; in float64
 def weighted_mean(
     replies: Sequence[Reply], names: Iterable[str], weights: Mapping[str, float] | None = None
 ) -> Mapping[str, Tensor]:
-    """Return each array's mean over replies, weighted by examples (FedAvg, alg. 1).
+    """Return the mean of each array over all replies. The weights are the numbers of examples (FedAvg, alg. 1).
 
-    The weights are equal if no device has examples. `weights` are a method's own weights by device, and may have
-    any sum. A mean is computed when it is read. Arrays of whole numbers (num_batches_tracked) are not averaged,
-    but taken from the first device.
+    The weights are equal if no device has examples. A method may give its own `weights` by device; their sum need
+    not be 1. The mean of an array is computed when the array is read. Arrays of whole numbers
+    (num_batches_tracked) are not averaged: the array of the first device is used.
     """
     return WeightedMean(shares_of(replies, weights), names)
 

@@ -34,7 +34,7 @@ MOST_ROWS: Final = 32_768
 class ClusteringServer(ServerHalf):
     """A server half that averages the models and clusters the rows of each class.
 
-    A class that no device of a round holds keeps its rows.
+    If no device of a round holds a class, the rows of this class do not change.
     """
 
     comes: tuple[str, ...] = ("prototypes", "labels")

@@ -1,4 +1,4 @@
-"""Prototypes spread over a sphere, trained as parameters and averaged by class (FedHP, eqs. 2 to 5)."""
+"""The prototypes of FedHP (eqs. 2 to 5): they lie far apart on a sphere, are trained, and are averaged by class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nearness(P: Tensor) -> Tensor:
 
 
 def uniformity(P: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return L_U, eq. 3: the cosine of every row with its nearest neighbour."""
+    """Return L_U (eq. 3), which is the cosine of every row with its nearest neighbour."""
     return REDUCE[reduction](nearness(P).max(dim=1).values)
 
 
@@ -62,7 +62,7 @@ def distance_cross_entropy(z: Tensor, y: Tensor, prototypes: Tensor, *, reductio
 
 
 def cosine_distance(anchors: Tensor, prototypes: Tensor, *, reduction: str = "sum") -> Tensor:
-    """Return L_H, eq. 4: 1 - cos of each prototype and its anchor; the result is 1 for a zero prototype."""
+    """Return L_H (eq. 4), which is 1 - cos of each prototype and its anchor, or 1 for a zero prototype."""
     return REDUCE[reduction](1 - (unit(anchors) * unit(prototypes)).sum(dim=1))
 
 
@@ -70,8 +70,8 @@ def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool
     """Return pi_g [C, d] of eq. 5, class by class.
 
     The weights N_i^j / N_i are scaled to a sum of 1 over the devices. A piece is a device's prototypes [C, d]
-    with N_i^j [C]. With by_counts, the weights are N_i^j. A class that no device holds keeps its row
-    of `previous`.
+    with N_i^j [C]. With by_counts, the weights are N_i^j. If no device holds a class, the
+    result has the row of `previous`.
     """
     weighed = ((rows, counts.double() if by_counts else shares(counts)) for rows, counts in pieces)
     sums, totals, _ = _weighted_sums(weighed, previous)

@@ -95,8 +95,8 @@ class SGD(Optimizer):
     def _update_all(self, parts: list[Part]) -> None:
         """Update all parameters with one call for each operation.
 
-        The result has the same bits as an update of each parameter by itself. For small parameters, a call
-        takes longer than its computation.
+        The result has the same bits as an update of each parameter by itself. One call for
+        all small parameters is faster than one call for each of them.
         """
         parameters, gradients = [w for w, _, _ in parts], [gradient for _, gradient, _ in parts]
         if self.weight_decay:

@@ -112,7 +112,7 @@ def class_means_in(payload: Payload, classes: int) -> ClassMeans:
 
 
 def margin_figures(points: Tensor) -> Mapping[str, float]:
-    """Return the distance of each class's row to its nearest neighbour, and their mean, for `monitor`."""
+    """Return the distance of each class's row to the nearest other row, and the mean distance, for `monitor`."""
     found = margins(points)
     by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
     return {**by_class, "margin.mean": float(found.mean())}

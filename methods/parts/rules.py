@@ -73,7 +73,7 @@ class Nearest(Rule):
         return {"metric": self.metric, "missing": None if self.missing == -math.inf else self.missing}
 
     def near(self, z: Tensor) -> Tensor:
-        """Return how near each sample is to each row, [B, G]."""
+        """Return the nearness of each sample to each row, [B, G]."""
         return NEARNESS[self.metric](z, self.rows)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class MeanOfDraws(Rule):
 
 
 def places_of(labels: Tensor, classes: int) -> Tensor:
-    """Return for each class the indices of its labels, [C, K]; an unused place holds `len(labels)`."""
+    """Return a table [C, K]: row c has the indices of the labels c, then `len(labels)` in each unused place."""
     places = [(labels == label).nonzero().squeeze(1) for label in range(classes)]
     longest = max(1, *map(len, places))
     table = labels.new_full((classes, longest), len(labels))
@@ -112,7 +112,7 @@ def places_of(labels: Tensor, classes: int) -> Tensor:
 
 
 def nearest_known(prototypes: Tensor, known: Tensor, metric: Metric) -> Nearest:
-    """Return the rule of the nearest row for a table [C, D] with a mask `known` [C] of its known classes."""
+    """Return the rule of the nearest row in a table [C, D]; the mask `known` [C] marks the known classes."""
     return Nearest(prototypes[known], known.nonzero().squeeze(1), len(known), metric)
 
 

@@ -20,7 +20,7 @@ from protofleet.methods.parts.weights import keys_of_head, load_weights, weight_
 
 
 class SharedPart:
-    """The choice of the shared part, for both halves."""
+    """The base class of both halves, which chooses the part of the model that is shared."""
 
     model: Net
 

@@ -12,7 +12,7 @@ from protofleet.methods.contract.base import Payload
 
 
 def snapshot(payload: Payload) -> dict[str, Tensor]:
-    """Return copies, for a state that must not change when the module changes."""
+    """Return copies of the tensors, so that a later change of the module does not change the copies."""
     return {name: payload[name].detach().clone() for name in payload}
 
 

@@ -1,7 +1,7 @@
 """The weights of a module, with buffers, under their names in messages: `<prefix>.<state_dict key>`.
 
 The weights of a frozen backbone are left out, because every party has them. `keys` selects keys of the state dict.
-Without`keys`, all keys are selected.
+Without `keys`, all keys are selected.
 """
 
 from __future__ import annotations

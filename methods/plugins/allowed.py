@@ -68,7 +68,7 @@ class PlugIns:
     def take(self, kind: str, name: str, sha256: str) -> None:
         """Load the plug-in that a plan names by its hash.
 
-        Raise PlugInError, with a message for the coordinator, if this party may not or cannot load it.
+        Raise PlugInError, with a message for the coordinator, if this party must not or cannot load the plug-in.
         """
         what = f"the run's {kind} {name} is a plug-in with SHA-256 {sha256}"
         sources = self._sources()

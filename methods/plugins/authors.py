@@ -42,7 +42,7 @@ def authors_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
 
 
 def ends_with_author(trace: TracebackType | None) -> bool:
-    """Return whether the error arose in an author's code, or in Python or a library that this code called."""
+    """Return whether an author's code caused the error, directly or through Python or a library."""
     whose = [whose for _, _, whose in _frames(trace)]
     return bool(whose) and whose[-1] != OURS
 

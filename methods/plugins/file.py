@@ -1,4 +1,4 @@
-"""A plug-in in one file, which is read once, hashed and checked; then exactly the hashed bytes are run.
+"""A plug-in that is one file. The file is read once, hashed and checked. Then exactly the hashed bytes are run.
 
 This is the only place in protofleet that runs code read from a file (tests/test_nothing_executable.py).
 """

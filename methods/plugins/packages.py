@@ -81,7 +81,7 @@ def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
 
 
 def clashes(kind: str, ours: list[str]) -> list[str]:
-    """Return a warning for each plug-in with a name that protofleet has too; protofleet's object is used."""
+    """Return a warning for each plug-in that is not used because protofleet has an object of the same name."""
     return [
         f"{kind} {name} of {one} is not used: protofleet has one of this name"
         for name, one in sorted(installed(kind).items())

@@ -48,7 +48,7 @@ class Card:
     name: str = ""  # Name of the run.
     paper: str = ""
     way: str = "predict"
-    round: int = 0  # The model is from the end of this round; 0: from before the first round.
+    round: int = 0  # The model is from the end of this round; 0 means that it is older than the first round.
     chosen: Literal["last", "best"] = "last"
     device: str | None = None  # Device that owns the model; None: it is the model of all devices.
     validation: float | None = None  # Accuracy on validation samples.
@@ -60,7 +60,7 @@ class Card:
     software: str = ""
     made: str = ""  # Time in UTC at which the model was exported.
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file by its name.
-    # In the card of a template: the place of each tensor's bytes in model.onnx.
+    # Place of each tensor's bytes in model.onnx. Only the card of a template has these places.
     offsets: dict[str, TensorPlace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

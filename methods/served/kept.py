@@ -1,7 +1,7 @@
 """The file of a device's own trained model, with all ways in which the model can predict.
 
-A way to predict is a rule and its tensors. If several ways have the same tensor, it is stored once. Exports are made
-from this file. The format of the file is safetensors.
+A way to predict is a rule and its tensors. If several ways have the same tensor, this tensor is stored once. Exports
+are made from this file. The format of the file is safetensors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Kept:
             sha256 = sha256_of_tensors(tensors)
             if sha256 != said["sha256"]:
                 raise CardError(f"{self.path} is damaged: its tensors are not those that were written")
-            # The card's results are only for the way `predict`, so the cards of other ways have no results.
+            # The card's results are from the mode `predict`. The cards of other prediction modes have no results.
             card = self.card if way == PREDICT else replace(self.card, validation=None, test={})
             return replace(card, way=way, rule=said["rule"], tensors=sha256), tensors
         except (KeyError, TypeError, AttributeError, WeightsFileError) as error:

@@ -79,7 +79,7 @@ def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
 
 
 def rules_of(half: ClientHalf) -> dict[str, nn.Module]:
-    """Return the rules by the names of the ways to predict."""
+    """Return the rules of the half. Each rule is under the name of its way to predict."""
     return {PREDICT: half.rule(), **half.other_rules()}
 
 

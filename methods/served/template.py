@@ -76,7 +76,7 @@ def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
 
 
 def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
-    """Return the tensors with a padded rule, which has `rows` rows, and `each` indices of rows for each class."""
+    """Return the tensors; the rule is padded to `rows` rows, and to `each` indices for each class."""
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(

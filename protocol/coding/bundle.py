@@ -6,9 +6,9 @@
     record := u8 form, + 128 with a reference | [u8 dtype, u8 dimensions, leb length ...: only without a reference]
               | leb size | content
 
-Without `names`, the arrays have the names that both sides know, in ascending order. An array of more than 2**20
-numbers has several records; the records after the first have no dtype and no shape. All sizes are checked before
-memory for the numbers is allocated.
+If a bundle has no `names`, its arrays have the names that both sides know, in ascending order. An array of more
+than 2**20 numbers has several records; the records after the first have no dtype and no shape. All sizes are
+checked before memory for the numbers is allocated.
 """
 
 from __future__ import annotations

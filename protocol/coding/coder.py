@@ -32,7 +32,7 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Encoded:
-    """A bundle, and what rounding has lost: the residual of each array whose stage has feedback."""
+    """A bundle, and the residual (rounding error) of each array whose stage has feedback."""
 
     data: bytes
     residual: dict[str, Floats] = field(default_factory=dict)
@@ -203,7 +203,7 @@ def _lost(choice: Choice, coded: Coded) -> Floats:
 
 
 def rules_of(stage: CodecStage, names: Iterable[str], reference: SlicedArrays | None, most_raw: int) -> Rules:
-    """Return the rules for the reader of a bundle; `names` are the arrays of the bundle's kind in `reference`."""
+    """Return the rules for the reader of a bundle; `names` names the arrays of `reference` with the bundle's kind."""
     most = 0
     if stage.form == TERNARY and reference is not None:
         expected = ((name, *reference.dtype_and_shape(name)) for name in names)
@@ -215,5 +215,5 @@ def rules_of(stage: CodecStage, names: Iterable[str], reference: SlicedArrays | 
 
 
 def most_kept(numbers: int, stage: CodecStage) -> int:
-    """Return how many numbers a ternary stage keeps if its arrays have `numbers` numbers."""
+    """Return the number of kept numbers if a ternary stage codes `numbers` numbers."""
     return max(1, numbers // stage.keep)

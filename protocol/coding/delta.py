@@ -2,7 +2,7 @@
 
 A delta has one step for each broadcast since then. If its first step needs no reference, the device needs no
 broadcast. The bundles of the first step are called `weights.~`, those of the second step `weights.~1`, and so on.
-Arrays that no stage codes are those of the last step. The reference of each step is the broadcast before it.
+Arrays that no stage codes are taken from the last step. The reference of each step is the broadcast before it.
 
 Both sides decode the same bytes in the same way, so both get the same bits. The receiver checks this: the decoded
 arrays must have the hash of the broadcast.
@@ -28,12 +28,12 @@ from protofleet.protocol.wire.messages import NOTHING, Array, Arrays
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 MAX_STEPS: Final = 16  # largest number of steps of a delta
-SLACK: Final = 1 << 16  # bytes of the names and sizes in a bundle, above the bytes of the numbers
+SLACK: Final = 1 << 16  # bytes that the names and sizes in a bundle may take, in addition to the numbers
 
 
 @dataclass(frozen=True)
 class CodedBroadcast:
-    """A broadcast as a delta of one step, and as the arrays that each receiver of the delta decodes."""
+    """The two forms of a coded broadcast: a delta of one step, and the arrays that the receivers decode from it."""
 
     step: dict[str, Array]
     decoded: bytes  # body of the decoded arrays
@@ -74,7 +74,7 @@ def join_steps(steps: Sequence[Body]) -> dict[str, Array]:
 
 
 def apply_delta(delta: Body, stages: Stages, reference: Body | None, size: int) -> bytes:
-    """Return the body of the broadcast that the delta makes of `reference`, or raise Rejected.
+    """Return the body of the broadcast that the delta makes from `reference`, or raise Rejected.
 
     `size` is the size in bytes of this broadcast. No bundle may be larger than twice this size.
     """

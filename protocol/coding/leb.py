@@ -1,4 +1,7 @@
-"""Whole numbers in LEB128: seven bits a byte, the lowest first; the highest bit says that another byte follows.
+"""Write and read whole numbers in LEB128.
+
+Each byte has seven bits of the number; the first byte has the lowest bits. The highest bit of a byte is 1 if another
+byte follows.
 
 Signed numbers are zigzagged first (0, -1, 1, -2 become 0, 1, 2, 3), so small numbers of both signs take one byte.
 """

@@ -119,7 +119,7 @@ def _unpack(data: bytes | memoryview, count: int, grid: CodeGrid) -> Codes:
 
 
 def encode_rice_rows(values: Floats, chance: np.random.Generator | None = None) -> bytes:
-    """Quantize to signed codes of 4 bits, and write them zigzagged in Rice code, where small codes are short."""
+    """Quantize to signed codes of 4 bits, map the codes to zigzag integers, and write the integers in Rice code."""
     scales, codes = quantize(values, INT4, chance)
     signed = codes.reshape(-1).astype(np.int64)
     zigzag = signed << 1 ^ signed >> 63

@@ -17,7 +17,7 @@ from protofleet.protocol.wire.arrays import DTYPES
 # Bytes for the form, the dtype, the number of dimensions and the size of the content. Each dimension adds five bytes.
 RECORD_HEAD: Final = 8
 BUNDLE_HEAD: Final = 16
-TERNARY_PADDING: Final = 3  # bytes; each of the three streams may end with a part of a byte
+TERNARY_PADDING: Final = 3  # largest number of padding bytes: each of the three streams may need one
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ExpectedArray:
 
 
 def most_bytes_of_kind(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:
-    """Return the largest size in bytes of a bundle, without zlib."""
+    """Return the largest size in bytes that a bundle can have if zlib does not compress it."""
     sparse = [one for one in arrays if _form_of(one, stage) is Form.TERNARY]
     dense = sum(_most_bytes(one, stage) for one in arrays if one not in sparse)
     heads = sum(_head_bytes(one) for one in arrays)

@@ -40,8 +40,8 @@ def largest(arrays: Sequence[Floats], count: int) -> list[Whole]:
     """Return for each flat array the positions of its numbers that are among the `count` largest of all arrays.
 
     Absolute values are compared. If absolute values are equal, numbers in earlier arrays and at lower positions are
-    chosen first. A zero is never chosen. If some numbers are not finite, only such numbers are chosen. Then a reader
-    refuses the arrays.
+    chosen first. A zero is never chosen. If some numbers are not finite, only numbers that are not
+    finite are chosen. Then a reader refuses the arrays.
     """
     sizes = np.abs(np.concatenate([np.zeros(0, np.float32), *arrays]))
     if not (finite := np.isfinite(sizes)).all():

@@ -1,4 +1,4 @@
-"""The coded arrays of a message: one bundle for each kind that has a stage, and all other arrays as they are.
+"""The coded arrays of a message. Each kind that has a stage becomes one bundle. All other arrays are not changed.
 
 A bundle is one array of bytes, called `weights.~` for the kind `weights`. So the names in a body show which kinds are
 coded, and the bytes of a bundle are counted under its kind.

@@ -40,7 +40,7 @@ class AnswerFetcher:
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
         self._with_unfinished: set[str] = set()  # devices whose update was received only in part
-        # Device -> its last offer of the kind that sends its manifest as an object.
+        # Device -> the last offer of this device whose manifest is sent as an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
         # Names of updates that were completed recently. A further block of such an update counts as a
         # duplicate, not as an unknown block.
@@ -117,7 +117,7 @@ class AnswerFetcher:
     def offered(
         self, received: Received, update: Update, attachment: InlineAnswer | Offer, now: float, follows: bool
     ) -> list[Received]:
-        """Return an admitted update if its arrays are here; otherwise start to fetch the arrays.
+        """Return an admitted update if its arrays have arrived; otherwise start to fetch its arrays.
 
         Return an empty list for an update that is not admitted.
 
@@ -174,8 +174,8 @@ class AnswerFetcher:
             self.fetches[device] = (fetch, received)
             if follows:
                 fetch.await_unasked(now)
-                # This fetch has begun. In `fetches`, all fetches that have begun must precede the fetches that wait,
-                # because `_begun` relies on this order.
+                # This fetch has begun, so it must precede the waiting fetches in `fetches`. `_begun` relies on this
+                # order.
                 self.fetches = {device: (fetch, received), **self.fetches}
             # All blocks may be here already: an earlier process received all blocks, but ended before it could store
             # the object.

@@ -66,7 +66,7 @@ class Received:
     run: str
     epoch: int
     object: bytes = b""  # name of the message's arrays in the store; empty until all arrays have arrived
-    sequence: int = 0  # number of the message within its boot; every will has the number 0
+    sequence: int = 0  # number of the message within its boot; every MQTT will has the number 0
     boot: int = 0
 
 
@@ -350,7 +350,7 @@ class Link:
         except Rejected as fault:
             self._on_unusable(header, fault)
             raise
-        # Every will has the sequence number 0. So a will is accepted even if its number was seen before.
+        # Every MQTT will has the sequence number 0. So an MQTT will is accepted even if the number 0 was seen before.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
             return None
@@ -530,7 +530,7 @@ class Link:
 
 
 def too_large(size: int, default: int, capacity: int) -> str:
-    """Return a message: why the broker cannot transport an object, and which packet limit the broker needs."""
+    """Return a message that says why the broker cannot transport an object and which packet limit it needs."""
     block = blocks.block_size(size, default)
     return (
         f"an object of {size} bytes has at most {codec.MAX_BLOCKS} blocks, so each block has {block} bytes, but the "
@@ -545,5 +545,5 @@ def block_size_within(capacity: int, block: int) -> int:
 
 
 def manifest_hash_bytes(size: int, capacity: int, block: int) -> int:
-    """Return the number of bytes of the block hashes in the manifest of an object of `size` bytes."""
+    """Return how many bytes the block hashes need in a manifest. The object has `size` bytes."""
     return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity, block)))

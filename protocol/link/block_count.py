@@ -21,7 +21,7 @@ LENGTH = 4  # number of bytes of the field that gives the length of the table
 
 @dataclass(frozen=True, slots=True)
 class CountedSpan:
-    """A span of bytes of an object: the number of bytes, their kinds, and whether they arrived for the first time."""
+    """A counted span of an object's bytes. `fresh` is true if these bytes have arrived for the first time."""
 
     size: int
     tensors: Mapping[str, int]

@@ -15,7 +15,7 @@ log = logging.getLogger("protofleet")
 
 
 class BlockQos:
-    """The QoS that blocks are sent with.
+    """The QoS of the blocks that are sent.
 
     QoS 0 is used only as long as hardly any block has to be requested again. At QoS 0, a broker drops each
     block that it cannot deliver at once, and the receiver waits before it requests the block again. At QoS 1,

@@ -1,4 +1,4 @@
-"""Serve one object to a cohort: each block once for all devices, and again for a device that missed it.
+"""Serve one object to a cohort. Each block is sent once for all devices, and again for a device that missed it.
 
 A block is sent when every expected device has requested it, or after a short time without further requests. So the
 cohort shares one copy, and no device waits for a device that sends no request. With a large cohort the broker needs
@@ -31,8 +31,8 @@ ALONE_BURST: Final = 256.0
 # Used instead of a device's name for a block that no device has requested. It is sent to all devices on a separate
 # topic.
 UNASKED: Final = ""
-# Sends a block. Arguments: a device, or None for all devices; the index; whether the block is sent for the
-# first time.
+# Function that sends a block. Its arguments are the device (None for all devices), the index of the block, and
+# whether the block is sent for the first time.
 Send = Callable[[str | None, int, bool], None]
 # Context of the work for one device: an error inside this context counts as an error of this device.
 ErrorScope = Callable[[str], contextlib.AbstractContextManager[None]]

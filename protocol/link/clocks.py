@@ -18,7 +18,7 @@ NEVER_SET: Final = 1_672_531_200.0
 
 
 def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
-    """Return by how many seconds `number`, a boot or an epoch, is ahead of the clock.
+    """Return the seconds by which `number` is ahead of the clock. `number` is a boot or an epoch.
 
     Return 0 if `number` is at most a day ahead. Also return 0 if `now` is before `since`, because then the clock
     was not set.
@@ -30,9 +30,9 @@ def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
 class Clock:
     """The clock of one party.
 
-    `since` is a time in the past, for example the time when a record was made. So a clock that shows a time before
-    `since` is wrong. Each reading raises `since` to at least a day before the reading. So a clock that was set
-    back by more than a day is not believed.
+    `since` is a time in the past, for example the time when a record was made. A clock that shows a time before
+    `since` is wrong. At each reading, `since` becomes at least the time of the reading minus one day. So a clock
+    that was set back by more than a day is not believed.
     """
 
     now: Callable[[], float] = time.time
@@ -45,7 +45,7 @@ class Clock:
     def after(self, seen: int) -> Clock:
         """Return a copy of this clock for a party whose clock has shown the time `seen` before.
 
-        If the copy shows a time more than a day before `seen`, the copy is not believed.
+        The copy is not trusted while it shows a time that is more than a day before `seen`.
         """
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 

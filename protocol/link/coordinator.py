@@ -130,10 +130,10 @@ class CoordinatorLink(LinkToDevices):
         return header, message, attachment
 
     def _report_message(self, header: Header) -> None:
-        """Report which device has sent a message to this coordinator; ignore wills.
+        """Report which device has sent a message to this coordinator; ignore MQTT wills.
 
-        A will does not show that the device is connected, because the broker publishes it. A message to an earlier
-        coordinator is not reported either.
+        An MQTT will does not show that the device is connected, because the broker publishes the will. A message to
+        an earlier coordinator is not reported either.
         """
         if header.sequence and header.epoch == self.epoch:
             self.on_message(header.sender)

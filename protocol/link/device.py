@@ -66,7 +66,8 @@ class DeviceLink(Link):
         # Applies the delta of a task, and returns whether the store has the broadcast now. It is set when the device
         # knows the plan.
         self.apply_delta: Callable[[Delta, Offer], bool] | None = None
-        self._useless_delta = b""  # A delta that did not lead to the broadcast, so it is not fetched again.
+        # The delta that did not lead to the broadcast. The device does not fetch this delta again.
+        self._useless_delta = b""
         self._fetch: ObjectFetch | None = None
         self._waiting: Received | None = None
         self._response_time = ResponseTime()
@@ -284,7 +285,7 @@ class DeviceLink(Link):
         return self._start_fetch(received, offer, now)
 
     def _usable_delta(self, message: Message) -> Delta | None:
-        """Return the delta of a task if this device can use it: it has the reference, and has not failed before."""
+        """Return the delta of a task, or None if the reference is not stored or the delta has failed before."""
         delta = message.delta if isinstance(message, Task) else None
         if delta is None or self.apply_delta is None or delta.manifest.object == self._useless_delta:
             return None
@@ -417,7 +418,7 @@ class DeviceLink(Link):
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
     def _clock_advice(self) -> str:
-        """Return advice if the stored epoch is ahead of the clock and the clock is not believed, otherwise "".
+        """Return advice if the clock is not believed and the stored epoch is ahead of the clock, otherwise "".
 
         A clock that was set back is not believed, and an epoch cannot be checked against such a clock.
         """

@@ -23,9 +23,9 @@ from protofleet.protocol.wire.messages import BlockRequest, Manifest
 # request, up to LONGEST_RETRY_SECONDS.
 RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 20.0
-# A sender counts as silent when the pause between requests has grown to this many seconds.
+# If the pause between two requests is this number of seconds or longer, the sender counts as silent.
 SILENT_SECONDS: Final = 8.0
-# A block is late, and may be requested again, after this number of usual gaps between two blocks.
+# A block is late after this number of usual gaps between two blocks. Then the block may be requested again.
 GAPS: Final = 2.0
 # Longest gap between two blocks, in seconds; a longer measured time is treated as this time. On a line of 130 kbit/s,
 # blocks of 64 KiB arrive at this interval.
@@ -63,7 +63,7 @@ class ObjectFetch:
         """Create a fetch that waits `retry` seconds before it requests a block again.
 
         The caller makes `retry` longer if an earlier fetch from the same sender failed. A new offer of the sender
-        does not make it shorter.
+        does not make `retry` shorter.
         """
         self.partial, self._send, self._response_time = partial, send, response_time
         self.count = BlockCount(partial, kinds)
@@ -97,9 +97,9 @@ class ObjectFetch:
         return len(self.partial.have) - self._next
 
     def rekeyed(self, manifest: Manifest) -> bool:
-        """Use the key of this manifest, and return True, if only its key differs from the fetch's present manifest.
+        """Replace the fetch's manifest by this manifest if they differ only in their keys.
 
-        Otherwise return False.
+        Return whether the manifests differ only in their keys or not at all.
         """
         if replace(manifest, key=self.manifest.key) != self.manifest:
             return False
@@ -115,7 +115,7 @@ class ObjectFetch:
         return one_block and manifest.wire_name == self.manifest.wire_name
 
     def is_named(self, prefix: bytes) -> bool:
-        """Return whether the name of this fetch's object, as it is in blocks, begins with `prefix`."""
+        """Return whether the object's name in the blocks begins with `prefix`."""
         return self.manifest.wire_name[: len(prefix)] == prefix
 
     def take(self, index: int, data: memoryview, now: float) -> tuple[int, list[CountedSpan], bool]:

@@ -25,7 +25,7 @@ class Meter:
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
-    # Reason -> number of rejected frames, and of good frames with rejected content.
+    # Reason -> number of rejected frames. A good frame with rejected content counts too.
     rejected: Counter[Reason] = field(default_factory=Counter)
     # The bytes of `wire` by (device, direction, kind). Only a coordinator counts them, and a snapshot does
     # not contain them.

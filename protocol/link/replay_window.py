@@ -15,10 +15,10 @@ WIDTH: Final = 1024
 class ReplayWindow:
     boot: int = 0
     newest: int = 0
-    # Count of different sequence numbers above `counted_from` that have arrived. Sequence numbers begin with 1; a
-    # will has the number 0.
+    # Count of different sequence numbers above `counted_from` that have arrived. Sequence numbers begin with 1.
+    # An MQTT will has the number 0.
     received: int = 0
-    holder: str = ""  # holder of the sender's name when the messages were sent; empty if not noted
+    holder: str = ""  # holder of the sender's name when the messages were sent; empty if it is unknown
     counted_from: int | None = (
         # Only sequence numbers above `counted_from` can count as missing. With None, the count starts at the next
         # number that arrives.
@@ -30,8 +30,8 @@ class ReplayWindow:
     def up_to(boot: int, newest: int, holder: str = "") -> ReplayWindow:
         """Return a window in which all numbers up to `newest` have been seen.
 
-        A receiver that has restarted uses such a window, so that the messages that an earlier process
-        received count as duplicates.
+        A restarted receiver uses this window. Messages that its earlier process received then count as
+        duplicates.
         """
         return ReplayWindow(boot, newest, 0, holder, None, (1 << WIDTH) - 1)
 

@@ -23,8 +23,8 @@ NO_REFERENCES: Final[Mapping[str, bytes | None]] = {}
 class TaskSender:
     """The sender of tasks.
 
-    It sends a broadcast of one block directly after the tasks, and gives the devices credit for their
-    updates.
+    It sends a broadcast of one block directly after the tasks. It also gives credit: a device with credit sends the
+    blocks of its update without a request.
     """
 
     def __init__(self, link: LinkToDevices, credit: Credit) -> None:
@@ -32,8 +32,8 @@ class TaskSender:
         self._broadcasts: dict[bytes, Broadcast] = {}
         # Reference -> delta from this reference to the open broadcast.
         self._deltas: dict[bytes, Broadcast] = {}
-        # True if the cohort has less than half of the devices. All devices receive a block that follows the tasks,
-        # so a large block is not sent in this way if only a few devices need it.
+        # True if the cohort has less than half of the devices. Then a large block does not follow the tasks, because
+        # all devices would receive this block.
         self._few = False
         # Object of one block -> devices that get it after their tasks, without a request.
         self._followers: dict[bytes, list[str]] = {}
@@ -58,8 +58,8 @@ class TaskSender:
         Only one broadcast is open at a time, so the link stops serving any other object. The object is split
         into smaller blocks if the broker has a smaller packet limit after a restart.
 
-        `deltas` has the manifests of the deltas that lead to the object, by reference. `references` has the reference
-        of each device that may use a delta.
+        A delta makes the object from a reference. `deltas` maps each reference to the manifest of its delta.
+        `references` has the reference of each device that may use a delta.
         """
         if manifest.object not in self._broadcasts or not self.can_still_serve:
             manifests = self._manifests_to_serve(manifest, store)
@@ -95,7 +95,7 @@ class TaskSender:
         return self._link.takes_blocks_of(delta) and self._link.fits(both)
 
     def _expect(self, broadcasts: Iterable[Broadcast], cohort: list[str], without: set[str]) -> None:
-        """Expect requests from the cohort, except from the devices in `without` and from those that need not ask."""
+        """Expect requests from the cohort, but not from devices in `without` or devices that get blocks unasked."""
         for broadcast in broadcasts:
             sent_unasked = {device for device in cohort if self._follows(device, broadcast.manifest)}
             broadcast.expect(cohort, without | sent_unasked)

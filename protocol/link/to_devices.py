@@ -53,7 +53,7 @@ class LinkToDevices(Link):
     def subscribe_except(self, unheard: Collection[str]) -> None:
         """Subscribe to all devices except `unheard`, so that the broker queues no messages of `unheard`.
 
-        A topic filter of MQTT cannot exclude a device. So the link subscribes to the topics of each other device.
+        A topic filter of MQTT cannot exclude a device. So the link subscribes to the topics of all remaining devices.
         """
         topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
         if unheard:
@@ -95,7 +95,7 @@ class LinkToDevices(Link):
         These messages do not count as missing: they had no receiver, and the device repeats the important
         messages.
         """
-        # A will (sequence number 0) is no sign of a new connection.
+        # An MQTT will (sequence number 0) does not show that the device has a new connection.
         birth = isinstance(message, State) and message.online
         if header.sequence and (birth or header.epoch != self.epoch):
             self._windows[header.sender].count_from_next()

@@ -44,7 +44,7 @@ FIELD_TYPES: Final = (int, int, int, str, str, str, int, str, int, int, str, int
 
 
 def seals(security: str) -> bool:
-    """Return whether links seal messages with this value of the setting `security`.
+    """Return whether links seal messages if the setting `security` has this value.
 
     Raise ValueError for an unknown value.
     """
@@ -63,7 +63,7 @@ class Header:
     run: str
     epoch: int  # a coordinator sends its own epoch; a device sends the last epoch that it has received
     sender: str
-    boot: int  # boot of the sender, which grows with every start
+    boot: int  # number of the sender's boot; it grows with every start
     sequence: int  # number of the message within the boot; no number is used twice
     recipient: str
     round: int

@@ -1,8 +1,8 @@
 """Issue and read the records and revocations of a federation.
 
-A record is a signed statement of a root: two public keys belong to a device or coordinator of a federation
-for some time. docs/security.md describes the layout. The private keys never leave the party, and the root is
-kept offline.
+In a record, a root states and signs that two public keys belong to a device or coordinator of a federation
+for a limited time. docs/security.md describes the layout. The private keys never leave the device or
+coordinator, and the root is kept offline.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Record:
     role: Role
     sign: bytes  # Ed25519 key of this party's signatures
     receive: bytes  # X25519 key to which messages for this party are sealed
-    # Unique over all certificates of the federation; a later record of a name replaces an earlier record.
+    # Each certificate of the federation has its own number. A later record of a name replaces an earlier record.
     serial: int
     not_before: int  # seconds since 1970
     not_after: int

@@ -1,6 +1,6 @@
-"""Write and read the statements that an offline root signs: fields in a fixed order, then the signature.
+"""Write and read the statements that an offline root signs.
 
-Each statement has exactly one encoding.
+The fields have a fixed order, and the signatures follow. Each statement has exactly one encoding.
 
     statement := "PFS" | 0x01 | u8 length, kind | u8 n | n x signer (8 bytes)
                | u32 length, body | n x Ed25519 signature (64 bytes)

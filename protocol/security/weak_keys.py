@@ -1,8 +1,8 @@
 """Refuse public keys of small order, which give no security.
 
 Any party could open a message that is sealed to such an X25519 key, so sealing raises an error. Any party
-could make a valid signature for such an Ed25519 key without a private key. Each curve has five such points,
-in several encodings. A key that is made in the normal way is never such a point.
+could make a valid signature for such an Ed25519 key without a private key. Each curve has five points of
+small order, in several encodings. A key that is made in the normal way is never one of these points.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class Within:
 
     least: float
     most: float
-    above: bool = False  # if set, `least` itself is too small
-    below: bool = False  # if set, `most` itself is too large
+    above: bool = False  # if true, `least` itself is not allowed
+    below: bool = False  # if true, `most` itself is not allowed
     also: tuple[tuple[float, str], ...] = ()  # further allowed numbers, each with its special meaning
 
     def __contains__(self, value: float) -> bool:
@@ -56,7 +56,7 @@ LONGEST_NORM: Final = 1e18  # The square of this number is still in the range of
 LARGEST_FACTOR: Final = 1e6
 
 Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all seeds that torch accepts
-# This is below the limits for the number of a round in a message and in the coordinator's database.
+# This maximum is below the limits for the number of a round in a message and in the coordinator's database.
 Rounds = Annotated[int, Within(1, 1_000_000_000)]
 Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]

@@ -20,7 +20,7 @@ USUAL_SIDE: Final = 32
 USUAL_CHANNELS: Final = 3
 PIXEL_CHANNELS: Final = (1, 3)  # numbers of channels that the older setting `channels` may have
 PIXEL_SIDES: Final = range(8, 513)
-# (offset, divisor), the same for all channels: a value x becomes (x - offset) / divisor. PIXEL_SCALE changes
+# Each pair is (offset, divisor), for all channels. A value x becomes (x - offset) / divisor. PIXEL_SCALE changes
 # 0..255 to -1..1, and AS_IT_IS changes nothing.
 PIXEL_SCALE: Final = ((127.5,), (127.5,))
 AS_IT_IS: Final = ((0.0,), (1.0,))

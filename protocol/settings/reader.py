@@ -58,7 +58,7 @@ def parse_toml(text: bytes, where: str) -> Table:
 
 
 def line_of(text: str, path: Sequence[str]) -> int:
-    """Return the line, from 1, on which TOML text sets a key; return 0 if the text does not set the key."""
+    """Return the number of the line in which TOML text sets a key, or 0 if no line sets the key."""
     # The first `whole` lines are valid TOML on their own.
     lines, whole = text.removeprefix("\ufeff").split("\n"), 0
     for count in range(1, len(lines) + 1):

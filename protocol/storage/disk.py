@@ -358,8 +358,8 @@ def shortage(folder: Path) -> str:
 def _is(error: sqlite3.OperationalError, code: int, message: str) -> bool:
     """Return whether an SQLite error has this code.
 
-    The low byte of the error's code is compared. In Python 3.10, and in tests that raise the error, there is
-    no code, and the message is compared instead.
+    The low byte of the error's code is compared. The error has no code in Python 3.10, and in tests that raise
+    the error. Then the message is compared.
     """
     given: int | None = getattr(error, "sqlite_errorcode", None)
     return message in str(error) if given is None else given & 0xFF == code

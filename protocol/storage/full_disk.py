@@ -15,7 +15,7 @@ class FullDiskLog:
         """Create the log of one program for one folder.
 
         `pauses` is a part of the log line for a full disk, and says which work the program stops. `goes_on` is a part
-        of the log line for a disk with space again, and says which work continues.
+        of the log line for a disk that has space again, and says which work continues.
         """
         self._log, self._folder, self._pauses, self._goes_on = log, folder, pauses, goes_on
         self.problem = ""  # the reason while the disk is full, otherwise ""

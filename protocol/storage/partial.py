@@ -26,7 +26,7 @@ class Blocks(Protocol):
         """Store the object under its name; all blocks have arrived and were checked."""
 
     def close(self, forget: bool) -> None:
-        """Close the place; if `forget`, also delete the blocks."""
+        """Close the store of the blocks; if `forget`, also delete the blocks."""
 
 
 class Partial:

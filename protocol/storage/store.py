@@ -35,8 +35,7 @@ log = logging.getLogger("protofleet")
 # Suffixes of the file names of complete objects, of partly received objects, and of links that are being
 # made.
 BODY, PART, SPARE = ".body", ".part", ".spare"
-# Bytes. An object up to this size is joined in memory, because that is faster than writing its pieces one by
-# one.
+# Size in bytes. An object up to this size is joined in memory and written in one piece, which is faster.
 SMALL: Final = 1 << 20
 
 
@@ -378,8 +377,8 @@ class _PartFile:
     def keep(self) -> None:
         """Give the file its name.
 
-        Another coordinator that uses this folder may have renamed or removed the file. This process has it open, so
-        the content can still be read.
+        Another coordinator that uses this folder may have renamed or removed the file. This process has the file
+        open, so the content can still be read.
         """
         with self._file:
             try:

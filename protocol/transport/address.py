@@ -23,7 +23,7 @@ Qos: TypeAlias = Annotated[int, Within(0, 1)]
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024
 BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
 TAKEN_OVER: Final = 142
-# Reason codes in CONNACK and DISCONNECT after which a new try would be wrong.
+# After these reason codes in CONNACK or DISCONNECT, the client must not try again.
 FINAL_REASONS: Final[Mapping[int, str]] = {
     132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
     133: "it does not accept this client id; the id must be the name that the broker knows us by",

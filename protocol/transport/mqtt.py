@@ -69,8 +69,8 @@ CHUNKS: Final = 4  # chunks that one connection reads before the next connection
 SEND_BYTES: Final = 512 << 10  # bytes that are passed to the socket at a time
 # Packet ids of our PUBLISH packets; the packets of paho have ids from 1.
 PACKET_IDS: Final = range(1 << 15, 1 << 16)
-MAX_PACKET: Final = 268_435_455  # bytes in a packet, for a broker that states no limit
-RECEIVE_MAX: Final = 65_535  # PUBLISH packets in flight, for a broker that states no limit
+MAX_PACKET: Final = 268_435_455  # largest number of bytes in a packet, if the broker states no limit
+RECEIVE_MAX: Final = 65_535  # largest number of PUBLISH packets in flight, if the broker states no limit
 
 ItemQueue: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
 

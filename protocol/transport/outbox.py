@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-# Largest number of bytes that may wait; the layer above never sends as many bytes at a time.
+# Largest number of bytes that may wait; the layer above never sends so many bytes in one step.
 MAX_BYTES: Final = 64 << 20
 MAX_ORDERS: Final = 16_384
-# Bytes reserved for small frames, so that there is space for a receipt when blocks fill the rest.
+# Number of bytes that only small frames may use. So a receipt has space even if blocks fill all other bytes.
 RESERVED: Final = 8 << 20
 SMALL: Final = 8 << 10
 

@@ -47,7 +47,7 @@ class Backoff:
         """Return whether another process probably uses the name of this client.
 
         If two processes use the same name, the broker closes the older connection. Mosquitto before version 2.1
-        does this without a DISCONNECT. So several such ends in a row are a sign of another process.
+        does this without a DISCONNECT. So several such ends in a row probably mean that there is another process.
         """
         return self._flaps >= FLAPS
 

@@ -1,4 +1,4 @@
-"""Store the time when each of many keys is due, and find the next time."""
+"""Store the time at which each key is due, and find the earliest of these times."""
 
 from __future__ import annotations
 

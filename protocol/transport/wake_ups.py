@@ -1,4 +1,4 @@
-"""Let other threads wake the thread that waits at a selector, and pass the keys that have work to it."""
+"""Let other threads wake the thread that waits at a selector, and tell this thread which keys have work."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ Read = Callable[[int, int], bytes | memoryview]  # reads the bytes [start, stop)
 def kind_of(name: str) -> str:
     """Return the kind of an array in a manifest: one of the eight kinds of versions 1.0 and 1.1, or control.
 
-    A meter uses other kinds: the kinds that the method declares.
+    A meter uses the kinds that the method declares instead.
     """
     return ON_THE_WIRE.of(name)
 

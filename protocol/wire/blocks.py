@@ -4,9 +4,9 @@
 
 A block has no signature: its hash is in the manifest, and the manifest is signed. If the manifest has a key,
 the bytes are sealed with AES-256-GCM; the nonce is the index, and the associated data is the head of the
-frame. A block of 64 KiB is below the default packet limit of every broker. With Mosquitto, blocks of
-this size were about as fast as the fastest of all measured sizes. Very large objects have larger blocks, so
-that a manifest lists at most MAX_BLOCKS blocks.
+frame. A block of 64 KiB is below the default packet limit of every broker. With Mosquitto, no
+measured size was much faster than this size. Very large objects have larger blocks, so that a manifest lists at
+most MAX_BLOCKS blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_BLOCK: Final = 64 * 1024
 
 
 def block_size(size: int, default: int = DEFAULT_BLOCK) -> int:
-    """Return the block size of an object: the default, doubled until the manifest is short enough."""
+    """Return the block size of an object. The default is doubled until the manifest is short enough."""
     while size > default * MAX_BLOCKS:
         default *= 2
     return default

@@ -17,7 +17,7 @@ OTHER: Final = "other"  # kind of all arrays if the method declares no kinds
 MOST_KINDS: Final = 16
 MOST_LETTERS: Final = 20
 NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_LETTERS - 1}}}")
-# Arrays that the framework adds to those of the method. They are counted as control.
+# Arrays that the framework adds to the method's arrays. The bytes of these arrays are counted as CONTROL.
 FRAMEWORK: Final = frozenset({"confusion", "manifest"})
 
 

@@ -49,12 +49,12 @@ NO_ANSWER: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class IndirectManifest:
-    """The description of an object whose manifest is too large for a packet, and is sent as a second object."""
+    """The description of an object. Its manifest is too large for a packet, so it is sent as a second object."""
 
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    # Manifest of the second object. The second object is the manifest of the first object, without its key.
+    # Manifest of the second object. The second object contains the manifest of the first object, but not the key.
     manifest: Manifest
 
 
@@ -68,7 +68,7 @@ def objects_of(offer: Offer) -> set[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The message of a device that is ready for work, sent after every connect."""
+    """The message with which a device says that it is ready for work; it is sent after every connect."""
 
     device: str
     classes: int
@@ -83,7 +83,9 @@ class Hello:
     # Phase of the device's last update in this run: NO_ANSWER before the first update, "" if it is not known.
     phase: str = ""
     base: bytes = b""  # broadcast that the last update was computed from
-    can: tuple[str, ...] = ()  # message forms of the module `forms` that the device understands
+    can: tuple[
+        str, ...
+    ] = ()  # names of the message forms that the device understands, from the module `forms`
     names: tuple[str, ...] = ()  # names of the device's classes; only in the first hello of a connection
     names_hash: bytes = b""  # hash of the names, in all later hellos of the connection
 
@@ -136,9 +138,9 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A coded broadcast: it makes the broadcast of the task, alone or from a broadcast that the device may hold."""
+    """A coded form of the task's broadcast. Some deltas are applied to a broadcast that the device may hold."""
 
-    reference: bytes  # SHA-256 of the broadcast to which the delta is applied; empty if it needs none
+    reference: bytes  # SHA-256 of the broadcast to which the delta is applied; empty if there is none
     manifest: Manifest
     follows: bool = False  # the delta has one block, which is sent without a request
 
@@ -244,8 +246,8 @@ class State:
 
     online: bool
     reason: str = ""
-    # Host, process and folder of a coordinator, so that a second coordinator can report them. A will contains
-    # them too.
+    # Host, process and folder of a coordinator. A second coordinator can report these words. An MQTT will contains
+    # the words too.
     who: str = ""
     now: RoundStatus | None = None
 

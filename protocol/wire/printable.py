@@ -14,7 +14,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines with each line made printable.
+    """Make each line of a text printable, and return the text.
 
     Use this function only for a text whose line ends come from our own code.
     """

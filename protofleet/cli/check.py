@@ -113,7 +113,7 @@ def chosen(options: argparse.Namespace, names: dict[str, object]) -> list[str]:
 
 
 def demand(kind: str, name: str, sha256: str) -> None:
-    """Raise an error if the file has no usable object; otherwise each check would report the same error."""
+    """Raise one error if the file has no usable object, so that not every check reports the same error."""
     from protofleet.edge_client.data.own import loader
     from protofleet.methods.contract.catalog import load
     from protofleet.methods.contract.own_metrics import metrics_of

@@ -41,7 +41,7 @@ def codecs(options: argparse.Namespace) -> int:
 
 
 def bits_of(name: Any) -> dict[str, dict[str, float]]:
-    """Return the largest number of bits of a number by kind and direction."""
+    """Return, for each kind and direction, the largest size of an array's element in bits."""
     from protofleet.protocol.coding.sizes import ExpectedArray, most_bytes_of_kind
     from protofleet.protocol.settings.named_codecs import stages_of
 

@@ -1,4 +1,4 @@
-"""Implement `protofleet sweep`: run each point of a grid with each seed, and choose by validation accuracy."""
+"""Implement `protofleet sweep`: run each point of a grid with each seed, and choose one by validation accuracy."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def add_track(commands: Subparsers) -> None:
 
 
 def tracked_places(texts: Sequence[str]) -> list[Destination]:
-    """Return the destinations that --track and --to name.
+    """Return the destinations that the options --track and --to name.
 
     If a package has a tracker with the name of a built-in tracker, print that the package's tracker is not used.
     """

@@ -36,7 +36,7 @@ def party_words(version: str) -> str:
 
 
 def parts_of(said: str) -> dict[str, str]:
-    """Return the software and the machine of a device's text; a missing part is empty."""
+    """Split the text of a device into the software and the machine; a missing part is empty."""
     software, _, machine = said.partition(MACHINE_FOLLOWS)
     return {"software": software, "machine": machine}
 

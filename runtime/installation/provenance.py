@@ -50,7 +50,7 @@ def software() -> dict[str, str]:
 
 
 def digest_of_sources() -> str:
-    """Return a digest of the sources in DECIDING; a wheel has the same digest as the checkout of its build."""
+    """Return a digest of the sources in DECIDING. A wheel has the digest of the checkout that built the wheel."""
     whole = hashlib.sha256()
     for path in _deciding_files():
         name = path.relative_to(ROOT).as_posix()

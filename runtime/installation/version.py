@@ -1,4 +1,4 @@
-"""Find the running version of protofleet, and the command that started it."""
+"""Find the running version of protofleet, and the command that started this program."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def check(uv: Path, locks: Sequence[Path]) -> int:
 
     Return 0 if all packages can be installed everywhere, and 1 otherwise.
 
-    Only the index's data about each package are downloaded.
+    This downloads the descriptions of the packages, and not the packages.
     """
     code = 0
     for python, machine in itertools.product(PYTHONS, MACHINES):

@@ -131,7 +131,7 @@ def data_source() -> dict[str, Any]:
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """Return a variable with which a user of the dashboard chooses any number of a label's values."""
+    """Return a variable of the dashboard. With it, a user chooses one or more values of a label."""
     return {
         "name": name, "label": label, "type": "query", "datasource": SOURCE, "query": query,
         "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*", "hide": 0,

@@ -1,4 +1,4 @@
-"""python -m tools.pages: writes every page, and every table of a page, that comes from the code."""
+"""python -m tools.pages: write all pages and tables that are generated from the code."""
 
 from __future__ import annotations
 

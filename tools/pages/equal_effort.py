@@ -92,7 +92,7 @@ class SweptMethod:
         return ", ".join(shown)
 
     def apart(self, first: SweptMethod) -> str:
-        """Return this accuracy minus the accuracy of the first method: the mean and the deviation over the seeds."""
+        """Return this accuracy minus the first method's accuracy, as the mean and the deviation over the seeds."""
         if self is first:
             return ""
         pairs = zip(self.chosen["test"], first.chosen["test"], strict=True)
@@ -130,7 +130,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequen
 
 
 def tables(runs: Path) -> str:
-    """Return two tables: the accuracies, and for each row the commit and the experiment of its runs."""
+    """Return a table of accuracies, and a table of the commits and experiments from which they come."""
     rows, origins = [], []
     for setting, entries in SETTINGS.items():
         found = [read_method(entry, runs) for entry in entries]

@@ -50,11 +50,10 @@ BOTTOM: Final = """
 FCCL+'s devices compare the outputs of their networks on images without labels that all devices have. The images are
 never sent.
 
-- **Without a `[public]` table**, 512 pictures of discs, rings, boxes and stripes are drawn, the same on every
-  machine.
+- **Without a `[public]` table**, each machine makes the same 512 pictures of discs, rings, boxes and stripes.
 - **With images of a data source**, the first `samples` training images of the source are used. `seed` determines
-  their order. `protofleet public-set cifar100 --samples 5000 --batch 256` prints the table for the file of the
-  coordinator or of the experiment, with the SHA-256 of the images at 32 x 32.
+  their order. `protofleet public-set cifar100 --samples 5000 --batch 256` prints this table, with the SHA-256
+  of the images at 32 x 32. Put the table into the file of the coordinator or of the experiment.
 
 The hash is part of the run's plan. A device whose images have another hash refuses the plan and names both hashes. A
 device without the images refuses the plan too. The coordinator itself needs no image.

@@ -19,7 +19,7 @@ from protofleet.protocol.wire.printable import printable
 
 MODEL: Final = re.compile(r"(current|champion|pinned) (v[0-9]{6,9}) ([0-9]{1,9})")
 DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # A temperature in thousandths of a degree.
-SHOWN: Final = 80  # If an output cannot be decoded, this number of characters from its end is shown.
+SHOWN: Final = 80  # If an output cannot be decoded, its last SHOWN characters are shown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class Installed:
     # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows.
     lists: str = ""
     revoked: str = ""
-    # The host's signed revocations, its signed roots, and on the broker's host the revocation lists in PEM.
+    # The next three fields are the host's signed revocations, its signed roots, and its revocation lists in PEM.
+    # Only the broker's host has revocation lists.
     held_revoked: bytes = b""
     held_roots: bytes = b""
     held_crl: bytes = b""
@@ -108,7 +109,7 @@ class Probe:
     cert_until: int = 0
     # The build of torch, such as "cpu", "cuda 13.0" or "rocm 6.4"; "" if an older release does not report the build.
     torch_build: str = ""
-    torch_bytes: int = 0  # Bytes of torch on the disk, with the packages that a build for a GPU loads.
+    torch_bytes: int = 0  # Bytes on the disk of torch and of the packages that a GPU build of torch loads.
 
 
 @dataclass(frozen=True, slots=True)

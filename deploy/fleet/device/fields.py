@@ -25,7 +25,7 @@ LONGEST_SHOWN: Final = 80
 
 
 class Fields:
-    """The output of one script. Control characters in a text are escaped, so that the text may be printed."""
+    """The output of one script. Control characters are escaped, so that it is safe to print a text."""
 
     def __init__(self, output: str) -> None:
         self._values: dict[str, list[str]] = defaultdict(list)

@@ -86,5 +86,5 @@ ROLES: Final = {
         DEVICE,
     )
 }
-# Used in place of the name of a release, for a host whose service comes from a package of the operating system.
+# This value replaces the name of a release if a package of the operating system provides the host's service.
 HOST_PACKAGES: Final = "0"

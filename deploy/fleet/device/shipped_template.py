@@ -61,7 +61,7 @@ def template_files(table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def at_the_host(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the settings with the path of a shipped template on the host."""
+    """Return the settings for the host. If a template is shipped, its path is `folder`."""
     if not template_files(table):
         return dict(table)
     return {**table, "models": {**table["models"], "template": folder}}

@@ -123,7 +123,7 @@ WantedBy=multi-user.target
 # When a run is over, the service stays active, so that a deployment does not begin the run again. After exit
 # code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would occur again.
 # systemd stops the service with SIGINT, and no other program sends SIGINT to it. So an end by SIGINT counts as
-# success. An end by SIGTERM does not: other programs may send SIGTERM, and then the service must start again.
+# success. Other programs may send SIGTERM, so after an end by SIGTERM the service must start again.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]

@@ -50,7 +50,7 @@ class Signers:
 
 
 def check_roots(folder: str, etc: str) -> None:
-    """Raise ReleaseRefusedError if the new roots may not replace the roots that the host holds.
+    """Raise ReleaseRefusedError if the host must keep its present roots and refuse the new roots.
 
     The first roots of a host need only their own signatures. A person who deploys to a new host is root on this
     host, so a check of the first roots could not stop this person.

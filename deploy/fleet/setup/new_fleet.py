@@ -1,6 +1,6 @@
 """Make a root and a fleet's file for `protofleet init`.
 
-The settings of the broker, the coordinator and the devices in the file fit together.
+The file has settings for the broker, the coordinator and the devices. These settings fit together.
 """
 
 from __future__ import annotations

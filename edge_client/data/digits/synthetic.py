@@ -36,7 +36,7 @@ BOX: Final = 64  # side of a glyph, in pixels
 CHUNK: Final = (
     250  # number of images that are made in one step; a different number would change the random images
 )
-TRIES: Final = 16  # number of random colours that are drawn for an image; one of these colours is used
+TRIES: Final = 16  # number of random colours that are made for an image; only one of them is used
 
 
 def mnistm(digits: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
@@ -71,8 +71,8 @@ def _in_chunks(labels: Labels, draw: Callable[[Labels], Pixels]) -> Pixels:
 def _synth(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     n = len(labels)
     shapes = glyphs[rng.below(len(glyphs), n), labels]
-    # A digit is 54 of its box's 64 pixels high. A scale of 666 to 1111 makes the digit 18 to 30 pixels high in an
-    # image of 32 pixels.
+    # The box has a height of 64 pixels, and the digit in the box has a height of 54 pixels. With a scale of 666 to
+    # 1111, the digit has a height of 18 to 30 pixels in an image of 32 pixels.
     mask = warp(shapes, AffineLimits(turn=180, shear=250, scale=(666, 1111), shift=5), rng)
     background, foreground = _colours(n, 60, rng)
     image = blend(background + _gradient(n, rng), foreground, mask[..., None].astype(np.int32))
@@ -121,7 +121,7 @@ def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
 
 
 def _contrasting_colours(background: IntPixels, gap: int, rng: StableRandom) -> IntPixels:
-    """Return colours whose brightness differs by `gap` levels or more from the background's mean, [N, 1, 1, 3]."""
+    """Return colours [N, 1, 1, 3] whose brightness differs from the background's mean by `gap` levels or more."""
     # The sum of the three channels, averaged over all pixels of an image.
     mean = background.sum((1, 2, 3)) // (SIDE * SIDE)
     foregrounds = rng.below(256, len(background), TRIES, 3)
@@ -140,7 +140,7 @@ def _colours(n: int, gap: int, rng: StableRandom) -> tuple[IntPixels, IntPixels]
 
 
 def _first(colours: Integers, mask: NDArray[np.bool_]) -> IntPixels:
-    """Return one colour for each image: the first that `mask` allows, or the first of all if `mask` allows none."""
+    """Return, for each image, the first colour that `mask` allows, or the first colour if `mask` allows no colour."""
     chosen: Integers = colours[np.arange(len(colours)), mask.argmax(1)]
     return chosen.astype(np.int32).reshape(-1, 1, 1, 3)
 

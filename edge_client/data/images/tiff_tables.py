@@ -11,7 +11,7 @@ from typing import Final
 from protofleet.edge_client.data.plain_file import UnusableError
 
 PREFIXES: Final = {b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"}
-BYTES: Final = {1, 2, 7}  # TIFF's types of fields that Pillow reads as one bytes object
+BYTES: Final = {1, 2, 7}  # types of TIFF fields that Pillow reads as one bytes object
 TILE_SIDES: Final = {322, 323}
 MORE_TABLES: Final = {34665, 34853, 40965}  # tags whose value is the position of another table
 MOST_ROWS: Final = 65_535

@@ -19,7 +19,7 @@ from protofleet.edge_client.data.stable_random import NOISE_ONE, Integers, Stabl
 IntPixels = NDArray[np.int32]
 
 ONE: Final = 1 << 14  # the number 1.0 in the fixed-point numbers of a warp
-TURN: Final = 1024  # the number 1.0 in `AffineLimits.turn`
+TURN: Final = 1024  # number that stands for 1.0 in `AffineLimits.turn`
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AffineLimits:
     turn: int
     shear: int  # largest shear, times 1000
     scale: tuple[int, int]  # smallest and largest scale, times 1000
-    shift: int  # largest shift, in pixels of the result before it is reduced to half its size
+    shift: int  # largest shift, in pixels of the warped image before its size is halved
 
 
 def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:
@@ -121,7 +121,7 @@ def _sample(images: Pixels, matrix: IntPixels, shift: IntPixels, side: int) -> I
 
 
 def _framed_position(offset: IntPixels, size: int) -> IntPixels:
-    """Convert an offset from the centre, in half pixels times ONE, to a position in the framed image.
+    """Convert an offset from the centre to a position in the framed image. The offset is half pixels times ONE.
 
     The position is measured in 1/256 pixels from the centre of the first pixel of the framed image.
     """

@@ -50,7 +50,7 @@ class InboxEntry:
 
     @property
     def draw(self) -> float:
-        """Return a random number from 0 to below 1 that depends only on the file's bytes.
+        """Return a random number in [0, 1) that depends only on the file's bytes.
 
         This number decides whether the sample is held out, so other samples in the inbox do not change the decision.
         """
@@ -137,7 +137,7 @@ class Inbox:
         return found
 
     def _tell(self, of: Path, words: str) -> None:
-        """Log a problem of this path, but only once until the problem has ended."""
+        """Log a problem of this path. Do not log it again before the problem has ended."""
         if of not in self._told:
             self._told.add(of)
             log.warning("inbox: %s", words)

@@ -29,7 +29,7 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-# NumPy's function `_reconstruct`. Releases of NumPy keep it in different modules, so an array is asked for it.
+# NumPy's function `_reconstruct`. Its module differs between releases of NumPy, so an array provides the function.
 _rebuild: Any = np.zeros(0, np.uint8).__reduce__()[0]
 ALLOWED: Final[dict[tuple[str, str], object]] = {
     ("numpy.core.multiarray", "_reconstruct"): _rebuild,

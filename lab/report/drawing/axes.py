@@ -15,7 +15,7 @@ Format: TypeAlias = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axes:
-    """The ranges of both axes, which convert values to pixels."""
+    """The ranges of both axes, with methods that convert values to pixels."""
 
     x_low: float
     x_high: float

@@ -117,7 +117,7 @@ def plain(value: float) -> str:
 def numbers_of(series: Sequence[ChartLine], y_format: Format, x_label: str, x_format: Format) -> PictureTable:
     """Return a table with a row for each x and a column for each line.
 
-    If a line has a band at x, the cell has the middle of the band, and then ± and half the width of the band.
+    If a line has a band at x, the cell has the form "middle of the band ± half its width".
     """
     values = [
         {x: y_format(y) for x, y in line.points}

@@ -1,4 +1,4 @@
-"""Define the colours of series by names. In report.css, each name has a colour for white and for dark pages.
+"""Define the colours of series by names. report.css gives each name a colour for white pages and one for dark pages.
 
 White pages and dark pages use the same hues: the hues of Okabe and Ito, which people with every kind of colour
 vision can distinguish, and four more hues. Each colour has a contrast of at least 3:1 on its page. Text never has

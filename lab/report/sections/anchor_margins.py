@@ -1,4 +1,4 @@
-"""Make the section about the margins between anchors over rounds, if the method reports such margins."""
+"""Make the section about the margins between anchors in each round, if the method reports these margins."""
 
 from __future__ import annotations
 

@@ -71,5 +71,5 @@ def bytes_table(summary: Mapping[str, Any]) -> str:
 
 
 def before_coding(uncoded: int, payload: int) -> list[str]:
-    """Return the bytes before coding, and by which factor the codec makes them fewer."""
+    """Return the bytes before coding, and these bytes divided by the bytes after coding."""
     return [f"{uncoded:,}", one_place(uncoded / payload) if uncoded and payload else NONE]

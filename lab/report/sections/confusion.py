@@ -14,7 +14,7 @@ from protofleet.lab.report.sections.accuracy import VIEWS
 # A matrix of numbers of samples. The row is the class of the samples, and the column is the predicted class.
 Matrix: TypeAlias = Sequence[Sequence[int]]
 
-# Maximum classes of a matrix that is shown. If there are more classes, only the table of pairs is shown.
+# Largest number of classes of a shown matrix. With more classes, only the table of pairs is shown.
 MOST_CLASSES: Final = 30
 MOST_DOMAINS: Final = 20
 MOST_PAIRS: Final = 10

@@ -12,8 +12,8 @@ from protofleet.lab.report.known_data import known_counts
 
 TITLE: Final = "Data"
 CAPTION: Final = "Training samples of each class on each device"
-# Maximum cells of a table. In a larger table, several devices share a row and several classes share a column, as in
-# the picture.
+# Largest number of cells of a table. In a larger table, several devices share a row and several classes share a
+# column, as in the picture.
 MOST_CELLS: Final = 20_000
 UNKNOWN: Final = (
     "What the devices learn from is not known here: a device tells its coordinator no more than its method "

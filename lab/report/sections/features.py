@@ -1,8 +1,8 @@
 """Make the sections about the feature space: margins, features over rounds, and the prototypes of one class.
 
-The sections show figs. 1 and 4 of FedLSA's paper, fig. 4 of FedPall's and the upper row of fig. 2 of
-FedPLCC's. They are drawn from files that a run has saved. If a run has not saved the files for a section, the
-section is empty.
+The sections show figs. 1 and 4 of FedLSA's paper, fig. 4 of FedPall's paper and the upper row of fig. 2 of
+FedPLCC's paper. The figures are made from files that a run has saved. If a run has not saved the files for a
+section, the section is empty.
 """
 
 from __future__ import annotations

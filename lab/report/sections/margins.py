@@ -22,7 +22,7 @@ from protofleet.lab.report.sections.snapshots import (
 )  # fmt: skip
 
 Margins = dict[int, float]  # For each class, the distance to the nearest prototype of another class.
-BASELINE = "largest local"  # The name in pictures for the margins of the devices' own class means.
+BASELINE = "largest local"  # The pictures show the margins of the devices' own class means under this name.
 
 
 def class_margins(points: Array, labels: Array) -> Margins:

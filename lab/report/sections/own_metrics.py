@@ -34,7 +34,7 @@ def own_metrics_section(run: FinishedRun) -> str:
 
 
 def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
-    """Return the measured points, by metric and then by view."""
+    """Return the measured points of each view of each metric."""
     found: dict[str, dict[str, Points]] = {}
     done = rounds_done(run.rounds)
     for line in run.rounds:
@@ -69,7 +69,7 @@ def picture(name: str, points: Points) -> str:
 
 
 def metrics_table(found: Mapping[str, Mapping[str, Points]], reported: str) -> str:
-    """Return the table with the mean over domains of each metric, for every view."""
+    """Return a table with a row for each metric and view; a row describes the mean over domains."""
     rows = []
     for name, views in found.items():
         for view, points in sorted(views.items()):

@@ -12,8 +12,8 @@ from protofleet.lab.report.drawing.scatter import DOT_SHAPES, Dots, LegendEntry,
 from protofleet.lab.report.sections.projection import ProjectedPoints
 from protofleet.lab.report.sections.snapshots import ANCHOR, LOCAL, Snapshot
 
-CROWDED = 15  # If a panel has more marks than this, the marks are smaller.
-MAX_SIZE_TAGS = 12  # If there are more marks than this, their sizes are not written next to them.
+CROWDED = 15  # If a panel has more marks than this number, the marks are smaller.
+MAX_SIZE_TAGS = 12  # If there are more marks than this number, the marks have no labels with their sizes.
 NO_FILL, WHITE = "none", "var(--paper)"
 SHAPES = {ANCHOR: "diamond", LOCAL: "circle"}  # Marks of other kinds are stars.
 MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Smallest and largest value for half of a mark's width, in pixels.

@@ -11,7 +11,8 @@ from protofleet.lab.report.sections.snapshots import Array, ClassPoints, Snapsho
 
 MAX_POINTS = 1500  # Maximum number of points in one picture.
 TSNE_STEPS = 500  # Number of steps of t-SNE. With twice as many steps, the picture looks the same.
-# Fewer points are projected to their principal components, because t-SNE is slow and would show nothing more.
+# Smallest number of points for t-SNE. A few points are projected to their principal components, which is faster and
+# shows as much.
 MIN_TSNE_POINTS = 8
 
 

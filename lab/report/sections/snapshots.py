@@ -35,7 +35,7 @@ class ClassPoints:
     kind: str
     points: Array  # Array of the shape [G, D]: G points with D numbers each.
     labels: Array  # The class of each point, with the shape [G].
-    sizes: Array  # The share or the count of each point, with the shape [G]; all 1 if the file has no sizes.
+    sizes: Array  # The share or the count of each point, [G]. All are 1 if the file has no sizes.
     device: str = ""  # The device that computed the points; "" for the server.
 
 
