@@ -17,9 +17,9 @@ no more numbers than the factors. Vectors and buffers are sent whole. Difference
            "parameters", as in HtFLlib: g itself is sent in factors, both up and down.
   rank     neither code tries the full rank. If every lower rank keeps less than the share e_t, both codes send zeros.
   energy   HtFLlib uses the e_t of the round before.
-  kl, targets  as in FML; with "moving" targets the MSE counts twice.
+  kl, targets  have the same meaning as in FML. With "moving" targets, the loss contains the MSE term twice.
   clip     10, as in HtFLlib. When both networks make few errors, the denominator is small, so the quotient and the
-           steps are large. The authors' code has no limit, with Adam at 3e-6. We tried SGD at 0.02 with momentum on
+           steps are large. The authors' code has no clip; it uses Adam at 3e-6. We tried SGD at 0.02 with momentum on
            three easy classes, with six seeds. By round 6, one or two classes were lost in all six runs without clip,
            but only in two of the six runs with clip.
 """

@@ -350,7 +350,7 @@ class Robots:
         self._settle(robot, time.monotonic())
 
     def _settle(self, robot: Robot, now: float) -> None:
-        """Tell the selector the events of a robot's socket, and set the time of the robot's next check."""
+        """Tell the selector which events of a robot's socket to wait for, and set the time of its next check."""
         self._watch(robot, now)
         due = now + LOOK_SECONDS if robot.finished else min(robot.wake_at, now + LOOK_SECONDS)
         # If the heap has an earlier time than `due`, the earlier time stays in the heap. The check at the earlier

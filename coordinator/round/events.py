@@ -129,7 +129,7 @@ class Advance:
     """A command to run the server half to its next task, with the updates of these devices."""
 
     round: int
-    phase: str | None  # The phase whose updates are used. None begins the round.
+    phase: str | None  # The phase whose updates are used, or None at the beginning of the round.
     devices: tuple[str, ...]
     # True if the round begins with an evaluation. The round after the last round of training is always an evaluation.
     evaluate: bool = False

@@ -1,7 +1,7 @@
 """The bytes of a round before coding: the same arrays would have this size in a run without a codec.
 
-The bytes are computed from shapes, so no number is decoded. A replay adds the broadcasts again, and the updates are
-on the disk. So a coordinator gets the same bytes after a restart.
+The bytes are computed from shapes, so no number is decoded. A coordinator that was restarted computes the same bytes:
+its replay makes the broadcasts again, and it finds the updates on the disk.
 """
 
 from __future__ import annotations

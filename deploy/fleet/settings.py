@@ -133,7 +133,7 @@ class Software:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """The way in which a change is rolled out, and the conditions for a good change."""
+    """The waves of a rollout, and the conditions under which a change is accepted as good."""
 
     canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1
     """Number of devices in the first wave."""

@@ -115,7 +115,7 @@ def front_picture(points: Sequence[FrontPoint]) -> list[str]:
 
 
 def advice(points: Sequence[FrontPoint], budget: float | None, accuracy: float | None) -> str:
-    """Return one sentence that names the best run within a budget, or the cheapest run with an accuracy.
+    """Return one sentence that names the best run within a budget, or the run with the fewest bytes for an accuracy.
 
     Raise RunError if no run fits.
     """

@@ -28,7 +28,7 @@ Freeze: TypeAlias = Literal["backbone"]
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """The [init] table: a file of weights with which the network of every party begins."""
+    """The [init] table: a file with the first weights of every party's network."""
 
     file: str
     """Name of the file of weights with its hash, as `protofleet weights` prints it, in the form

@@ -61,7 +61,7 @@ class Reference:
         return (
             f"network {self.network.name} with {self.network.feature_size} features on {self.size} x {self.size} "
             f"pixels, {self.classes} classes,\n{self.devices} devices with {self.examples} samples of all classes, "
-            f"{self.groups} prototypes for each class if a method has several, in a\nround after the first"
+            f"{self.groups} prototypes for each class (in methods with several), and a\nround after the first"
         )
 
 

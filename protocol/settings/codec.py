@@ -57,7 +57,7 @@ class CodecStage:
 
 @dataclass(frozen=True)
 class CodecSettings:
-    """The [codec] table: how devices round arrays; a kind of arrays without a stage is not changed."""
+    """The [codec] table: how devices round arrays; arrays whose kind has no stage are not changed."""
 
     up: dict[str, CodecStage] = field(default_factory=dict)
     """Stages of what devices send, by kind of arrays, such as `weights` or `prototypes`."""

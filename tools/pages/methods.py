@@ -47,16 +47,16 @@ weights. A label or a count takes 8 bytes.
 BOTTOM: Final = """
 ## Public images
 
-FCCL+'s devices compare the outputs of their networks on images without labels that all devices have. The images are
-never sent.
+In FCCL+, devices compare the outputs of their networks on images without labels. All devices have the same images,
+and never send them.
 
 - **Without a `[public]` table**, each machine makes the same 512 pictures of discs, rings, boxes and stripes.
 - **With images of a data source**, the first `samples` training images of the source are used. `seed` determines
-  their order. `protofleet public-set cifar100 --samples 5000 --batch 256` prints this table, with the SHA-256
-  of the images at 32 x 32. Put the table into the file of the coordinator or of the experiment.
+  their order. `protofleet public-set cifar100 --samples 5000 --batch 256` prints a `[public]` table with the SHA-256
+  of the images at 32 x 32. Put it into the file of the coordinator or of the experiment.
 
-The hash is part of the run's plan. A device whose images have another hash refuses the plan and names both hashes. A
-device without the images refuses the plan too. The coordinator itself needs no image.
+The SHA-256 of the images is part of the run's plan. A device whose images have another hash refuses the plan and
+names both hashes. A device without the images refuses the plan too. The coordinator itself needs no image.
 
 ```toml
 [public]
@@ -68,9 +68,9 @@ seed = 0
 sha256 = "{sha256}"
 ```
 
-**Privacy.** The scores show what a network knows about such images. The coordinator reads the scores of each device,
-and every device reads their mean. Each reader can test which images a network was trained on. The scores are no more
-private than weights, which FCCL+ sends too.
+**Privacy.** The scores show what a network knows about the public images. The coordinator reads the scores of each
+device, and every device reads their mean. Each reader can test which images a network was trained on.
+The scores are no more private than weights, which FCCL+ sends too.
 """
 MIDDLE: Final = """
 ## Bytes and settings

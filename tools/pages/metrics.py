@@ -61,8 +61,8 @@ All times are Unix times. The labels have these limits:
   for each of its series, like every counter.
 - The method defines the views. A device has one domain for a whole run.
 
-Some meanings below mention the run. The metrics with these meanings continue after a restart of the
-coordinator. All other counters begin at 0 when a process starts.
+Counters of the whole run, or of all ended rounds, continue after a restart of the coordinator.
+All other counters begin at 0 when a process starts.
 
 `/metrics` has the same texts as `HELP`. `python -m tools.pages.metrics` writes this page.
 """
