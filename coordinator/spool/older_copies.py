@@ -102,9 +102,8 @@ class OlderCopyDetector:
         self._log_limits: dict[tuple[str, str], TokenBucket] = {}
         # Devices that hold a broadcast that was never sent from this folder.
         self._hold_unknown: set[str] = set()
-        self._ahead: dict[
-            str, int
-        ] = {}  # Device -> round of its update. In this folder, the round has not begun.
+        # Device -> round of its update, if this round has not begun according to the folder.
+        self._ahead: dict[str, int] = {}
         self._judged_boots: dict[str, int] = {}  # Device -> its boot that was checked last.
         self._listening_since = float("inf")
         self.wake_at = float("inf")

@@ -17,7 +17,7 @@ from protofleet.edge_client.trainer.job import EVALUATE
 class InboxWatch:
     """The watcher of the inbox. It also observes the device's work to find the last phase of a round.
 
-    A task does not state whether it is the last task of its round. So the watcher records in which phase rounds end.
+    A task does not say whether it is the last task of its round. So the watcher records the last phase of each round.
     The watcher looks into the inbox at any time, but it reports new samples only between two rounds. If there is no
     pause between rounds, it reports new samples when the last receipt of a round arrives.
     """

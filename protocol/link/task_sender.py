@@ -131,7 +131,7 @@ class TaskSender:
             self._followers.setdefault(following.object, []).append(device)
 
     def flush(self, now: float) -> None:
-        """Send the blocks that follow the tasks, each once for all devices that were noted."""
+        """Send each block that follows tasks. It is sent once, for all devices that `send` has recorded."""
         followers, self._followers = self._followers, {}
         for broadcast in list(self._open()):
             if devices := followers.get(broadcast.manifest.object):
