@@ -53,18 +53,20 @@ class BoundedNumber:
 
 
 SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|k|M|G|T)B")
+LARGEST_SIZE: Final = 1e15  # Bytes.
 FACTORS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def size_in_bytes(text: str) -> float:
     """Return a size such as `200 MB` in bytes."""
     found = SIZE.fullmatch(text)
-    if found is None:
+    size = float(found[1]) * FACTORS[found[2]] if found else 0.0
+    if not 1 <= size <= LARGEST_SIZE:
         raise argparse.ArgumentTypeError(
-            f"it is {text[:99]!r}, it must be a number and a unit, such as 1MB or '200 MB'; "
+            f"it is {text[:99]!r}, it must be a number and a unit, such as 1MB or '200 MB', from 1B to 1000TB; "
             "the units are B, kB, MB, GB and TB"
         )
-    return float(found[1]) * FACTORS[found[2]]
+    return size
 
 
 def as_in_settings(hint: Any) -> BoundedNumber:

@@ -78,6 +78,8 @@ def test_one_seed_is_no_certainty(folders, capsys):
 REFUSED = {
     "--budget 1kB": "no run has at most 1.0 kB of tensors; tiny has the fewest",
     "--accuracy 0.99": "no run reaches 99.0 %; large has the highest accuracy, 81.0 %",
+    "--budget 0B": "it is '0B', it must be a number and a unit, such as 1MB or '200 MB', from 1B to 1000TB",
+    "--budget 1001TB": "it is '1001TB', it must be a number and a unit",
     "--budget much": "it must be a number and a unit, such as 1MB or '200 MB'",
     "": "neither --budget nor --accuracy is given",
 }
