@@ -165,7 +165,7 @@ def test_keys_are_written_in_the_order_of_the_table():
 
 
 def test_what_came_with_minor_version_1_is_left_out_where_it_is_empty_and_nothing_else():
-    assert "if their value is empty, 0, false or nil: the keys that section 5 marks since 1.1" in FLAT
+    assert 'if their value is empty, 0, false or nil: the keys marked "since 1.1" in section 5' in FLAT
     keys = described_keys()
     for kind, payload, name in open_payloads():
         about = {f"about.{key}": value for key, value in payload.get("about", {}).items()}
@@ -246,7 +246,7 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
 
 def test_paces_that_are_told_in_words_are_those_of_the_code():
     factor, least = re.search(
-        r"within ([\d.]+) x t after its task, but has at least ([\d.]+) s", FLAT
+        r"has ([\d.]+) x t from its task on, or ([\d.]+) s if this is longer", FLAT
     ).groups()
     assert (float(factor), float(least)) == (Policy().straggler_factor, Policy().straggler_seconds)
     (stable,) = re.findall(r"After a connection of more than (\d+) s", FLAT)
