@@ -350,8 +350,9 @@ def as_its_source_asks(lived, target):
     return lived.prometheus.ask("query_range", query=query, **times)["result"]
 
 
-# Panels without values: this machine has no such sensor.
+# Panels without values: this machine has no such sensor, and the run has no codec.
 EMPTY = {
+    'sum by (direction) (protofleet_uncoded_bytes_total{method=~"$method"})',
     'max(protofleet_device_temperature_celsius{device=~"$device"})',
     'protofleet_device_temperature_celsius{device=~"$device"}',
 }
