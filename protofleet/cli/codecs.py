@@ -12,7 +12,7 @@ SHAPE: Final = (1000, 1000)  # Shape of the array for which the bits are compute
 WAYS: Final = ("up", "down")
 NOTE: Final = (
     "Bits of a number in a float32 array of 1000 x 1000 numbers, at most. `lossless` sends fewer bits only where\n"
-    "zlib or an unchanged array saves some. Use a codec with `codec = \"small\"`. More: docs/settings.md, Codecs"
+    "zlib or an unchanged array saves some. Use a codec with `codec = \"small\"`. More: docs/codecs.md"
 )  # fmt: skip
 
 
