@@ -96,7 +96,9 @@ def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
         noted = engine.docker("image", "inspect", "-f", "{{.Id}}", engine.base)
         assert ids_of([name], read_ids(built)) == {name: noted}
         engine.docker("tag", engine.debian, name)
-        with pytest.raises(RunError, match=rf"not the image that was built here: sha256:\w+, not {noted};"):
+        with pytest.raises(
+            RunError, match=rf"not the image that was built here: its id is sha256:\w+, not {noted};"
+        ):
             ids_of([name], read_ids(built))
     finally:
         engine.docker("rmi", name)

@@ -78,7 +78,7 @@ def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(
     assert "restart Mosquitto: a reload does not change its listeners" in said
     assert conf(lab)[0] == f"user {me}" and f"listener {port} 0.0.0.0" in conf(lab)
     assert answers(lab, port) is None
-    assert "start it again" not in enrol_in(lab, f"{install} --port {port}"), "it says so already"
+    assert "restart Mosquitto" not in enrol_in(lab, f"{install} --port {port}"), "it says so already"
 
 
 @pytest.mark.slow

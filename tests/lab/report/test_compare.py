@@ -219,7 +219,7 @@ def test_a_domain_that_missed_a_round_counts_with_its_last_measurement(tmp_path)
     assert [p.accuracy["mean"] for p in points] == pytest.approx([(0.95 + 0.25) / 2, 0.55, 0.45])
     assert "last measurement" in tables([group], None, 0.9)[0].note
     whole = finished(tmp_path / "b", "b", [0.9, 0.3])
-    assert "last measured" not in tables(read_groups([whole]), None, 0.9)[0].note
+    assert "last measurement" not in tables(read_groups([whole]), None, 0.9)[0].note
 
 
 def test_a_curve_is_drawn_where_all_seeds_have_been_measured(tmp_path):
