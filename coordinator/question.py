@@ -71,12 +71,14 @@ class OpenQuestion:
         """Return a delta for each reference that a device of the cohort may use, the newest reference first."""
         if not self._chain:
             return {}
-        found: dict[bytes, Manifest] = {}
-        for reference, steps in self._chain.deltas(broadcast).items():
-            self._references = (*found, reference)
-            if any(self._reference_of(device) == reference for device in cohort):
-                found[reference] = self._broadcasts.put_once(self._chain.join(steps), self._link.block)
-        return found
+        steps = self._chain.deltas(broadcast)
+        self._references = tuple(steps)
+        used = {self._reference_of(device) for device in cohort}
+        return {
+            reference: self._broadcasts.put_once(self._chain.join(steps[reference]), self._link.block)
+            for reference in self._references
+            if reference in used
+        }
 
     def _reference_of(self, device: str) -> bytes | None:
         """Return the reference of the shortest delta that a device may use, or None.
