@@ -14,7 +14,7 @@ from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.lying_device import add_liar
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import assert_same, plan, simulation
+from tests.support.small_federation import assert_same, plan, restart_in_each_round, simulation
 
 TERNARY = CodecStage("ternary", "broadcast", keep=10, feedback=True)
 RICE = CodecStage("rice", "broadcast", feedback=True)
@@ -62,14 +62,7 @@ def test_coded_updates_take_fewer_bytes_and_both_ends_count_the_same(tmp_path, m
 def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
     whole = coded(tmp_path / "whole", method, STAGES[method]).run()
     run = coded(tmp_path / "run", method, STAGES[method])
-    for number in range(1, run.plan.rounds + 1):
-        run.run(
-            until=lambda n=number: run.service.run.machine.round >= n and run.service.run.machine.answered
-        )
-        run.kill("device-1")
-        run.boot_device("device-1")
-        run.kill("coordinator")
-        run.boot_coordinator()
+    restart_in_each_round(run)
     assert_same(whole, run.run())
 
 

@@ -29,7 +29,7 @@ from protofleet.lab.simulation.network import NetworkConditions
 __all__ = [
     "CLASSES", "NAMES", "POLICY", "QUIET", "SHAPE", "SIZE", "Shard", "TensorSamples", "assert_same", "final_state",
     "in_blocks", "once_each", "part", "plan", "replace_coordinator", "replace_coordinator_in_the_repeated_round",
-    "shard", "simulation",
+    "restart_in_each_round", "shard", "simulation",
 ]  # fmt: skip
 torch.set_num_threads(1)  # Several test processes run at the same time.
 
@@ -53,6 +53,18 @@ def in_blocks(run: Simulation, monkeypatch) -> None:
     for agent in run.agents.values():
         agent.link.inline = 64
         agent.link.adapt = lambda *limits: None
+
+
+def restart_in_each_round(run: Simulation) -> None:
+    """Restart a device and the coordinator in each round, after the first update has arrived."""
+    for number in range(1, run.plan.rounds + 1):
+        run.run(
+            until=lambda n=number: run.service.run.machine.round >= n and run.service.run.machine.answered
+        )
+        run.kill("device-1")
+        run.boot_device("device-1")
+        run.kill("coordinator")
+        run.boot_coordinator()
 
 
 def replace_coordinator(run: Simulation, file: RoundsFile) -> None:
