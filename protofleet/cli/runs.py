@@ -144,16 +144,20 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_compare(commands: Subparsers) -> None:
-    command = commands.add_parser(
-        "compare", help="compare finished runs in tables; seeds of one experiment share a row"
-    )
+def add_finished_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
     command.add_argument(
         "--view",
         default="reports",
         help="the accuracy to compare: reports (the accuracy that each method's paper reports; default), global ...",
     )
+
+
+def add_compare(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "compare", help="compare finished runs in tables; seeds of one experiment share a row"
+    )
+    add_finished_runs(command)
     command.add_argument(
         "--baseline",
         default="",
@@ -211,7 +215,7 @@ def add_advise(commands: Subparsers) -> None:
     command = commands.add_parser(
         "advise", help="name the best of some finished runs for a number of bytes, or for an accuracy"
     )
-    command.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
+    add_finished_runs(command)
     command.add_argument(
         "--budget",
         type=size_in_bytes,
@@ -219,7 +223,6 @@ def add_advise(commands: Subparsers) -> None:
         help="most bytes of tensors of a whole run, such as 1MB",
     )
     command.add_argument("--accuracy", type=SHARE, metavar="SHARE", help="least accuracy, such as 0.75")
-    command.add_argument("--view", default="reports", help="the accuracy, as in `protofleet compare`")
     command.set_defaults(command=advise)
 
 
