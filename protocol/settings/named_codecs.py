@@ -1,6 +1,6 @@
 """The named codecs: `codec = "small"` stands for a stage of each kind of arrays that the run's method has.
 
-docs/settings.md describes the codecs and what they cost.
+docs/codecs.md describes the codecs and what they cost.
 """
 
 from __future__ import annotations
