@@ -302,17 +302,15 @@ class Metrics:
         self._set_class_holders()
         self.progress.commit.set(time.time())
         self.progress.since.set(time.time())
-        self._count(record)
-        self._set_last(record)
+        # A round that is replayed or repeated has only one line in rounds.jsonl. The totals and the last round are
+        # those of this line, and the messages of the second time are not in it.
+        if record.round > self._counted:
+            self._count(record)
+            self._set_last(record)
         self._set_learned(record)
 
     def _count(self, record: RoundRecord) -> None:
-        """Add a round to the totals.
-
-        A round that is replayed or repeated is added only once, because it has only one line in rounds.jsonl.
-        """
-        if record.round <= self._counted:
-            return
+        """Add a round to the totals."""
         self._counted = record.round
         self.progress.duration.observe(record.seconds)
         for phase in record.phases:

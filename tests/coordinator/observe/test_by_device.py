@@ -147,6 +147,15 @@ def test_lines_of_an_earlier_version_count_as_no_single_devices(tmp_path):
     assert of_device(metrics, LAST) == of_device(metrics, WHOLE) == expected
 
 
+def test_a_round_that_is_replayed_after_its_line_was_written_is_shown_as_in_its_line(tmp_path):
+    metrics = Metrics(simulation(tmp_path / "run", "fedavg").service.run.view)
+    written = RoundRecord(1, 0, "training", wire={UP: {"weights": 7}, DOWN: {"control": 3}})
+    metrics.restore([written], 0.0)
+    metrics.round_ended(replace(written, wire={UP: {"weights": 7}, DOWN: {"control": 300}}))
+    expected = Counter({(OTHER, UP, "weights"): 7, (OTHER, DOWN, "control"): 3})
+    assert of_device(metrics, LAST) == of_device(metrics, WHOLE) == expected
+
+
 def test_a_run_names_its_first_64_devices_and_loses_no_byte_of_the_others(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     metrics = Metrics(run.service.run.view)
