@@ -24,6 +24,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.to_devices import refusal_of
 from protofleet.protocol.security.keys import why_unknown
+from protofleet.protocol.settings.named_codecs import written_codec
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import digest_of, packed
 from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, RoundStatus, Welcome, short_name
@@ -68,6 +69,8 @@ class Participants:
         self._link.metric_names, self._link.kinds = tuple(sorted(self.measures)), plan.variant.kinds
         left_out = set() if plan.classes <= limits.confusion else {forms.CONFUSION}
         can = tuple(form for form in forms.COORDINATOR_FORMS if form not in left_out)
+        kinds = plan.variant.kinds.declared
+        self._lossless = written_codec(plan.lossless, kinds) if plan.lossless else b""
         self._about = About(can, (), (), feature_size, self._link.metric_names)
 
     @property
@@ -355,7 +358,10 @@ class Participants:
         sends_names = forms.NAMES in can and self._link.fits_in_message(packed(names))
         sends_counts = self._needs_counts and forms.COUNTS in can
         uses = tuple(self._question.uses)
-        about = replace(self._about, uses=uses, names=names if sends_names else (), counts=sends_counts)
+        about = replace(
+            self._about, uses=uses, names=names if sends_names else (), counts=sends_counts,
+            codec=self._lossless if forms.CODEC in can else b"",
+        )  # fmt: skip
         self._link.send(device, Welcome(self._plan.encode(), about))
 
     def _refuse(self, device: str, problem: Problem) -> None:

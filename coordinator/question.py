@@ -12,6 +12,7 @@ from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import table_of
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.transport.address import BrokerError
@@ -24,12 +25,14 @@ ROUNDS: Final = "the run rounds what devices send (the table [codec]); bring the
 
 class OpenQuestion:
     def __init__(
-        self, machine: MachineReader, link: CoordinatorLink, spool: Spool, norm: float, codec: bool = False,
-        chain: BroadcastChain | None = None,
+        self, machine: MachineReader, link: CoordinatorLink, spool: Spool, norm: float,
+        plan: Plan | None = None, chain: BroadcastChain | None = None,
     ) -> None:  # fmt: skip
         self._machine, self._link, self._spool, self._norm = machine, link, spool, norm
         self._broadcasts, self._chain = spool.broadcasts, chain
-        self._codec = {forms.CODEC: ROUNDS} if codec else {}  # Message form -> reason why the run needs it.
+        self._coded = plan is not None and plan.coding is not None
+        # Message form -> reason why the run needs it.
+        self._codec = {forms.CODEC: ROUNDS} if plan is not None and plan.codec is not None else {}
         self.ask: Ask | None = None
         # Name of each message form that every device of the run must know -> reason why the run needs this form.
         self.uses: dict[str, str] = dict(self._codec)
@@ -55,14 +58,14 @@ class OpenQuestion:
 
     def offer(self, manifest: Manifest) -> None:
         """Serve this broadcast from now on, and stop serving any earlier broadcast."""
-        holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
+        holders = {device for device in {*self._held, *cohort} if self._holds(device, manifest.object)}
         deltas = self._deltas_to(manifest.object, cohort)
         self._references = tuple(deltas)
         references = {device: self._reference_of(device) for device in cohort}
         self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders, deltas, references)
         # Keep the broadcasts of earlier phases, because the updates of these phases are decoded with them.
-        bases = self._spool.bases() if self._codec else set()
+        bases = self._spool.bases() if self._coded else set()
         self._broadcasts.keep(objects_of(self._offer) | bases | {one.object for one in deltas.values()})
         if self._chain:
             self._chain.prune(bases)
@@ -91,9 +94,18 @@ class OpenQuestion:
         held = self._held.get(device, ()) or ((self._chain.first,) if self._chain else ())
         return next((one for one in self._references if not one or one in held), None)
 
+    def _holds(self, device: str, broadcast: bytes) -> bool:
+        """Return whether a device has a broadcast, as far as the coordinator knows.
+
+        A device that reads codecs makes the first weights itself. If it has other weights, it fetches the broadcast.
+        """
+        if self._chain and broadcast == self._chain.first and self._link.understands(device, forms.CODEC):
+            return True
+        return broadcast in self._held.get(device, ())
+
     def send_to(self, device: str, round: int, phase: str, seconds: float, connected: bool) -> None:
         is_told = self._link.understands(device, forms.WANTS) and self.ask is not None
-        holds = self._offer is not None and self._offer.object in self._held.get(device, ())
+        holds = self._offer is not None and self._holds(device, self._offer.object)
         self.undelivered.sent(device, connected)
         wanted = self._wanted if is_told else ()
         took = self._spool.newest_used(device) if self._codec else None

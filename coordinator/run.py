@@ -49,7 +49,7 @@ from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
-from protofleet.coordinator.spool.update_reader import NO_STAGES
+from protofleet.coordinator.spool.update_reader import stages_of_updates
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.progress import TransferProgress
@@ -78,18 +78,16 @@ class Run:
         )
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         chain = self.server_runner.chain
-        self.question = OpenQuestion(
-            machine, self._link, spool, self.limits.norm, plan.codec is not None, chain
-        )
+        self.question = OpenQuestion(machine, self._link, spool, self.limits.norm, plan, chain)
         feature_size = self.server_runner.server.model.embedding_size
         self.participants = Participants(
             plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
         )
         self.uncoded = UncodedBytes(plan, spool, self.server_runner.reader)
-        stages = plan.codec.up if plan.codec else NO_STAGES
         self.gate = Gate(
-            self.limits, machine, spool, self.participants.members, self._link.answers, self.queue, stages
-        )
+            self.limits, machine, spool, self.participants.members, self._link.answers, self.queue,
+            stages_of_updates(plan),
+        )  # fmt: skip
         self.answer_receiver = AnswerReceiver(
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
             self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded,

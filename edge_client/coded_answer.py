@@ -28,13 +28,16 @@ def code_answer(
     plan: Plan | None, device: str, state: DeviceState, question: Question, payload: Arrays, broadcast: Arrays
 ) -> CodedAnswer:
     """Return the coded update and the residuals to save with it; without a codec, return the arrays unchanged."""
-    if plan is None or plan.codec is None:
+    if plan is None or plan.coding is None:
         return CodedAnswer(payload, ())
+    stages = plan.coding.up
+    chance = chance_of(plan.seed, question.round, question.phase, device)
+    if not any(stage.feedback for stage in stages.values()):
+        return CodedAnswer(encode_arrays(payload, stages, broadcast, NOTHING, chance).arrays, ())
     kept = residuals_before(state.saved.residuals, question.took)
     before = kept[-1].objects.get(question.phase, "")
     residual = state.store.open(bytes.fromhex(before)) if before else NOTHING
-    chance = chance_of(plan.seed, question.round, question.phase, device)
-    coded = encode_arrays(payload, plan.codec.up, broadcast, residual, chance)
+    coded = encode_arrays(payload, stages, broadcast, residual, chance)
     objects = dict(kept[-1].objects)
     objects[question.phase] = state.store.put(coded.residual).object.hex() if coded.residual else ""
     after = Residuals(question.round, question.phase, objects)

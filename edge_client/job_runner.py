@@ -47,7 +47,7 @@ class JobRunner:
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
         job, self._plan = self.start_job(plan), plan
-        if plan.codec and "weights" in plan.codec.down and not state.saved.broadcast:
+        if plan.coding and "weights" in plan.coding.down and not state.saved.broadcast:
             # The first broadcast may be coded against the first weights.
             state.store.put(to_numpy(first_weights(plan)))
         if (saved := state.half()) is not None:
@@ -78,7 +78,7 @@ class JobRunner:
             question.name, question.round, question.phase, question.broadcast.hex(), name,
             len(self.data.train.y), metrics, *(question.took or ()),
         )  # fmt: skip
-        is_reference = bool(self._plan and self._plan.codec and self._plan.codec.down and answer.base)
+        is_reference = bool(self._plan and self._plan.coding and self._plan.coding.down and answer.base)
         state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference)
         return answer
 

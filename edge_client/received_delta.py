@@ -21,9 +21,9 @@ def delta_reader(plan: Plan, store: ObjectStore) -> Callable[[Delta, Offer], boo
     The function returns False if the delta does not lead to the broadcast. Then the device fetches the whole
     broadcast.
     """
-    if plan.codec is None or not plan.codec.down:
+    if plan.coding is None or not plan.coding.down:
         return None
-    stages = plan.codec.down
+    stages = plan.coding.down
 
     def apply(delta: Delta, broadcast: Offer) -> bool:
         held = store.open(delta.reference) if delta.reference else None

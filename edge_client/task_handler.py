@@ -22,6 +22,7 @@ from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.work_queue import Question, WorkQueue
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
+from protofleet.protocol.settings.named_codecs import read_codec
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.storage.store import DamagedError
@@ -87,6 +88,8 @@ class TaskHandler:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
+            if about.codec:
+                plan = plan.with_lossless(read_codec(about.codec, plan.variant.kinds.declared))
         except SettingsError as error:
             self._refuse_plan(error)
         else:
@@ -95,7 +98,7 @@ class TaskHandler:
             self._take_plan(plan)
 
     def _take_plan(self, plan: Plan) -> None:
-        if self.run.plan == plan:
+        if self.run.plan == plan and self.run.plan.lossless == plan.lossless:
             self.hellos.send()
             return
         if self.run.plan is not None:

@@ -12,6 +12,12 @@ from protofleet.protocol.settings.codec import CodecStage
 
 
 def largest_update(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
+    """Return the largest size in bytes; an update that loses nothing may also be sent without a codec."""
+    coded = _largest_coded(ask, stages)
+    return coded if any(stage.rounds for stage in stages.values()) else max(coded, most_bytes(ask.wants))
+
+
+def _largest_coded(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
     plain = {name: spec for name, spec in ask.wants.items() if kind_of(name) not in stages}
     total = most_bytes(plain)
     for kind, stage in stages.items():

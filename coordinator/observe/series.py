@@ -226,7 +226,7 @@ class Traffic:
         )
         self.uncoded = Counter(
             "protofleet_uncoded_bytes",
-            "Bytes of the tensors of protofleet_run_bytes_total before the codec; no series in a run without a codec",
+            "Bytes of the tensors of protofleet_run_bytes_total before the codec; no series if the codec is off",
             BY_KIND,
             registry=r,
         )

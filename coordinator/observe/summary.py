@@ -65,7 +65,7 @@ def summarise(
         "stopped": "" if run.diverged else run.ended_early,
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
-        "uncoded": totals(lines, "uncoded") if run.plan.codec else {},
+        "uncoded": totals(lines, "uncoded") if run.plan.coding else {},
         "wire": totals(lines, "wire"),
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
         "accuracy": measured(lines, method.reports),

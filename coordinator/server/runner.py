@@ -46,7 +46,7 @@ class Step:
     phase: str | None = None  # The phase whose updates were used. None if the step began the round.
     counted: Mapping[str, str] = field(default_factory=dict)  # Device -> hash of the update that was used.
     aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
-    chain: tuple[ChainLink, ...] = ()  # The chain of broadcasts, in a run with [codec.down].
+    chain: tuple[ChainLink, ...] = ()  # The chain of broadcasts, in a run whose broadcasts are coded.
     fault: str = ""  # Reason why no device can go on from the result of the round, or "".
 
 
@@ -56,7 +56,7 @@ class ServerRunner:
         weight_cap: float = 0.0,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
-        self.reader = UpdateReader(spool, plan.codec, self.chain)
+        self.reader = UpdateReader(spool, plan, self.chain)
         self.arrays = self.reader.accepted
         self.new_stepper = partial(
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size

@@ -1,6 +1,6 @@
 """The chain of a run's broadcasts: each broadcast is coded as the difference from an earlier broadcast.
 
-A run without [codec.down] has no chain. In a run with [codec.down], each broadcast has these objects in the chain:
+A run whose codec has no stages for broadcasts has no chain. In other runs, each broadcast has these objects:
 
 - The exact arrays are the method's own arrays. They are never sent. The differences in updates are added to them.
 - The step is the coded difference of the exact arrays from the reference, which is an earlier broadcast.
@@ -23,11 +23,14 @@ from protofleet.protocol.coding.delta import MAX_STEPS, coded_kinds, encode_broa
 from protofleet.protocol.coding.update import chance_of, kind_of
 from protofleet.protocol.settings.codec import BROADCAST
 from protofleet.protocol.storage.store import ObjectStore
-from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.arrays import Body, parts
 from protofleet.protocol.wire.messages import Arrays
 
 # Number of newest broadcasts whose arrays are kept as references. After a rollback, an earlier broadcast is needed.
 KEPT_BODIES: Final = 4
+# Largest size of a step, as a part of the broadcast. A larger step is not worth its disk space, its entry in each
+# task, and the bytes of a second object if some devices need the whole broadcast.
+MOST_OF_WHOLE: Final = 7 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,16 @@ class ChainLink:
     phase: str
     base: bytes  # the broadcast
     reference: bytes  # the broadcast that the step refers to; empty if there is none
-    step: bytes  # empty for the first weights, which are not sent; their round is 0
+    step: bytes  # empty if it saves no bytes, and for the first weights, which are not sent; their round is 0
     exact: bytes
 
 
 class BroadcastChain:
-    """The broadcasts of a run that devices may use as references; a run without [codec.down] has none."""
+    """The broadcasts of a run that devices may use as references. The chain is empty if broadcasts are not coded."""
 
     def __init__(self, plan: Plan, store: ObjectStore, links: Sequence[ChainLink] = ()) -> None:
         self._plan, self.store = plan, store
-        self._stages = plan.codec.down if plan.codec else {}
+        self._stages = plan.coding.down if plan.coding else {}
         self.links = tuple(links)
 
     def __bool__(self) -> bool:
@@ -66,8 +69,10 @@ class BroadcastChain:
         held = self.store.open(name) if name else None
         coded = encode_broadcast(arrays, self._stages, held, chance)
         exact = self.store.put_once(arrays).object
-        step = self.store.put_once(coded.step).object
         base = self.store.put_bytes(coded.decoded)
+        # A step that saves too little is not stored, so the devices fetch the whole broadcast.
+        is_short = sum(size for _, size in parts(coded.step)) <= MOST_OF_WHOLE * len(coded.decoded)
+        step = self.store.put_once(coded.step).object if is_short else b""
         link = ChainLink(advance.round, ask.phase, base, name, step, exact)
         self.links = (*earlier, link)[-MAX_STEPS:]
         return self.store.open(base)

@@ -35,7 +35,7 @@ class UncodedBytes:
 
     def __init__(self, plan: Plan, spool: Spool, reader: UpdateReader) -> None:
         self._kinds, self._spool, self._reader = plan.variant.kinds, spool, reader
-        self._coded = plan.codec is not None
+        self._coded = plan.coding is not None
         # Device and object of each update that this process has received in the open round -> its sizes.
         self._updates: dict[tuple[str, bytes], Sizes] = {}
         self._round = 0

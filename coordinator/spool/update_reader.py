@@ -8,8 +8,10 @@ from typing import Final
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.bridge import LazyPayload
-from protofleet.protocol.coding.update import DecodedArrays
-from protofleet.protocol.settings.codec import CodecSettings, CodecStage
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.coding.update import DecodedArrays, is_bundle
+from protofleet.protocol.settings.codec import CodecStage
+from protofleet.protocol.settings.named_codecs import stages_of
 from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.messages import Arrays
 
@@ -19,13 +21,21 @@ NO_STAGES: Final[Mapping[str, CodecStage]] = {}
 CHECKED: Final = 1 << 30
 
 
-class UpdateReader:
-    """The reader of updates in a run. If the run has no codec, the reader does not change the arrays."""
+def stages_of_updates(plan: Plan) -> Mapping[str, CodecStage]:
+    """Return the stages by which the updates of a run are read.
 
-    def __init__(
-        self, spool: Spool, codec: CodecSettings | None, chain: BroadcastChain | None = None
-    ) -> None:
-        self._spool, self._stages, self._chain = spool, codec.up if codec else NO_STAGES, chain
+    If the run does not round, its updates may be coded without loss or not at all, whatever the setting is now. A
+    device may not read codecs, and the coordinator may have been started again with another setting.
+    """
+    codec = plan.codec or stages_of("lossless", plan.variant.kinds.declared)
+    return codec.up if codec else NO_STAGES
+
+
+class UpdateReader:
+    """The reader of updates in a run. It does not change arrays that are not coded."""
+
+    def __init__(self, spool: Spool, plan: Plan, chain: BroadcastChain | None = None) -> None:
+        self._spool, self._stages, self._chain = spool, stages_of_updates(plan), chain
 
     def accepted(self, answer: Accepted) -> LazyPayload:
         arrays = self._spool.store(answer.device).open(answer.object)
@@ -36,7 +46,7 @@ class UpdateReader:
 
         `most` is the limit for the size of a bundle in bytes after zlib has decompressed the bundle.
         """
-        if not self._stages or not isinstance(arrays, Body):
+        if not isinstance(arrays, Body) or not any(map(is_bundle, arrays)):
             return LazyPayload(arrays)
         reference = self._reference(base) if base else None
         return LazyPayload(DecodedArrays(arrays, self._stages, reference, most))

@@ -81,6 +81,7 @@ def of_method(bench: Bench) -> Mapping[str, Check]:
         "predicts by its rule": bench.of_the_run(m.predicts_by_its_rule),
         "export works": bench.beside_it(m.exports_each_way),
         "repeats and order change no bit": bench.beside_it(m.repeats_change_nothing),
+        "a codec that loses nothing changes no bit": bench.beside_it(m.coding_without_loss_changes_nothing),
         "lost frames change no bit": bench.beside_it(m.lost_frames_change_nothing),
         "a crashed coordinator ends with the same bits": bench.beside_it(
             m.crashed_coordinator_changes_nothing

@@ -172,6 +172,13 @@ def repeats_change_nothing(subject: Subject, run: Simulation, folder: Path) -> N
     require_same(run, subject.simulation(folder, ROUGH, seed=3).run())
 
 
+def coding_without_loss_changes_nothing(subject: Subject, run: Simulation, folder: Path) -> None:
+    """Require that the method gives the same bits with a codec that loses nothing, in both directions."""
+    coded = subject.simulation(folder, codec="lossless").run()
+    require_finished(coded, "the run does not come to its end with a codec")
+    require_same(run, coded)
+
+
 def lost_frames_change_nothing(subject: Subject, run: Simulation, folder: Path, seed: int = 0) -> None:
     patient = policy_with(patience_seconds=3000.0, grace_seconds=1000.0)
     lossy = subject.simulation(folder, LOSSY, seed, patient).run()

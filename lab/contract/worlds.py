@@ -17,6 +17,7 @@ from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.settings.named_codecs import CodecName
 
 CLASSES: Final = 3
 SIZE: Final = 8
@@ -81,10 +82,10 @@ class Subject:
 
     def simulation(
         self, folder: Path, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
-        shards: Mapping[str, Any] | None = None, **more: Any,
+        shards: Mapping[str, Any] | None = None, codec: CodecName = "off", **more: Any,
     ) -> Simulation:  # fmt: skip
         held = shards or self.shards or {f"device-{i}": shard(i) for i in range(3)}
-        made = self.plan(policy.rounds)
+        made = self.plan(policy.rounds).with_codec(codec)
         return Simulation(
             made, held, policy, folder, conditions or NetworkConditions(), seed, plugins=self.allowed, **more
         )

@@ -197,8 +197,8 @@ class Experiment:
     network is trained.
     """
     codec: CodecSettings | CodecName | None = None
-    """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, all arrays are sent
-    unchanged.
+    """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
+    rounded, and arrays that have not changed are not sent again.
     """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""

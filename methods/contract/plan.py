@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -36,7 +37,7 @@ from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
 from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
-from protofleet.protocol.settings.named_codecs import CodecName, stages_of
+from protofleet.protocol.settings.named_codecs import CodecName, short_table, stages_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
 
@@ -105,8 +106,11 @@ class Plan:
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()
-    # Rounding of the arrays from devices. If None, nothing is rounded, and the plan has the form of earlier versions.
+    # Coding that rounds arrays. If None, nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
+    # Coding that loses nothing, in a run without `codec`. It is no part of the plan's bytes and hash, because devices
+    # that cannot read it take part too.
+    lossless: CodecSettings | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -134,17 +138,41 @@ class Plan:
                 f"take one of the methods {', '.join(name for name in names() if load(name).public)}"
             )
 
-        if self.codec is not None and self.variant.arrays is not None:
-            self.codec.check_kinds(self.variant.kinds.declared)
+        if self.codec is not None:
+            self._check_codec(self.codec)
+
+    def _check_codec(self, codec: CodecSettings) -> None:
+        if self.variant.arrays is not None:
+            codec.check_kinds(self.variant.kinds.declared)
 
     def with_codec(self, codec: CodecSettings | CodecName | None) -> Plan:
         """Return this plan with a codec; the name of a codec stands for stages of all kinds of the method.
 
-        This plan must have no codec.
+        None stands for the codec of a run that sets none: it loses nothing. This plan must have no codec.
         """
-        if isinstance(codec, str):
+        if codec is None or isinstance(codec, str):
             codec = stages_of(codec, self.variant.kinds.declared)
-        return self if codec is None else replace(self, codec=codec)
+        if codec is None:
+            return self
+        return replace(self, codec=codec) if codec.rounds else self.with_lossless(codec)
+
+    def with_lossless(self, codec: CodecSettings | None) -> Plan:
+        """Return this plan with a codec that loses nothing; raise SettingsError for any other codec."""
+        if codec is None:
+            return self
+        self._check_codec(codec)
+        if codec.rounds:
+            raise SettingsError("a codec that rounds must be in the plan, but it was sent beside the plan")
+        if self.codec is not None:
+            raise SettingsError("the plan has a codec, and another codec was sent beside the plan")
+        changed = copy(self)  # `replace` would check the whole plan again
+        object.__setattr__(changed, "lossless", codec)  # the plan is frozen
+        return changed
+
+    @property
+    def coding(self) -> CodecSettings | None:
+        """Return the codec of the run, whether it rounds or not."""
+        return self.codec or self.lossless
 
     @property
     def input_shape(self) -> InputShape:
@@ -284,7 +312,7 @@ class Plan:
     def encode(self) -> bytes:
         """Return the plan as JSON bytes.
 
-        A plan without plug-ins has the same bytes as in earlier versions. The shape is left out if size and
+        A plan without plug-ins and codec has the same bytes as in earlier versions. The shape is left out if size and
         channels state it, because every version knows size and channels.
         """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
@@ -293,6 +321,8 @@ class Plan:
             if key in table:
                 hashes[key] = table[key].pop("plugin")
                 del table[key]["file"]
+        if self.codec is not None:
+            table["codec"] = short_table(self.codec)
         if hashes := {kind: number for kind, number in hashes.items() if number}:
             table["plugins"] = hashes
         return json.dumps({**table, **self.input_shape.settings()}, sort_keys=True).encode()

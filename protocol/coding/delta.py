@@ -60,6 +60,8 @@ def encode_broadcast(
     rounding has lost here.
     """
     step = encode_arrays(arrays, stages, reference or NOTHING, NOTHING, chance).arrays
+    if not any(stage.rounds for stage in stages.values()):
+        return CodedBroadcast(step, bytes_of(arrays))
     most = 2 * sum(array.nbytes for array in arrays.values()) + SLACK
     return CodedBroadcast(step, _decoded(step, stages, reference, most))
 

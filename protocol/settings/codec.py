@@ -77,6 +77,11 @@ class CodecSettings:
                     "rounding has lost of earlier broadcasts"
                 )
 
+    @property
+    def rounds(self) -> bool:
+        """Return whether the coding may change numbers."""
+        return any(stage.rounds for stage in (*self.up.values(), *self.down.values()))
+
     def check_kinds(self, declared: Collection[str]) -> None:
         """Raise SettingsError for a kind of arrays that the run's method does not have."""
         for way, stages in (("up", self.up), ("down", self.down)):

@@ -5,9 +5,10 @@ docs/codecs.md describes the codecs and what they cost.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from protofleet.protocol.settings.codec import (
     BROADCAST,
@@ -16,6 +17,7 @@ from protofleet.protocol.settings.codec import (
     CodecSettings,
     CodecStage,
 )
+from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 OFF: Final = "off"
 CodecName: TypeAlias = Literal["off", "lossless", "safe", "medium", "small", "smallest"]
@@ -51,10 +53,16 @@ NAMED: Final[Mapping[str, NamedCodec]] = {
 }
 
 
-def stages_of(name: CodecName, kinds: Collection[str]) -> CodecSettings | None:
-    """Return the stages of a named codec for these kinds of arrays; None for "off", or if there are no kinds."""
+def stages_of(name: CodecName | None, kinds: Collection[str]) -> CodecSettings | None:
+    """Return the stages of a named codec for these kinds of arrays; None for "off", or if there are no kinds.
+
+    If no name is given, the stages lose nothing and need little computation: equal arrays are not sent again, and
+    whole numbers take fewer bytes.
+    """
     if name == OFF or not kinds:
         return None
+    if name is None:
+        return CodecSettings(dict.fromkeys(sorted(kinds), EXACT), dict.fromkeys(sorted(kinds), EXACT))
     up: dict[str, CodecStage] = {}
     down: dict[str, CodecStage] = {}
     codec = NAMED[name]
@@ -65,3 +73,43 @@ def stages_of(name: CodecName, kinds: Collection[str]) -> CodecSettings | None:
         else:
             up[kind] = down[kind] = codec.others if kind in ROUNDED_KINDS else EXACT
     return CodecSettings(up, down)
+
+
+# The codecs that a message names instead of describing their stages.
+ON_THE_WIRE: Final[Mapping[str, CodecName | None]] = {"exact": None, "lossless": "lossless"}
+
+
+def written_codec(codec: CodecSettings, kinds: Collection[str]) -> bytes:
+    """Return a codec as JSON for a message: its name, or its stages without settings that have default values.
+
+    `kinds` are the kinds of arrays of the run's method.
+    """
+    for name, known in ON_THE_WIRE.items():
+        if codec == stages_of(known, kinds):
+            return json.dumps(name).encode()
+    return json.dumps(short_table(codec), sort_keys=True).encode()
+
+
+def short_table(codec: CodecSettings) -> dict[str, Any]:
+    """Return the stages of a codec as a table, without settings that have their default values."""
+    usual = encode(CodecStage())
+    return {
+        way: {
+            kind: {key: value for key, value in encode(stage).items() if value != usual[key]}
+            for kind, stage in stages.items()
+        }
+        for way, stages in (("up", codec.up), ("down", codec.down))
+    }
+
+
+def read_codec(text: bytes, kinds: Collection[str]) -> CodecSettings | None:
+    """Read the codec of a message, or raise SettingsError; None if there are no kinds of arrays."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"the codec is not JSON: {error}") from None
+    if not isinstance(value, str):
+        return decode(CodecSettings, value, "codec")
+    if value not in ON_THE_WIRE:
+        raise SettingsError(f"the codec {value[:40]!r} is not known; update the software of this device")
+    return stages_of(ON_THE_WIRE[value], kinds)

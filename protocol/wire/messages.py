@@ -105,6 +105,8 @@ class About:
     metrics: tuple[str, ...] = ()
     # True if the method needs a device's `counts`. It is set only for a device that lists the form `counts`.
     counts: bool = False
+    # The codec of a run whose codec loses nothing, as JSON. Sent only to a device that lists the form `codec`.
+    codec: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def about_fields(about: About) -> dict[str, object]:
     """Return the fields of `about` that are set."""
     values = {
         "can": list(about.can), "uses": list(about.uses), "names": list(about.names), "embedding": about.embedding,
-        "metrics": list(about.metrics), "counts": about.counts,
+        "metrics": list(about.metrics), "counts": about.counts, "codec": about.codec,
     }  # fmt: skip
     return {key: value for key, value in values.items() if value}
 
@@ -79,6 +79,7 @@ def read_about(value: object) -> About:
         embedding=whole(table.get("embedding", 0)),
         metrics=_texts(table.get("metrics", []), MAX_NAMES, MAX_LETTERS),
         counts=typed(table.get("counts", False), bool),
+        codec=typed(table.get("codec", b""), bytes),
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.coding.update import encode_arrays
 from protofleet.protocol.link.meter import UP
@@ -64,16 +63,6 @@ def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
     run = coded(tmp_path / "run", method, STAGES[method])
     restart_in_each_round(run)
     assert_same(whole, run.run())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in names() if load(name).arrays])
-def test_exact_stages_give_the_bits_of_a_run_without_a_codec(tmp_path, method):
-    plain = simulation(tmp_path / "plain", method)
-    declared = plain.plan.variant.kinds.declared
-    exact = CodecSettings({kind: CodecStage(against="broadcast", pack=True) for kind in declared})
-    run = again(plain, replace(plain.plan, codec=exact), tmp_path)
-    assert_same(plain.run(), run.run())
 
 
 def test_a_device_that_reads_no_codec_is_refused_in_one_line(tmp_path, monkeypatch):

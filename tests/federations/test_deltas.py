@@ -123,7 +123,5 @@ def test_updates_are_added_to_the_arrays_that_the_method_really_has(tmp_path):
     name = max(exact, key=lambda name: exact[name].size)
     assert not np.array_equal(shown[name], exact[name])
     unchanged = encode_arrays(dict(shown), plan.codec.up, shown, {}, lambda kind: None).arrays
-    read = UpdateReader(spool, plan.codec, runner.chain).payload(
-        body_of(bytes_of(unchanged)), link.base, 1 << 20
-    )
+    read = UpdateReader(spool, plan, runner.chain).payload(body_of(bytes_of(unchanged)), link.base, 1 << 20)
     assert np.array_equal(read[name].numpy(), exact[name])

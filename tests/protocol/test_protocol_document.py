@@ -178,7 +178,7 @@ def test_what_came_with_minor_version_1_is_left_out_where_it_is_empty_and_nothin
 
 def test_every_key_of_about_is_described():
     described = {key for _, key, *_ in keys_of_messages() if "." in key}
-    about = About(("a",), ("a",), ("a",), 1, ("a",), True)
+    about = About(("a",), ("a",), ("a",), 1, ("a",), True, b"a")
     expected = {f"about.{key}" for key in tables.about_fields(about)}
     assert {key for key in described if key.startswith("about.")} == expected
 

@@ -82,6 +82,11 @@ def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
     checks.repeats_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path)
 
 
+@pytest.mark.slow
+def test_a_codec_that_loses_nothing_changes_no_bit(unbroken, tmp_path):
+    checks.coding_without_loss_changes_nothing(Subject(unbroken[0]), unbroken[1], tmp_path)
+
+
 @every_run_and("seed", 0, 1, 2)
 def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
     checks.lost_frames_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, seed)

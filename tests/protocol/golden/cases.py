@@ -326,6 +326,9 @@ CASES |= {
     "task, with the update that was used last": says(
         "coordinator", 28, Task(2, "train", BROADCAST, 60.0, took=(1, "train"))
     ),
+    "welcome, with a codec that loses nothing": says(
+        "coordinator", 33, Welcome(PLAN, About(CAN, codec=b'"exact"'))
+    ),
     "task, with a delta": says(
         "coordinator", 29, Task(2, "train", BROADCAST, 60.0, delta=Delta(bytes(range(32)), STEP))
     ),

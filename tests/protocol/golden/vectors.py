@@ -293,7 +293,7 @@ ADDED: dict[type, dict[str, Any]] = {
     Envelope: {"metrics": (), "ephemeral": b""},
     Hello: {"can": (), "names": (), "names_hash": b""},
     Welcome: {"about": About()},
-    About: {"counts": False},
+    About: {"counts": False, "codec": b""},
     Task: {"wants": (), "follows": False, "credit": 0, "took": None, "delta": None},
     Update: {"follows": False},
     State: {"who": "", "now": None},

@@ -52,7 +52,7 @@ HELLO = Hello("board-7", 3, 9, software="x", plan=HASH, counts=(3, 3, 3), holds=
 TASK, WANT = Task(1, "train", ONE, 60.0), BlockRequest(HASH, ((0, 1),))
 UPDATE = Update("board-7", 1, "train", 9, HASH, {}, {"accuracy.test.global": 0.5})
 ROW = ArraySpec("weights.*", None, None, None, None, None, 1e6, True)
-ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True)
+ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True, b'"exact"')
 SAID = {  # Key -> (a message without it, a message with it); all receivers get it.
     "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
     "hello.names": (HELLO, replace(HELLO, names=("cat", "dog", "owl"))),

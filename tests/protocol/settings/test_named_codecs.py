@@ -1,12 +1,14 @@
 """The named codecs: the stages that each name stands for, and how an experiment uses a name."""
 
+import json
+
 import pytest
 
 from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.plan import Plan
-from protofleet.protocol.settings.codec import EXACT, ROUNDED_KINDS, CodecSettings
-from protofleet.protocol.settings.named_codecs import NAMED, stages_of
+from protofleet.protocol.settings.codec import EXACT, ROUNDED_KINDS, CodecSettings, CodecStage
+from protofleet.protocol.settings.named_codecs import NAMED, read_codec, stages_of, written_codec
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
 from tests.support.small_experiment import TWO
 
@@ -23,10 +25,34 @@ def test_only_lossless_and_off_round_nothing():
 @pytest.mark.parametrize("method", [name for name in names() if load(name).arrays])
 def test_each_codec_fits_the_kinds_of_each_method(name, method):
     kinds = Plan(method, 3, 2).variant.kinds.declared
-    codec = Plan(method, 3, 2).with_codec(name).codec
+    codec = Plan(method, 3, 2).with_codec(name).coding
     assert set(codec.up) == set(codec.down) == set(kinds)
     for kind in set(kinds) - set(ROUNDED_KINDS):
         assert codec.up[kind].form == codec.down[kind].form == EXACT
+
+
+@pytest.mark.parametrize("name", [None, "lossless"])
+def test_a_codec_that_loses_nothing_changes_no_byte_of_the_plan(name):
+    plain = Plan("fedavg", 3, 2)
+    plan = plain.with_codec(name)
+    assert (plan.encode(), plan.digest) == (plain.encode(), plain.digest)
+    assert plan.codec is None and plan.coding.up["weights"].pack is (name == "lossless")
+    written = written_codec(plan.coding, ("weights",))
+    assert written == json.dumps(name or "exact").encode()
+    assert read_codec(written, ("weights",)) == plan.coding
+    own = CodecSettings({"weights": CodecStage(pack=True)})
+    assert read_codec(written_codec(own, ("weights",)), ("weights",)) == own
+
+
+def test_a_codec_beside_the_plan_may_not_round():
+    with pytest.raises(SettingsError, match="a codec that rounds must be in the plan"):
+        Plan("fedavg", 3, 2).with_lossless(stages_of("small", ("weights",)))
+    with pytest.raises(SettingsError, match="the plan has a codec, and another codec"):
+        Plan("fedavg", 3, 2).with_codec("small").with_lossless(stages_of(None, ("weights",)))
+    with pytest.raises(SettingsError, match="the codec is not JSON"):
+        read_codec(b"{", ())
+    with pytest.raises(SettingsError, match="the codec 'tiny' is not known; update the software"):
+        read_codec(b'"tiny"', ())
 
 
 def test_a_plan_has_the_stages_and_not_the_name():
