@@ -49,6 +49,7 @@ class Answers:
     robots: int
     rounds: int = 4
     sync_seconds: float = 0.0  # Extra seconds that the disk takes for each sync.
+    codec: str = ""  # Name of the run's codec; "" if the run sets none.
     figures: ClassVar = {
         **COST,
         "wire / payload": Figure("", steady=True),
@@ -58,15 +59,21 @@ class Answers:
 
     @property
     def name(self) -> str:
-        return f"{'slow-disk' if self.sync_seconds else 'answers'}-{self.robots}"
+        name = f"{'slow-disk' if self.sync_seconds else 'answers'}-{self.robots}"
+        return f"{name}-{self.codec}" if self.codec else name
 
     @property
     def what(self) -> str:
         slow = f", each sync {1e3 * self.sync_seconds:.0f} ms longer" if self.sync_seconds else ""
-        return f"a coordinator with {self.robots} robots that answer 20 kB each{slow}"
+        codec = f" with the codec {self.codec}" if self.codec else ""
+        return f"a coordinator with {self.robots} robots that answer 20 kB each{codec}{slow}"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
-        with Swarm(tree, folder, self.robots, self.rounds, sync_seconds=self.sync_seconds) as swarm:
+        learning = {**PROTOTYPES, "codec": self.codec} if self.codec else PROTOTYPES
+        made = Swarm(
+            tree, folder, self.robots, self.rounds, sync_seconds=self.sync_seconds, learning=learning
+        )
+        with made as swarm:
             before = swarm.at_round(1)
             after = swarm.at_round(self.rounds)
             records = swarm.finish()[1 : self.rounds]

@@ -96,6 +96,19 @@ SEALING = Program(
         "bytes_of_an_envelope_over_its_payload": Figure("B", steady=True),
     },
 )
+CODING = Program(
+    "coding",
+    "CPU of one core for coding a million numbers, and for adding an update of FedAvg with and without a codec",
+    "coding",
+    {
+        **{
+            f"{form}: {way}": Figure("ms")
+            for form in ("exact", "float16", "int8", "int4", "rice", "ternary")
+            for way in ("encoding_ms", "decoding_ms")
+        },
+        "update: coded over uncoded": ratio(),
+    },
+)
 BESIDE = Program(
     "beside",
     "bytes of one device in a round of FedProto, in addition to the bytes of its arrays",
@@ -188,6 +201,7 @@ USUAL: tuple[Measure, ...] = (
     Run(), Answers(100), Answers(300), TRANSFER, ROUND, TRAINING, SEALING, BESIDE, WEAR,
 )  # fmt: skip
 BY_NAME: tuple[Measure, ...] = (
+    Answers(100, codec="off"), Answers(100, codec="small"), CODING,
     Answers(10), Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01),
     Idle(300), Idle(1000, seconds=300.0),
     Broadcast(100), Broadcast(1000), Crowd(), Crowd(1000, asked=10), Crowd(10, asked=10), Restart(),

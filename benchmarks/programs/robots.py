@@ -28,16 +28,19 @@ from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello_timer import HelloTimer, is_birth
 from protofleet.edge_client.state.file import Answer
 from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.protocol.coding.update import chance_of, encode_arrays
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.settings.named_codecs import read_codec
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import (
     NO_ANSWER,
+    NOTHING,
     Bye,
     Finished,
     Hello,
@@ -223,7 +226,9 @@ class Robot:
         self.hello_at = self.timer.next_hello(now)
         match received.message:
             case Welcome(text, about):
-                self.plan, self.welcomed_by = read_plan(text), received.epoch
+                plan = read_plan(text)
+                codec = read_codec(about.codec, plan.variant.kinds.declared) if about.codec else None
+                self.plan, self.welcomed_by = plan.with_lossless(codec), received.epoch
                 self.link.peer_forms, self.link.metric_names = frozenset(about.can), about.metrics
                 self.hello()
             case Task() as task:
@@ -250,7 +255,11 @@ class Robot:
                 self.delivery.start(self.answered, now)
                 self._say(now)
             return
-        name = self.link.store.put(self._arrays(task, received.object)).object
+        arrays, coding = self._arrays(task, received.object), self.plan.coding if self.plan else None
+        if coding:
+            shown = self.link.store.open(received.object) if received.object else NOTHING
+            arrays = encode_arrays(arrays, coding.up, shown, NOTHING, chance_of(self.number)).arrays
+        name = self.link.store.put(arrays).object
         self.link.store.keep({name, received.object})
         question = hashlib.sha256(f"{task.round}/{task.phase}".encode()).hexdigest()
         self.answered = Answer(

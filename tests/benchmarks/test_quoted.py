@@ -35,6 +35,7 @@ INSTALLED = (
 SMALLEST = {
     "bare": {"devices": 1, "examples": 64, "rounds": 2},
     "beside": {},
+    "coding": {"times": 1},
     "hosted": {"devices": 2, "rounds": 2},
     "hosted_round": {"devices": 2, "rounds": 2},
     "large": {"megabytes": 0.1, "devices": 1, "rounds": 2},
