@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-Whole: TypeAlias = NDArray[np.int64]
+Whole: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
 Bits: TypeAlias = NDArray[np.uint8]
 
 # Largest number of bits of a remainder. This is enough, because a record has at most 2**20 numbers.
 MOST_WIDTH: Final = 24
-# Number of bytes of a unary stream that are unpacked together. Each bit becomes one byte, so the result has 64 kB.
-CHUNK: Final = 1 << 13
+# Number of bytes of a stream that are unpacked together. A bit takes up to 24 bytes of memory while it is unpacked,
+# so a stream is never unpacked whole.
+CHUNK: Final = 1 << 10
 
 
 def pack_bits(bits: Bits) -> bytes:
@@ -48,12 +49,19 @@ def pack_fixed(values: Whole, width: int) -> bytes:
     return pack_bits(((values[:, None].astype(np.uint32) >> shifts) & 1).astype(np.uint8).reshape(-1))
 
 
-def unpack_fixed(data: bytes | memoryview, count: int, width: int) -> Whole:
+def unpack_fixed(data: bytes | memoryview, count: int, width: int) -> NDArray[np.int32]:
     """Return `count` numbers of `width` bits each, or raise Rejected if the length or the padding is wrong."""
-    bits = unpack_bits(data, count * width).reshape(count, width)
-    found = np.zeros(count, np.int64)
-    for place in range(width):
-        found |= bits[:, place].astype(np.int64) << place
+    if len(data) != bytes_of(count * width):
+        raise Rejected(
+            Reason.BAD_BODY, f"{len(data)} bytes is the wrong length for {count} numbers of {width} bits"
+        )
+    found = np.zeros(count, np.int32)
+    for start in range(0, count if width else 0, CHUNK):  # CHUNK numbers of `width` bits end at a whole byte
+        part = found[start : start + CHUNK]
+        first, last = start * width // 8, bytes_of((start + len(part)) * width)
+        bits = unpack_bits(data[first:last], len(part) * width).reshape(len(part), width)
+        for place in range(width):
+            part |= bits[:, place].astype(np.int32) << place
     return found
 
 
@@ -92,10 +100,11 @@ def pack_rice(values: Whole, width: int) -> bytes:
     return pack_bits(bits) + pack_fixed(values & ((1 << width) - 1), width)
 
 
-def unpack_rice(data: bytes | memoryview, count: int, width: int, most: int) -> Whole:
+def unpack_rice(data: bytes | memoryview, count: int, width: int, most: int) -> NDArray[np.int32]:
     """Return `count` numbers in Rice code, or raise Rejected.
 
-    `most` is the largest sum that the quotients may have.
+    `most` is the largest sum that the quotients may have. An int32 can hold each number, because a record has at most
+    2**20 numbers.
     """
     if width > MOST_WIDTH:
         raise Rejected(Reason.BAD_BODY, f"the remainders have {width} bits, but the limit is {MOST_WIDTH}")
@@ -105,13 +114,15 @@ def unpack_rice(data: bytes | memoryview, count: int, width: int, most: int) -> 
             Reason.BAD_BODY,
             f"{len(data)} bytes is a wrong length for {count} numbers with remainders of {width} bits",
         )
-    quotients = _quotients(data[:unary], count)
-    return quotients << width | unpack_fixed(data[unary:], count, width)
+    found = _quotients(data[:unary], count)
+    found <<= width
+    found |= unpack_fixed(data[unary:], count, width)
+    return found
 
 
-def _quotients(data: bytes | memoryview, count: int) -> Whole:
+def _quotients(data: bytes | memoryview, count: int) -> NDArray[np.int32]:
     """Return the numbers of a unary stream. The last byte of the stream must contain the end of the last number."""
-    found, at, last = np.empty(count, np.int64), 0, -1
+    found, at, last = np.empty(count, np.int32), 0, -1
     for start in range(0, len(data), CHUNK):
         part = np.frombuffer(data[start : start + CHUNK], np.uint8)
         ends = np.flatnonzero(np.unpackbits(part, bitorder="little")) + start * 8

@@ -233,7 +233,7 @@ class Bundle(Mapping[str, Array]):
             return values
         # A number is rounded once when it is decoded and once when it is added, so all machines agree. Whole
         # numbers wrap around.
-        with np.errstate(over="ignore"):  # a later check refuses infinite numbers
+        with np.errstate(over="ignore", invalid="ignore"):  # a later check refuses what is not finite
             total: Array = np.add(self._referred(name, piece), values)
         return total
 

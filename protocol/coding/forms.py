@@ -120,7 +120,7 @@ def decode(form: Form, data: bytes | memoryview, shape: tuple[int, ...], dtype: 
         case Form.TERNARY:
             return ternary.decode_ternary(data, count, most).reshape(shape)
         case Form.INTS:
-            return _within(leb.unpack_ints(data, count), DTYPES[dtype]).reshape(shape)
+            return leb.unpack_ints(data, count, DTYPES[dtype]).reshape(shape)
         case Form.FLOAT16:
             return _raw(data, count, np.dtype("<f2")).astype(np.float32).reshape(shape)
         case Form.BFLOAT16:
@@ -149,12 +149,3 @@ def _raw(data: bytes | memoryview, count: int, dtype: np.dtype[np.generic]) -> A
             f"{len(data)} bytes is the wrong length for {count} numbers of {dtype.itemsize} bytes",
         )
     return np.frombuffer(data, dtype)
-
-
-def _within(values: Whole, dtype: np.dtype[np.generic]) -> Array:
-    """Return whole numbers in their dtype, or raise Rejected if one does not fit into it."""
-    info = np.iinfo(np.dtype(dtype.name).str) if dtype != np.bool_ else None
-    low, high = (int(info.min), int(info.max)) if info else (0, 1)
-    if len(values) and not (low <= int(values.min()) and int(values.max()) <= high):
-        raise Rejected(Reason.BAD_BODY, f"a whole number does not fit into {dtype.name}")
-    return values.astype(dtype)

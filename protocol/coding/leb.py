@@ -3,7 +3,7 @@
 Each byte has seven bits of the number; the first byte has the lowest bits. The highest bit of a byte is 1 if another
 byte follows.
 
-Signed numbers are zigzagged first (0, -1, 1, -2 become 0, 1, 2, 3), so small numbers of both signs take one byte.
+Signed numbers are zigzagged first, so small numbers of both signs take one byte.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.protocol.coding.zigzag import from_zigzag, to_zigzag
 from protofleet.protocol.wire.messages import Array
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 MOST_BYTES: Final = 10  # largest size of a number of 64 bits
+# Number of bytes that are read together. A byte takes up to 60 bytes of memory while it is read.
+CHUNK: Final = 1 << 12
+INT64: Final = np.dtype(np.int64)
 
 
 def pack_one(value: int) -> bytes:
@@ -30,8 +34,7 @@ def pack_one(value: int) -> bytes:
 
 def pack_ints(values: Array) -> bytes:
     """Return the bytes of an array of whole numbers or bools."""
-    signed = values.reshape(-1).astype(np.int64)
-    rest = (signed << 1 ^ signed >> 63).view(np.uint64)
+    rest = to_zigzag(values.reshape(-1).astype(np.int64))
     lengths = np.ones(len(rest), np.int64)
     for place in range(1, MOST_BYTES):
         lengths += rest >= np.uint64(1) << np.uint64(7 * place)
@@ -46,25 +49,48 @@ def pack_ints(values: Array) -> bytes:
     return out.tobytes()
 
 
-def unpack_ints(data: bytes | memoryview, count: int) -> NDArray[np.int64]:
-    """Return the numbers in `data`; raise Rejected for a malformed number, or if there are not exactly `count`."""
+def unpack_ints(data: bytes | memoryview, count: int, dtype: np.dtype[np.generic] = INT64) -> Array:
+    """Return the numbers in `data` in their dtype.
+
+    Raise Rejected for a malformed number, a number that does not fit into the dtype, or if there are not exactly
+    `count` numbers.
+    """
     raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 128)
-    if len(ends) != count or (len(raw) and (not len(ends) or ends[-1] != len(raw) - 1)):
+    ends = int(np.count_nonzero(raw < 128))
+    if ends != count or (len(raw) and raw[-1] >= 128):
         raise Rejected(
             Reason.BAD_BODY,
-            f"{len(ends)} whole numbers are in {len(raw)} bytes, but exactly {count} are expected",
+            f"{ends} whole numbers are in {len(raw)} bytes, but exactly {count} are expected",
         )
+    found, at, start = np.empty(count, dtype), 0, 0
+    while start < len(raw):
+        values, size = _first_numbers(raw[start : start + CHUNK])
+        found[at : at + len(values)] = _within(values, dtype)
+        at, start = at + len(values), start + size
+    return found
+
+
+def _first_numbers(raw: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
+    """Return the numbers that end in these bytes, and the size of these numbers in bytes."""
+    ends = np.flatnonzero(raw < 128)
     lengths = np.diff(ends, prepend=-1)
-    if lengths.max(initial=0) > MOST_BYTES or (raw[ends[lengths == MOST_BYTES]] > 1).any():
+    longest = lengths.max(initial=0)
+    if not len(ends) or longest > MOST_BYTES or (raw[ends[lengths == MOST_BYTES]] > 1).any():
         raise Rejected(Reason.BAD_BODY, "a whole number has more than 64 bits")
     if (raw[ends[lengths > 1]] == 0).any():
         raise Rejected(Reason.BAD_BODY, "a whole number is written in more bytes than it needs")
-    found = np.zeros(count, np.uint64)
+    found = np.zeros(len(ends), np.uint64)
     starts = ends - lengths + 1
-    for place in range(int(lengths.max(initial=0))):
+    for place in range(int(longest)):
         here = lengths > place
         found[here] |= (raw[starts[here] + place] & np.uint64(127)).astype(np.uint64) << np.uint64(7 * place)
-    signed: NDArray[np.int64] = (found >> np.uint64(1)).view(np.int64)
-    signed ^= -(found & np.uint64(1)).view(np.int64)
-    return signed
+    return np.asarray(from_zigzag(found), np.int64), int(ends[-1]) + 1
+
+
+def _within(values: NDArray[np.int64], dtype: np.dtype[np.generic]) -> Array:
+    """Return the numbers in their dtype, or raise Rejected if one does not fit into it."""
+    info = np.iinfo(np.dtype(dtype.name).str) if dtype != np.bool_ else None
+    low, high = (int(info.min), int(info.max)) if info else (0, 1)
+    if not (low <= int(values.min()) and int(values.max()) <= high):
+        raise Rejected(Reason.BAD_BODY, f"a whole number does not fit into {dtype.name}")
+    return values.astype(dtype)

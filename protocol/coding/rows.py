@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.protocol.coding.bits import (
-    Whole,
     bytes_of,
     pack_halves,
     pack_rice,
@@ -28,6 +27,7 @@ from protofleet.protocol.coding.bits import (
     unpack_rice,
 )
 from protofleet.protocol.coding.floats import Floats, bfloat16_not_below, from_bfloat16
+from protofleet.protocol.coding.zigzag import from_zigzag, to_zigzag
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 Codes: TypeAlias = NDArray[np.int8] | NDArray[np.uint8]
@@ -121,8 +121,7 @@ def _unpack(data: bytes | memoryview, count: int, grid: CodeGrid) -> Codes:
 def encode_rice_rows(values: Floats, chance: np.random.Generator | None = None) -> bytes:
     """Quantize to signed codes of 4 bits, map the codes to zigzag integers, and write the integers in Rice code."""
     scales, codes = quantize(values, INT4, chance)
-    signed = codes.reshape(-1).astype(np.int64)
-    zigzag = signed << 1 ^ signed >> 63
+    zigzag = to_zigzag(codes.reshape(-1).astype(np.int8)).astype(np.int64)
     width = min(RICE_WIDTHS, key=lambda width: rice_bytes(zigzag, width))
     return scales.tobytes() + bytes([width]) + pack_rice(zigzag, width)
 
@@ -142,10 +141,10 @@ def decode_rice_rows(data: bytes | memoryview, shape: tuple[int, ...]) -> Floats
     if not 2 * rows < len(data) <= most_rice_bytes(shape):
         raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes is a wrong length for rice rows of shape {shape}")
     width, highest = data[2 * rows], 2 * INT4.top
-    zigzag: Whole = unpack_rice(data[2 * rows + 1 :], count, width, (highest >> min(width, 4)) * count)
+    zigzag = unpack_rice(data[2 * rows + 1 :], count, width, (highest >> min(width, 4)) * count)
     if (zigzag > highest).any():
         raise Rejected(Reason.BAD_BODY, f"a zigzagged code of 4 bits is above {highest}")
-    codes = (zigzag >> 1 ^ -(zigzag & 1)).astype(np.int8)
+    codes = from_zigzag(zigzag.astype(np.uint8))
     return _numbers(data[: 2 * rows], codes, shape)
 
 

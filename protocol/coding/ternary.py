@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from protofleet.protocol.coding.bits import (
+    CHUNK,
     MOST_WIDTH,
     Whole,
     bytes_of,
@@ -91,11 +92,14 @@ def decode_ternary(data: bytes | memoryview, numbers: int, most: int) -> Floats:
     if gaps_end < HEAD.size:
         raise Rejected(Reason.BAD_BODY, f"{len(data)} bytes are too few for {count} kept numbers")
     gaps = unpack_rice(data[HEAD.size : gaps_end], count, width, numbers - count >> min(width, MOST_WIDTH))
-    positions = np.cumsum(gaps + 1) - 1
-    if positions[-1] >= numbers:
-        raise Rejected(Reason.BAD_BODY, f"position {positions[-1]} is outside an array of {numbers} numbers")
+    if (last := int(gaps.sum(dtype=np.int64)) + count - 1) >= numbers:
+        raise Rejected(Reason.BAD_BODY, f"position {last} is outside an array of {numbers} numbers")
+    gaps += 1
+    ends = np.cumsum(gaps, out=gaps)  # the position of a kept number is below its end by 1
     signs = unpack_bits(data[gaps_end:], count)
-    found[positions] = np.where(signs > 0, np.float32(size), -np.float32(size))
+    for start in range(0, count, CHUNK):  # NumPy copies positions to 64 bits
+        part = slice(start, start + CHUNK)
+        found[ends[part] - 1] = np.where(signs[part] > 0, np.float32(size), -np.float32(size))
     return found
 
 

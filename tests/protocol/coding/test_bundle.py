@@ -160,6 +160,15 @@ def test_a_reader_adds_to_its_own_reference():
     assert np.allclose(by_exact[name] - exact[name], by_shown[name] - shown[name], atol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_difference_that_is_not_finite_gives_numbers_that_a_later_check_refuses():
+    reference = {"weights.w": np.full((40, 30), np.inf, np.float32)}
+    huge = Coded(Form.FLOAT16, (np.full(1200, -np.inf, "<f2").tobytes(),))
+    data = write_bundle({"weights.w": huge}, list(reference))
+    found = Bundle(data, list(reference), ANY, body_of(reference))["weights.w"]
+    assert np.isnan(found).all()
+
+
 def test_a_slice_is_decoded_without_the_other_records(monkeypatch):
     monkeypatch.setattr(forms, "MOST_IN_RECORD", 1000)
     shown = {"weights.conv": model()["weights.conv"]}

@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +276,7 @@ def test_more_kept_numbers_than_the_plan_has_are_refused():
         (leb.pack_ints(np.array([128])), 1, "int8"),
         (leb.pack_ints(np.array([-1])), 1, "uint8"),
         (leb.pack_ints(np.array([2])), 1, "bool"),
+        (b"\x80" * (2 * leb.CHUNK) + b"\x01", 1, "int64"),
     ],
 )
 def test_whole_numbers_in_a_wrong_form_are_refused(data, count, dtype):
@@ -300,3 +302,52 @@ def test_records_cover_an_array_in_order_and_end_at_rows(shape):
     for piece in found:
         inside = piece.start // length == (piece.stop - 1) // length if length else True
         assert inside or (piece.start % length == 0 and piece.stop % length == 0)
+
+
+# -- long arrays, which are read in pieces
+
+LONG = (512, 512)
+
+
+def long_record(form):
+    """Return the values of a long array, its dtype and its content."""
+    values = np.random.default_rng(0).standard_normal(LONG).astype(np.float32)
+    if form is Form.TERNARY:
+        return values, "float32", forms.encode_ternary(values, np.arange(values.size))
+    if form is Form.INTS:
+        whole = (values * 40).astype(np.int8)
+        return whole, "int8", forms.encode(form, whole)
+    values = np.abs(values) if form in (Form.UINT8, Form.UINT4) else values
+    return values, "float32", forms.encode(form, values)
+
+
+@pytest.mark.parametrize("form", [form for form in Form if form is not Form.SAME])
+def test_a_reader_takes_at_most_four_times_the_bytes_of_a_record_and_its_numbers(form):
+    values, dtype, data = long_record(form)
+    tracemalloc.start()
+    found = forms.decode(form, data, LONG, dtype, values.size)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * (len(data) + found.nbytes), f"{peak / (len(data) + found.nbytes):.1f} times"
+
+
+def test_a_long_array_in_rice_code_has_the_numbers_of_the_same_array_in_fixed_widths():
+    values, _, data = long_record(Form.RICE)
+    fixed = forms.decode(Form.INT4, forms.encode(Form.INT4, values), LONG, "float32")
+    assert np.array_equal(forms.decode(Form.RICE, data, LONG, "float32"), fixed)
+
+
+def test_a_long_ternary_array_keeps_the_sign_of_each_number():
+    values, _, data = long_record(Form.TERNARY)
+    found = forms.decode(Form.TERNARY, data, LONG, "float32", values.size)
+    assert np.array_equal(np.sign(found), np.sign(values)) and len(np.unique(np.abs(found))) == 1
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16"])
+def test_a_long_array_of_whole_numbers_comes_back_from_pieces_that_end_inside_a_number(dtype):
+    info = np.iinfo(dtype)
+    values = np.random.default_rng(0).integers(info.min, info.max, LONG, dtype, endpoint=True)
+    data = forms.encode(Form.INTS, values)
+    assert len(data) > 10 * leb.CHUNK
+    found = forms.decode(Form.INTS, data, LONG, dtype)
+    assert found.dtype == values.dtype and np.array_equal(found, values)
