@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.wants import TensorSpec, most_bytes
 from protofleet.protocol.coding.sizes import ExpectedArray, most_bytes_of_kind
-from protofleet.protocol.coding.update import kind_of, name_of_bundle
+from protofleet.protocol.coding.update import name_of_bundle
 from protofleet.protocol.settings.codec import CodecStage
+from protofleet.protocol.wire.kinds import kind_in
 
 
 def largest_update(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
@@ -18,10 +19,10 @@ def largest_update(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
 
 
 def _largest_coded(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
-    plain = {name: spec for name, spec in ask.wants.items() if kind_of(name) not in stages}
+    plain = {name: spec for name, spec in ask.wants.items() if kind_in(name) not in stages}
     total = most_bytes(plain)
     for kind, stage in stages.items():
-        wanted = [_expected(n, spec, ask) for n, spec in ask.wants.items() if kind_of(n) == kind]
+        wanted = [_expected(n, spec, ask) for n, spec in ask.wants.items() if kind_in(n) == kind]
         if wanted:
             total += len(name_of_bundle(kind)) + 64 + most_bytes_of_kind(wanted, stage)
     return total

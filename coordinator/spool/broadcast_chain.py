@@ -20,10 +20,11 @@ from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import first_weights
 from protofleet.protocol.coding.delta import MAX_STEPS, coded_kinds, encode_broadcast, join_steps
-from protofleet.protocol.coding.update import chance_of, kind_of
+from protofleet.protocol.coding.update import chance_of
 from protofleet.protocol.settings.codec import BROADCAST
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.arrays import Body, parts
+from protofleet.protocol.wire.kinds import kind_in
 from protofleet.protocol.wire.messages import Arrays
 
 # Number of newest broadcasts whose arrays are kept as references. After a rollback, an earlier broadcast is needed.
@@ -92,7 +93,7 @@ class BroadcastChain:
         if not kinds:
             return None
         for link in reversed(earlier):
-            if self.store.has(link.base) and kinds <= {kind_of(name) for name in self.store.open(link.base)}:
+            if self.store.has(link.base) and kinds <= {kind_in(name) for name in self.store.open(link.base)}:
                 return link
         return None
 

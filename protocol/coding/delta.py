@@ -20,10 +20,10 @@ from protofleet.protocol.coding.update import (
     Stages,
     encode_arrays,
     is_bundle,
-    kind_of,
     name_of_bundle,
 )
 from protofleet.protocol.wire.arrays import Body, encode
+from protofleet.protocol.wire.kinds import kind_in
 from protofleet.protocol.wire.messages import NOTHING, Array, Arrays
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
@@ -48,7 +48,7 @@ def bytes_of(arrays: Arrays) -> bytes:
 
 
 def coded_kinds(arrays: Arrays, stages: Stages) -> set[str]:
-    return {kind_of(name) for name in arrays} & stages.keys()
+    return {kind_in(name) for name in arrays} & stages.keys()
 
 
 def encode_broadcast(
@@ -98,7 +98,7 @@ def _steps_of(delta: Body) -> Iterator[Mapping[str, Array]]:
     others = {}
     for name in delta:
         if is_bundle(name):
-            by_step.setdefault(_place_of(name), {})[name_of_bundle(kind_of(name))] = delta[name]
+            by_step.setdefault(_place_of(name), {})[name_of_bundle(kind_in(name))] = delta[name]
         else:
             others[name] = delta[name]
     if sorted(by_step) != list(range(len(by_step))) or not by_step:

@@ -18,6 +18,7 @@ from protofleet.protocol.coding.coder import encode_kind, rules_of
 from protofleet.protocol.coding.floats import Floats
 from protofleet.protocol.settings.codec import CodecStage
 from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.kinds import kind_in
 from protofleet.protocol.wire.messages import Array, Arrays
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
@@ -42,12 +43,8 @@ def is_bundle(name: str) -> bool:
     return name.partition(".")[2].startswith(BUNDLE)
 
 
-def kind_of(name: str) -> str:
-    return name.partition(".")[0]
-
-
 def of_kind(arrays: Arrays, kind: str) -> dict[str, Array]:
-    return {name: arrays[name] for name in arrays if kind_of(name) == kind}
+    return {name: arrays[name] for name in arrays if kind_in(name) == kind}
 
 
 def chance_of(*parts: object) -> Chance:
@@ -69,7 +66,7 @@ def encode_arrays(
     """
     if taken := [name for name in arrays if is_bundle(name)]:
         raise ValueError(f"an array is called {taken[0]!r}; names with '.{BUNDLE}' are reserved for bundles")
-    coded = {name: arrays[name] for name in arrays if kind_of(name) not in stages}
+    coded = {name: arrays[name] for name in arrays if kind_in(name) not in stages}
     lost: dict[str, Floats] = {}
     for kind, stage in stages.items():
         if own := of_kind(arrays, kind):
@@ -87,10 +84,10 @@ class DecodedArrays(Mapping[str, Array]):
         self._sources: dict[str, Body | Bundle] = {}
         for kind, stage in stages.items():
             if (name := name_of_bundle(kind)) in body:
-                known = [one for one in reference or () if kind_of(one) == kind]
+                known = [one for one in reference or () if kind_in(one) == kind]
                 rules = rules_of(stage, known, reference, most_raw)
                 bundle = Bundle(_bytes_of(body, name), known, rules, reference)
-                if strange := [one for one in bundle if kind_of(one) != kind]:
+                if strange := [one for one in bundle if kind_in(one) != kind]:
                     raise Rejected(
                         Reason.BAD_BODY,
                         f"{strange[0][:64]!r} is in the bundle of {kind}, but is of another kind",

@@ -21,6 +21,11 @@ NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_LETTERS - 1}}}")
 FRAMEWORK: Final = frozenset({"confusion", "manifest"})
 
 
+def kind_in(name: str) -> str:
+    """Return the kind that an array's name states: the part before the first dot."""
+    return name.partition(".")[0]
+
+
 @dataclass(frozen=True)
 class Kinds:
     """The kinds that a method declares. The bytes of arrays of these kinds are counted as payload."""
@@ -30,14 +35,14 @@ class Kinds:
 
     def of(self, name: str) -> str:
         """Return the kind of an array."""
-        first = name.partition(".")[0]
+        first = kind_in(name)
         if first in self.declared:
             return first
         return CONTROL if first in FRAMEWORK else self.rest
 
     def undeclared(self, names: Iterable[str]) -> list[str]:
         """Return the undeclared kinds of these names; return an empty list if the method declares no kinds."""
-        firsts = {name.partition(".")[0] for name in names} if self.rest == CONTROL else set()
+        firsts = {kind_in(name) for name in names} if self.rest == CONTROL else set()
         return sorted(firsts - self.declared)
 
 
