@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from protofleet.coordinator.round.events import Accept, Close, Command, Save
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -20,6 +20,7 @@ from protofleet.protocol.storage.full_disk import FullDiskLog
 from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
+C = TypeVar("C")
 
 RETRY_SECONDS: Final = 5.0  # Seconds between two tries while the disk is full or the index is locked.
 
@@ -96,7 +97,11 @@ class CommandQueue:
                 self._write(now)
 
     def end_turn(self, now: float) -> None:
-        """Commit what the turn has written, then send its messages."""
+        """Commit what the turn has written, then send its messages.
+
+        A turn may write without a command. It commits too, because an open transaction locks the index, and another
+        coordinator could not take over the folder.
+        """
         if not self._cannot_commit:
             self._say(now)
 
@@ -108,9 +113,10 @@ class CommandQueue:
             self._written.append(self._waiting.popleft())
 
     def _say(self, now: float) -> None:
-        if not self._written:
+        if not self._written and not self._spool.has_uncommitted:
             return
-        if not self._tried(lambda _: self._performer.commit(), self._written[0], now):
+        command = self._written[0] if self._written else None
+        if not self._tried(lambda _: self._performer.commit(), command, now):
             self._cannot_commit = self._cannot_write = True
             return
         if any(isinstance(command, (Save, Accept, Close)) for command in self._written):
@@ -121,7 +127,8 @@ class CommandQueue:
                 return
             self._written.popleft()
 
-    def _tried(self, half: Callable[[Command], None], command: Command, now: float) -> bool:
+    def _tried(self, half: Callable[[C], None], command: C, now: float) -> bool:
+        """Return whether the disk has accepted a half of a command, or a commit without a command."""
         try:
             half(command)
         except Exception as error:
@@ -130,7 +137,7 @@ class CommandQueue:
                 return False
             if isinstance(error, (RunMismatchError, *OURS)):
                 raise
-            raise OurFault(f"{command} could not be carried out") from error
+            raise OurFault(f"{command or 'a commit'} could not be carried out") from error
         return True
 
     def _something_was_written(self) -> None:

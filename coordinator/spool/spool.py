@@ -199,6 +199,10 @@ class Spool:
         self.index.put("holders", answer.device, holder, last_heard[0])
         self._note_broadcast(round, answer, last_heard[0])
 
+    @property
+    def has_uncommitted(self) -> bool:
+        return self.index.has_deferred
+
     def commit(self) -> None:
         """Commit the updates that were accepted since the last transaction."""
         if self.index.has_deferred:

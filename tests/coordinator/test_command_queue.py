@@ -42,10 +42,15 @@ def performer():
 
 
 @pytest.fixture
-def queue(tmp_path, performer):
+def spool(tmp_path):
     spool = Spool(tmp_path, durable=False)
-    yield CommandQueue(spool, performer)
+    yield spool
     spool.close()
+
+
+@pytest.fixture
+def queue(spool, performer):
+    yield CommandQueue(spool, performer)
 
 
 def accepts(count):
@@ -70,6 +75,27 @@ def test_a_turn_writes_everything_commits_once_and_says_everything_in_its_order(
 def test_a_turn_without_commands_commits_nothing(queue, performer):
     queue.end_turn(0.0)
     assert performer.steps == []
+
+
+def test_a_turn_commits_what_was_written_without_a_command_so_another_coordinator_can_take_over(
+    queue, performer, spool, tmp_path
+):
+    spool.note_used(1, "train", ["device-0"])
+    performer.commit = spool.commit
+    queue.end_turn(0.0)
+    other = Spool(tmp_path, durable=False)
+    other.start_run("another", "{}", 0)
+    other.close()
+
+
+def test_a_commit_without_a_command_is_tried_again_when_the_disk_has_room(queue, performer, spool):
+    spool.note_used(1, "train", ["device-0"])
+    performer.fails_at = 1
+    queue.end_turn(0.0)
+    assert performer.steps == [] and queue.wake_at == RETRY_SECONDS
+    performer.fails_at = 0
+    queue.wake(RETRY_SECONDS)
+    assert performer.steps == [("commit",)] and queue.wake_at == float("inf")
 
 
 @pytest.mark.parametrize("error", [FULL, LOCKED], ids=["full", "locked"])
