@@ -12,7 +12,8 @@ from protofleet.protocol.transport import packets
 from protofleet.protocol.wire.reasons import Reason
 from tools.pages import security_limits
 
-TEXT = (Path(__file__).parent.parent / "docs" / "security-limits.md").read_text()
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "security-limits.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")] for line in TEXT.splitlines() if line[:2] == "| "
 ]
@@ -44,6 +45,12 @@ def test_each_limit_of_a_weights_file_and_of_a_packet_is_on_the_page(module):
         name for name in names if f"{module.__name__.removeprefix('protofleet.')}.{name}" not in listed
     ]
     assert names and not missing
+
+
+def test_each_test_that_a_row_names_is_there():
+    named = re.findall(r"`(tests/[\w/]+\.py)`: `(test_\w+)`", TEXT)
+    missing = [name for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
+    assert named and not missing
 
 
 def test_every_reason_that_the_page_names_is_one():

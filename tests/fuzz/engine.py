@@ -1,8 +1,8 @@
 """A small mutational fuzzer: it changes good inputs a little, and changes inputs with new outcomes further.
 
 It uses no instrumentation, so it makes some ten thousand inputs a second. An outcome is the word that a
-target returns, or the first letters of its error. That is enough to get from "not an envelope" into the
-fields of a header.
+target returns, or the first letters of its error without figures. That is enough to get from "not an envelope" into
+the fields of a header.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import re
 import resource
 import time
+import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,11 @@ MOST_KEPT = 400  # The most inputs of a target that are kept for further changes
 LONGEST = 4096  # The most bytes of an input; longer inputs would show nothing new.
 SLOW_SECONDS = 0.05  # An input is slow if it takes longer than this three times in a row.
 MEMORY = 96 << 20  # Bytes by which the process may grow over all inputs.
+TIMES = 4  # A reader may use so many times the bytes of the input and of its result, and ROOM.
+ROOM = 256 << 10  # Bytes for streams that are unpacked in pieces, and for objects of Python.
+SAMPLED = 256  # One of so many inputs is run again with its memory measured, and each input that is not fast.
+NOT_FAST_SECONDS = 0.005
+DIGITS = re.compile(r"\d+")
 ODD = (
     b"\x00", b"\xff", b"\x7f", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\x9f\xff", b"\xcf" + b"\xff" * 8,
     b"\xd3\x80" + bytes(7), b"\xcb\x7f\xf8" + bytes(6), b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
@@ -40,6 +48,8 @@ class Finding:
 @dataclass
 class Report:
     inputs: int = 0
+    taken: int = 0  # Inputs that were read to their end.
+    measured: int = 0  # Inputs whose memory was measured.
     outcomes: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
 
@@ -61,8 +71,14 @@ def fuzz(name: str, target: Target, inputs: int, seed: int) -> Report:
     pool = [*target.seeds(), *kept(name)]
     before = memory()
     for data in stream(pool, dice, inputs):
+        begun = time.perf_counter()
         outcome, problem = tried(target, data)
         report.inputs += 1
+        report.taken += not outcome.startswith("-")
+        is_fast = time.perf_counter() - begun < NOT_FAST_SECONDS
+        if target.declared and not problem and not (is_fast and report.inputs % SAMPLED):
+            report.measured += 1
+            problem = greedy(target, data)
         if problem:
             report.findings.append(Finding(data, problem))
             if len(report.findings) > 20:
@@ -81,9 +97,11 @@ def tried(target: Target, data: bytes) -> tuple[str, str]:
     """Return the outcome of an input, and the problem with it or an empty text."""
     begun, problem = time.perf_counter(), ""
     try:
-        outcome = target.run(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # A warning is a finding too.
+            outcome = target.run(data)
     except target.documented as error:
-        outcome = "-" + str(error)[:24]
+        outcome = "-" + DIGITS.sub("#", str(error)[:40])[:24]
     except Exception as error:  # noqa: BLE001 - any undocumented error is a finding
         outcome, problem = type(error).__name__, f"{type(error).__name__}: {str(error)[:200]}"
     if time.perf_counter() - begun > SLOW_SECONDS and all(slow(target.run, data) for _ in range(3)):
@@ -100,6 +118,17 @@ def slow(run: Callable[[bytes], str], data: bytes) -> bool:
     with contextlib.suppress(Exception):  # An error was reported before.
         run(data)
     return time.thread_time() - begun > SLOW_SECONDS
+
+
+def greedy(target: Target, data: bytes) -> str:
+    """Return a problem if a reader takes too much memory for an input."""
+    assert target.declared is not None
+    tracemalloc.start()
+    with contextlib.suppress(target.documented):
+        target.run(data)
+    peak, most = tracemalloc.get_traced_memory()[1], TIMES * (len(data) + target.declared(data)) + ROOM
+    tracemalloc.stop()
+    return f"it takes {peak} bytes of memory, but the limit is {most}" if peak > most else ""
 
 
 def stream(pool: list[bytes], dice: random.Random, inputs: int) -> Iterator[bytes]:

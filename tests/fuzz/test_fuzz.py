@@ -7,10 +7,13 @@ import contextlib
 import mmap
 import time
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
+from protofleet.protocol.coding.forms import Form
 from protofleet.protocol.wire.reasons import Reason, Rejected
+from tests.fuzz.coded import RECORDS, bundle_repaired, recipes
 from tests.fuzz.engine import CORPUS, fuzz, kept, tried
 from tests.fuzz.targets import TARGETS, Target
 
@@ -45,6 +48,21 @@ def test_good_inputs_are_taken_or_nothing_behind_the_first_check_is_ever_reached
             except target.documented:
                 continue
         assert taken, name
+
+
+@pytest.mark.parametrize("name", [*RECORDS, "bundle_repaired", "bundle_packed", "delta_repaired"])
+def test_more_than_a_tenth_of_the_inputs_of_a_coded_array_are_decoded_to_their_end(name):
+    """Inputs of a wrong size would show nothing of what is behind the first check."""
+    report = fuzz(name, TARGETS[name], 600, seed=2)
+    assert report.taken > 60, f"{report.taken} of {report.inputs}"
+
+
+def test_repaired_bundles_reach_each_form():
+    reached = set()
+    for data in recipes():
+        with contextlib.suppress(Rejected):
+            reached |= set(bundle_repaired(data).partition(" arrays, ")[2].split(", "))
+    assert reached == {form.name for form in Form}
 
 
 def test_the_corpus_is_small_and_of_targets_that_there_are():
@@ -89,6 +107,16 @@ def test_a_planted_fault_is_found(fault, words):
     report = fuzz("planted", planted(fault), 40_000, seed=3)
     GREED.clear()
     assert any(words in finding.words for finding in report.findings)
+
+
+def test_an_input_that_takes_more_than_four_times_its_declared_memory_is_found():
+    modest, greedy = (
+        replace(planted(lambda data, size=size: bytearray(size)), declared=lambda data: 1 << 20)
+        for size in (3 << 20, 5 << 20)
+    )
+    assert fuzz("planted", modest, 3000, seed=3).findings == []
+    words = [finding.words for finding in fuzz("planted", greedy, 3000, seed=3).findings]
+    assert words and all("bytes of memory" in one for one in words)
 
 
 def test_an_input_that_takes_too_long_is_found_by_the_threads_own_time():

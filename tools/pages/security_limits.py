@@ -211,6 +211,85 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             ),
         ),
     ),
+    "coded": (
+        "| what | bound | set in | test | beyond |",
+        (
+            (
+                "bytes of a coded update without zlib",
+                "the most that its stages allow",
+                "`protofleet.protocol.coding.sizes.most_bytes_of_kind`",
+                "`tests/federations/test_codec.py`: "
+                "`test_a_broken_bundle_is_refused_with_its_reason_and_the_others_finish`",
+                "`too_large`, refused before a block is requested",
+            ),
+            (
+                "bytes that a zlib stream makes",
+                "as many; the stream states the number first",
+                "`protofleet.protocol.coding.bundle.Rules.most_raw`",
+                "`tests/protocol/coding/test_bundle.py`: `test_a_zlib_stream_is_bounded_before_it_is_read`",
+                "`too_large`, `bad_body`",
+            ),
+            (
+                "forms of arrays",
+                "the forms of the stage",
+                "`protofleet.protocol.coding.stages.allowed_forms`",
+                "`tests/protocol/coding/test_bundle.py`: `test_a_form_that_the_plan_does_not_have_is_refused`",
+                "`bad_body`",
+            ),
+            (
+                "a shape",
+                "its bytes must have arrived; an array that needs few bytes has the shape of the broadcast's array",
+                "`protofleet.protocol.coding.forms.NEED_REFERENCE`",
+                "`tests/protocol/coding/test_bundle.py`: "
+                "`test_a_claimed_shape_takes_no_memory_before_its_bytes_are_checked`",
+                "`bad_body`",
+            ),
+            (
+                "numbers that ternary arrays keep",
+                "one in `keep`, of all arrays together",
+                "`protofleet.protocol.coding.coder.most_kept`",
+                "`tests/protocol/coding/test_bundle.py`: `test_kept_numbers_of_all_arrays_together_are_limited`",
+                "`bad_body`",
+            ),
+            (
+                "numbers of a record",
+                "",
+                "`protofleet.protocol.coding.forms.MOST_IN_RECORD`",
+                "`tests/protocol/coding/test_forms.py`: `test_records_cover_an_array_in_order_and_end_at_rows`",
+                "a longer array has several records, and a reader decodes one at a time",
+            ),
+            (
+                "bytes of a stream that a reader unpacks at once",
+                "",
+                "`protofleet.protocol.coding.bits.CHUNK`",
+                "`tests/protocol/coding/test_forms.py`: "
+                "`test_a_reader_takes_at_most_four_times_the_bytes_of_a_record_and_its_numbers`",
+                "a reader needs at most four times the memory of the record and its numbers",
+            ),
+            (
+                "steps of a delta",
+                "",
+                "`protofleet.protocol.coding.delta.MAX_STEPS`",
+                "`tests/protocol/coding/test_delta.py`: `test_a_broken_delta_is_rejected_with_its_reason`",
+                "the device logs the fault and requests the whole broadcast",
+            ),
+            (
+                "bytes of a bundle in a delta, without zlib",
+                "twice the broadcast, and {}",
+                "`protofleet.protocol.coding.delta.SLACK`",
+                "`tests/protocol/coding/test_delta.py`: "
+                "`test_a_delta_that_claims_too_many_bytes_is_rejected_before_they_are_unpacked`",
+                "the same",
+            ),
+            (
+                "the broadcast that a delta makes",
+                "the hash in the task",
+                "`protofleet.edge_client.received_delta`",
+                "`tests/federations/test_deltas.py`: `test_a_device_whose_delta_fails_fetches_the_whole_broadcast`",
+                "the same",
+            ),
+        ),
+    ),
     "weights": (
         "| what | bound | set in | why |",
         (
