@@ -9,11 +9,10 @@ from protofleet.coordinator.server.stepper import evaluation
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.trainer.job import EVALUATE, evaluate_at_end
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply
-from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
-from protofleet.protocol.coding.delta import body_of, encode_broadcast
-from protofleet.protocol.coding.update import chance_of
 from protofleet.protocol.wire.arrays import encode
+from tests.simulator.coded import CodedBroadcasts, CodedUpdates
 from tests.simulator.history import History, Saved, Work, fingerprint
 from tests.simulator.promises import demand
 
@@ -34,14 +33,15 @@ def check_server(plan: Plan, history: History) -> None:
         story = server.round() if number <= plan.rounds else evaluation(server)
         ask = next(story, None)
         while ask is not None:
-            replies = _replies(history, save, ask, shown.name_of(ask))
+            replies = _replies(history, save, ask, shown)
             try:
                 ask = story.send(replies)
             except StopIteration:
                 ask = None
 
 
-def _replies(history: History, save: Saved, ask: Ask, base: bytes) -> list[Reply]:
+def _replies(history: History, save: Saved, ask: Ask, shown: Shown) -> list[Reply]:
+    base = shown.name_of(ask)
     place = f"round {save.round} attempt {save.attempt} {ask.phase}"
     devices = history.closed.get((save.round, save.attempt, ask.phase))
     demand(devices is not None, f"I3: {place} was never closed, and yet the run went on")
@@ -54,7 +54,7 @@ def _replies(history: History, save: Saved, ask: Ask, base: bytes) -> list[Reply
             f"I1: {place} counts {device}, of which no answer to this broadcast was accepted",
         )
         assert taken is not None
-        replies.append(Reply(device, taken.answer.examples, LazyPayload(taken.arrays)))
+        replies.append(Reply(device, taken.answer.examples, shown.coded.read(base, taken.arrays)))
     return replies
 
 
@@ -73,18 +73,16 @@ class Shown:
     """The broadcasts of a run as devices decode them, in a run whose broadcasts may be rounded."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._newest = plan, b""
+        self.coded = CodedBroadcasts(plan)
 
     def name_of(self, ask: Ask) -> bytes:
         """Return the name that the coordinator should have given to the next broadcast."""
         if not ask.payload:
             return b""
         arrays = to_numpy(ask.payload)
-        if self._plan.codec is None:
-            return hashlib.sha256(b"".join(encode(arrays))).digest()
-        held = body_of(self._newest) if self._newest else None
-        self._newest = encode_broadcast(arrays, self._plan.codec.down, held, chance_of()).decoded
-        return hashlib.sha256(self._newest).digest()
+        name = hashlib.sha256(self.coded.decoded(arrays)).digest()
+        self.coded.keep(name, arrays)
+        return name
 
 
 def worked_out(half: ClientHalf, ask: Ask, number: int, data: Splits, reports: str) -> Payload:
@@ -106,12 +104,13 @@ def check_device(plan: Plan, folder: Path, name: str, data: Splits, works: list[
     The undisturbed device works through the same questions.
     """
     half = plan.client_half(data.train, name, validation=data.validation)
+    updates = CodedUpdates(plan, name)
     for done in works:
         a = done.answer
         before = half.state() if a.phase == EVALUATE and a.round <= plan.rounds else None
         payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round, data, plan.variant.reports)
         whole = hashlib.sha256()
-        for piece in encode(to_numpy(payload)):
+        for piece in encode(updates.code(a, to_numpy(payload), done.payload)):
             whole.update(piece)
         where = f"{folder.name}'s answer to round {a.round} {a.phase}"
         if before is not None:  # An evaluation only measures, so the half goes back.

@@ -16,6 +16,19 @@ from tests.support.small_federation import plan as small_plan
 from tests.support.small_federation import shard
 
 INT8 = CodecStage("int8", "broadcast")
+# The stages of updates, by the name that a scenario draws. Weights of fewer than 1,024 numbers become int8 in each.
+UPLINKS = {
+    "int8": {"weights": CodecStage("int8", "broadcast", feedback=True)},
+    "chance": {
+        "weights": CodecStage("int4", "broadcast", feedback=True, rounding="stochastic"),
+        "features": CodecStage("int4", rounding="stochastic"),
+    },
+    "sparse": {"weights": CodecStage("ternary", "broadcast", keep=4, feedback=True)},
+    "packed": {
+        "weights": CodecStage("rice", "broadcast", feedback=True, pack=True),
+        "features": CodecStage("uint8", pack=True),
+    },
+}
 
 
 def plan_of(s: Scenario) -> Plan:
@@ -27,11 +40,16 @@ def plan_of(s: Scenario) -> Plan:
     if s.method != "tally":
         held = {"any": shard(0, shape=s.axes or PICTURE)}
         return small_plan(s.method, s.policy.rounds, network=Network(network), shards=held, **s.hyper)
-    # With series, tensors of two axes travel; with vectors, tensors of three axes.
+    # With series, tensors of two axes travel; with vectors, tensors of three axes. Only tensors of two axes and more
+    # are sent as ternary numbers or with 4 bits.
     travels, size = ({"axes": 4 - len(s.axes)}, USUAL_SIDE) if s.axes else ({}, PICTURE[1])
+    if s.uplink and not s.axes:
+        travels = {"axes": 2}
+    down = {"weights": INT8} if s.deltas else {}
+    codec = CodecSettings(UPLINKS.get(s.uplink, {}), down) if s.uplink or s.deltas else None
     return Plan(
         "tally", 2, s.policy.rounds, s.seed % 1000, size, Network(network, feature_size=2), s.hyper | travels,
-        shape=s.axes, codec=CodecSettings({}, {"weights": INT8}) if s.deltas else None,
+        shape=s.axes, codec=codec,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ KINDS = (
 )  # fmt: skip
 SMALLEST_PACKET = 5120
 SERIES, VECTOR = (2, 16), (12,)
+UPLINKS = ("int8", "chance", "sparse", "packed")  # The keys of samples.UPLINKS.
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Scenario:
     turn_items: int = 1  # The most items that a coordinator takes before it commits.
     axes: tuple[int, ...] = ()  # The axes of one sample; () means a square picture.
     deltas: bool = False  # Broadcasts are rounded and sent as deltas.
+    uplink: str = ""  # The stages by which devices round their updates; "" means that they do not.
     starts: bool = False  # Processes read their first items late, with `Connected` anywhere among them.
 
     @property
@@ -86,6 +88,7 @@ def draw(seed: int) -> Scenario:
         turn_items=dice("turn").choice((1, 1, 3, 64)),
         axes=dice("axes").choice(((), (), (), (), SERIES, VECTOR)),
         deltas=method == "tally" and dice("deltas").random() < 0.3,
+        uplink=dice("form").choice(UPLINKS) if method == "tally" and dice("forms").random() < 0.2 else "",
         starts=dice("inbox").random() < 0.2,
     )
 

@@ -2,8 +2,8 @@
 
 It has two phases. "train": weights go up; they depend on the device's data and on all that the device has
 done so far. "mix": rows go up; their number differs for each device. The server adds in an order that
-floating point remembers. Each question that a device works on changes its state. So the end shows if it
-worked on one twice, or on none.
+floating point remembers, and overwrites its weights in place, as a model does. Each question that a device
+works on changes its state. So the end shows if it worked on one twice, or on none.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class Server(ServerHalf):
         W, F = self.hyper.weights, self.hyper.features
         replies = yield Ask("train", self.payload(), {"weights.w": TensorSpec(W)})
         for reply in replies:
-            self.weights = torch.sin(self.weights * 0.9 + reply.payload["weights.w"] * reply.examples / 7)
+            received = reply.payload["weights.w"] * reply.examples / 7
+            self.weights.copy_(torch.sin(self.weights * 0.9 + received))
         rows = {"features": TensorSpec(("n", *F), most=self.hyper.rows), "weights.w": TensorSpec(W)}
         replies = yield Ask("mix", {"anchors": self.anchors, **self.payload()}, rows)
         for reply in replies:
             self.anchors = torch.cos(self.anchors * 1.1 + reply.payload["features"].sum(0))
-            self.weights = torch.sin(self.weights + reply.payload["weights.w"])
+            self.weights.copy_(torch.sin(self.weights + reply.payload["weights.w"]))
         self.weights = self.weights + 0.01 * torch.randn(W, generator=self.generator("noise"))
 
     def payload(self):

@@ -65,6 +65,17 @@ def test_a_round_that_is_rolled_back_forgets_the_later_broadcasts(store):
     assert made.links[1].reference == made.links[0].base
 
 
+def test_the_methods_own_arrays_stay_as_they_were_when_they_were_sent(store):
+    """A method may overwrite its model while it reads the updates, which are added to the arrays of the task."""
+    made, question = chain(store), ask(1)
+    base = made.put(Advance(1, BEGIN, ()), question)
+    sent = question.payload["weights.w"].numpy().copy()
+    name = made.links[-1].base
+    question.payload["weights.w"].mul_(2)
+    assert np.array_equal(made.exact(name)["weights.w"], sent)
+    assert not np.array_equal(base["weights.w"], sent), "the broadcast is rounded"
+
+
 def test_a_phase_refers_to_the_phase_before_it(store):
     made = chain(store)
     put(made, 1, number=1)
