@@ -123,7 +123,7 @@ def delta_repaired(data: bytes) -> str:
         arrays[f"weights.~{place or ''}"] = np.frombuffer(made, np.uint8)
     arrays["anchors.a"] = np.frombuffer(recipe.take(16), np.float32)
     found = body_of(apply_delta(body_of(bytes_of(arrays)), {"weights": stage}, SHOWN_BODY, MOST_RAW))
-    assert {name: found.dtype_and_shape(name) for name in layout} == layout
+    assert recipe.is_damaged or {name: found.dtype_and_shape(name) for name in layout} == layout
     return f"{stage.form}, {1 + (first >> 6)} steps, {len(found)} arrays"
 
 

@@ -33,6 +33,9 @@ class Recipe:
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
+        self.is_damaged = (
+            False  # A byte of a bundle was changed, so its arrays may have other dtypes and shapes.
+        )
 
     def take(self, size: int) -> bytes:
         found = self._data[self._at : self._at + size]
@@ -129,6 +132,7 @@ def bundle(recipe: Recipe, known: Layout, allowed: Sequence[Form], most: int) ->
         made, layout[name] = _array(recipe, known.get(name), allowed, most)
         rest += made
     if flags & 4:  # One byte is changed, anywhere.
+        recipe.is_damaged = True
         at, change = int.from_bytes(recipe.take(2), "little") % max(1, len(rest)), recipe.byte()
         rest = rest[:at] + bytes((rest[at] ^ change,)) + rest[at + 1 :] if rest else rest
     head = bytes((VERSION, flags & (NAMED | PACKED)))
