@@ -3,6 +3,7 @@ Written from docs/protocol.md; docs/write-a-client.md goes through it. Your comp
 
 import base64
 import hashlib
+import json
 import os
 import queue
 import random
@@ -13,7 +14,8 @@ import sys
 import time
 from collections import namedtuple
 from fnmatch import fnmatchcase
-from math import inf, prod, sqrt
+from itertools import accumulate, pairwise
+from math import floor, inf, log, log1p, log2, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-CAN = ["answers", "bye", "counts", "inline", "manifest", "many", "wants"]  # what it understands beside version 1.0
+CAN = ["answers", "bye", "codec", "counts", "inline", "manifest", "many", "wants"]  # understood beside version 1.0
 HPKE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 FINAL = {132, 133, 134, 135, 138, 140, 142, 149, 152, 154, 155, 156, 157}  # after these nobody connects again
 FAULTS = ValueError, TypeError, LookupError, AttributeError, struct.error, InvalidSignature, InvalidTag  # of others
@@ -61,8 +63,9 @@ class Memory:
     def __init__(self, path: Path, holders: list[bytes], since: int) -> None:
         self.path, self.holders = path, holders
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = msgpack.unpackb(path.read_bytes()) if path.exists() else [0, 0, 0, "", []]
-        self.boot, self.epoch, self.sequence, self.run, answers, of, seen = [*found, holders, 0][:7]
+        found: list[Any] = msgpack.unpackb(path.read_bytes()) if path.exists() else [0, 0, 0, "", []]
+        found += [holders, 0, []][len(found) - 5 :]
+        self.boot, self.epoch, self.sequence, self.run, answers, of, seen, self.lost = found
         self.answers = [Answer(*answer) for answer in answers]
         renewed, other, others = (a != b for a, b in zip(of, holders, strict=True))
         self.seen = 0 if renewed else seen  # who has set a clock that was ahead renews
@@ -76,7 +79,7 @@ class Memory:
     def write(self) -> None:  # the old file or the new one, after a power cut too
         self.seen, numbers = max(self.seen, int(time.time())), [self.boot, self.epoch, self.sequence]
         with self.path.with_suffix(".new").open("wb", 0) as file:
-            file.write(msgpack.packb([*numbers, self.run, self.answers, self.holders, self.seen]))
+            file.write(msgpack.packb([*numbers, self.run, self.answers, self.holders, self.seen, self.lost]))
             os.fsync(file.fileno())
         self.path.with_suffix(".new").replace(self.path)
 
@@ -159,10 +162,73 @@ def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice
     most = min(1.0, inf if row.norm is None else row.norm / sqrt(count or 1))
     numbers = numbers or ([dice.uniform(-most, most) for _ in range(count)] if real else range(count))
     numbers = [examples // count] * count if "sum<=examples" in row.rules else numbers
-    changed = [n * dice.uniform(0.998, 1.0) for n in numbers] if real else numbers
+    changed = float32([n * dice.uniform(0.998, 1.0) for n in numbers]) if real else numbers
     return Array(dtype, shape, [(float if real else int)(min(max(n, low), high)) for n in changed])
 
-# -- 7. The conversation
+# -- 7. Coded arrays: what it sends in a run with a codec
+EXACT, HALF, INT8, INTS, DIFFERENCE, TERNARY, GOLDEN = 1, 2, 4, 10, 128, 128 + 9, (sqrt(5) + 1) / 2
+CODED = {"form": ("exact", "int8", "ternary"), "rounding": ("nearest",), "pack": (False,)}  # the stages that it knows
+def float32(numbers: Any) -> list[float]:  # each number is rounded once
+    return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))
+
+def leb(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + leb(number >> 7)
+
+def int8(a: Array) -> tuple[bytes, list[float]]:  # the content of a record, and the numbers that are read from it
+    scales, codes, read, rows = b"", list[int](), list[float](), a.shape[0] if len(a.shape) > 1 else 1
+    for row in (a.numbers[i * len(a.numbers) // rows : (i + 1) * len(a.numbers) // rows] for i in range(rows)):
+        raw = struct.unpack("<I", struct.pack("<f", max(map(abs, row), default=0.0) / 127))[0] + 0xFFFF >> 16
+        [scale] = struct.unpack("<f", struct.pack("<I", raw << 16))  # rounded up, so that no code is above 127
+        near = [max(-127, min(127, round(n))) for n in float32([n / (scale or inf) for n in row])]
+        scales, codes, read = scales + struct.pack("<H", raw), codes + near, read + [scale * code for code in near]
+    return scales + struct.pack(f"{len(codes)}b", *codes), float32(read)
+
+def ternary(numbers: list[float], kept: list[int]) -> tuple[bytes, list[float]]:
+    *_, total = accumulate((abs(numbers[i]) for i in kept), initial=0.0)  # in this order; sum() may round otherwise
+    [size] = float32([total / (len(kept) or 1)])
+    b = 1 + floor(log2(log(GOLDEN - 1) / log1p(-len(kept) / len(numbers)))) if 0 < 2 * len(kept) < len(numbers) else 0
+    gaps, signs = [at - before - 1 for before, at in pairwise([-1, *kept])], {i: numbers[i] > 0 for i in kept}
+    rests = "".join(f"{gap & (1 << b) - 1:0{b}b}"[::-1] for gap in gaps if b)
+    streams = "".join("0" * (gap >> b) + "1" for gap in gaps), rests, "".join("01"[sign] for sign in signs.values())
+    bits = "".join(one + "0" * (-len(one) % 8) for one in streams)
+    data = struct.pack("<IfB", len(kept), size, b) + int(bits[::-1] or "0", 2).to_bytes(len(bits) // 8, "little")
+    return data, [(size if signs[i] else -size) if i in signs else 0.0 for i in range(len(numbers))]
+
+def content(form: int, a: Array, kept: Any = ()) -> tuple[bytes, list[float]]:
+    if form == TERNARY or form % DIFFERENCE == INT8:
+        return ternary(a.numbers, kept) if form == TERNARY else int8(a)
+    if form % DIFFERENCE == INTS:
+        return b"".join(leb(n << 1 ^ n >> 63) for n in a.numbers), []
+    return struct.pack(f"<{len(a.numbers)}{'e' if form == HALF else CODES[a.dtype]}", *a.numbers), []
+
+def form_of(name: str, a: Array, stage: Fields, held: Array | None, lost: list[float]) -> tuple[int, Array]:
+    held = held if (against := stage.get("against") == "broadcast") and held and held[:2] == a[:2] else None
+    if held and content(EXACT, held) == content(EXACT, a) and not any(lost):
+        return DIFFERENCE, a._replace(numbers=())
+    minus = [n - h for n, h in zip(a.numbers, held.numbers, strict=True)] if held and a.dtype != "bool" else []
+    if a.dtype != "float32" or stage.get("form", "exact") == "exact":
+        ways = [(EXACT, a), (INTS, a), (INTS + DIFFERENCE, a._replace(numbers=minus))]
+        return min(ways[: 2 + bool(minus) if a.dtype[0] in "ib" else 1], key=lambda way: len(content(*way)[0]))
+    if name.endswith((".running_mean", ".running_var")) or not (held if against else len(a.shape) > 1):
+        return HALF if max(map(abs, a.numbers), default=0) < 65520 else EXACT, a
+    added = float32([n + r for n, r in zip(float32(minus), lost or [0.0] * len(minus), strict=True)])
+    dense = len(a.shape) < 2 or len(added) < 1024 or stage["form"] == "int8"
+    return (INT8 + DIFFERENCE if dense else TERNARY, a._replace(numbers=added)) if held else (INT8, a)
+
+def bundle(arrays: Fields, stage: Fields, sent: Fields, lost: Fields) -> tuple[bytes, Fields]:  # and what it loses
+    chosen = {n: form_of(n, a, stage, sent.get(n), lost.get(n, [])) for n, a in sorted(arrays.items())}
+    sparse = sorted((-abs(x), n, i) for n, (f, a) in chosen.items() if f == TERNARY for i, x in enumerate(a.numbers))
+    kept = {(n, i) for least, n, i in sparse[: max(1, len(sparse) // (stage.get("keep") or 1))] if least}
+    names = leb(len(chosen)) + b"".join(leb(len(n)) + n for n in map(str.encode, chosen))
+    data, off, feedback = b"\1\0" if [*chosen] == sorted(sent) else b"\1\1" + names, Fields(), stage.get("feedback")
+    for n, (form, a) in chosen.items():
+        about = bytes([[*CODES].index(a.dtype), len(a.shape)]) + b"".join(map(leb, a.shape))
+        record, read = content(form, a, [i for i in range(len(a.numbers)) if (n, i) in kept])
+        data += bytes([form]) + (about if form < DIFFERENCE else b"") + leb(len(record)) + record
+        off[n] = float32([x - r for x, r in zip(a.numbers, read, strict=True)]) if read and feedback else []
+    return data, off
+
+# -- 8. The conversation
 class Device:
     def __init__(self, keys: Keys, folder: Path, classes: int, examples: int) -> None:
         self.keys, self.classes, self.examples = keys, classes, examples
@@ -174,7 +240,7 @@ class Device:
         self.run, self.sequence, self.said, self.floor, self.seen = "", 0, 0, self.memory.sequence, set[int]()
         self.plan, self.planned_by, self.counts, self.refused, self.ended = b"", 0, list[int](), False, -1
         self.task = self.coming = self.answer = None  # type: Any
-        self.offers, self.served = dict[bytes, Fields](), dict[bytes, tuple[Manifest, bytes]]()
+        self.offers, self.served, self.stages = dict[bytes, Fields](), dict[bytes, tuple[Manifest, bytes]](), Fields()
         self.blocks, self.asked, self.bodies, self.early = dict[int, bytes](), set[int](), dict[bytes, bytes](), b""
         self.pauses, self.at = {"update": 5.0, "want": 1.0}, {"hello": inf, "update": inf, "want": inf}
 
@@ -231,11 +297,13 @@ class Device:
 
     def on_welcome(self, header: Header, fields: Fields) -> None:
         about, digest = fields.get("about", {}), hashlib.sha256(fields["plan"]).digest()
-        if lacking := {*about.get("uses", [])} - {*CAN} | {"counts", "wants"} - {*about.get("can", [])}:
+        self.stages = (json.loads(fields["plan"]).get("codec") or {}).get("up", {})
+        strange = {f"codec {k} {v}" for s in self.stages.values() for k, v in s.items() if v not in CODED.get(k, [v])}
+        if lacking := {*about.get("uses", [])} - {*CAN} | {"counts", "wants"} - {*about.get("can", [])} | strange:
             return self.end(1, f"not known to both, this device and this coordinator: {', '.join(lacking)}")
         self.counts = [(self.examples + i) // self.classes for i in range(self.classes) if about.get("counts")]
         if header.run != self.memory.run or digest != (self.plan or digest):
-            self.memory.run, self.memory.answers, self.answer = header.run, [], None
+            self.memory.run, self.memory.answers, self.memory.lost, self.answer = header.run, [], [], None
         self.plan, self.planned_by = digest, header.epoch
         self.hello()
 
@@ -297,12 +365,24 @@ class Device:
     def work(self, base: bytes, question: bytes) -> None:
         header, fields = self.task
         rows, sent = [Row(*row[:9]) for row in fields.get("wants", [])], decode(self.bodies[base]) if base else {}
-        body, parts = encode(answer_to(rows, sent, self.examples, random.Random()))
+        body, parts = encode(self.coded(answer_to(rows, sent, self.examples, random.Random()), sent))
         self.answer, self.pauses["update"] = Answer(question, header.round, header.phase, base, body, parts), 5.0
         self.bodies = {base: self.bodies.get(base, b""), hashlib.sha256(body).digest(): body}  # alone, it comes back
         self.memory.answers = [*(a for a in self.memory.answers if a.round == header.round), self.answer]
         self.memory.write()  # before it is said
         self.update()
+
+    def coded(self, arrays: Fields, sent: Fields) -> Fields:  # after this, memory.lost has what is lost here too
+        (header, fields), lost = self.task, self.memory.lost or [[0, "", {}]]
+        used = next((i for i, one in enumerate(lost) if one[:2] == fields.get("took")), 0)  # later ones were not used
+        first = max((i for i, one in enumerate(lost[: used + 1]) if one[0] < header.round), default=0)
+        found, left = {n: a for n, a in arrays.items() if n.partition(".")[0] not in self.stages}, {**lost[used][2]}
+        for kind in {n.partition(".")[0] for n in arrays} & {*self.stages}:
+            own, theirs = ({n: a for n, a in some.items() if n.partition(".")[0] == kind} for some in (arrays, sent))
+            data, left[name] = bundle(own, self.stages[kind], theirs, left.get(name := f"{header.phase} {kind}", {}))
+            found[f"{kind}.~"] = Array("uint8", [len(data)], data)
+        self.memory.lost = [*lost[first : used + 1], [header.round, header.phase, left]]
+        return found
 
     def update(self) -> None:
         if (a := self.answer) and (self.planned_by, self.run) == (self.memory.epoch, self.memory.run):
@@ -350,7 +430,7 @@ class Device:
         self.memory.boot, self.ended = max(self.memory.boot, boot), code
         self.memory.write()
 
-    # -- 8. The connection
+    # -- 9. The connection
     def live(self, host: str, port: int) -> int:
         self.client = self.connection()
         self.client.connect_async(host, port, 30, clean_start=False, properties=KEPT)

@@ -25,7 +25,7 @@ from protofleet.protocol.wire.topics import PREFIX, TOPIC_RULES
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import FIELDS, LATER
-from tools.pages import arrays, limits, reasons
+from tools.pages import arrays, limits, reasons, stages
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 FLAT = " ".join(TEXT.split())
@@ -195,6 +195,10 @@ def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
 def test_every_form_is_described_and_no_other():
     named = {row[0].strip("`") for row in rows(section("### Forms")) if row[0] != "name"}
     assert {*forms.COORDINATOR_FORMS, *forms.DEVICE_FORMS} == named
+
+
+def test_the_table_of_the_keys_of_a_stage_is_that_of_the_code():
+    assert stages.generate(TEXT) == TEXT, "run python -m tools.pages.stages"
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():

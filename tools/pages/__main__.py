@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from tools.pages import alerts, arrays, bounds, limits, methods, metrics, reasons, security_limits
+from tools.pages import (
+    alerts,
+    arrays,
+    bounds,
+    limits,
+    methods,
+    metrics,
+    reasons,
+    security_limits,
+    stages,
+)
 
 for page in (bounds, methods, metrics):
     page.PAGE.write_text(page.generate(), encoding="utf-8")
-for page in (alerts, arrays, limits, reasons, security_limits):
+for page in (alerts, arrays, limits, reasons, security_limits, stages):
     page.PAGE.write_text(page.generate(page.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
