@@ -1,12 +1,16 @@
-"""Implement `protofleet codecs`: list the named codecs, with the bits that they send for each number."""
+"""Implement `protofleet codecs`: list the named codecs, the bits that they send for a number, and measured losses."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.command.listing import Listing, add_listing_options
+
+if TYPE_CHECKING:
+    from protofleet.lab.report.measured_codecs import MeasuredMethod
 
 SHAPE: Final = (1000, 1000)  # Shape of the array for which the bits are computed.
 WAYS: Final = ("up", "down")
@@ -14,6 +18,10 @@ NOTE: Final = (
     "Bits of a number in a float32 array of 1000 x 1000 numbers, at most. `lossless` sends fewer bits only where\n"
     "zlib or an unchanged array saves some. Use a codec with `codec = \"small\"`. More: docs/codecs.md"
 )  # fmt: skip
+MEASURED: Final = (
+    "\nMeasured: bytes of arrays, and the difference in accuracy in percentage points from runs of the same seeds\n"
+    "without a codec, as mean ± standard error. A difference below two standard errors is not certain."
+)
 
 
 def add_codecs(commands: Subparsers) -> None:
@@ -23,9 +31,10 @@ def add_codecs(commands: Subparsers) -> None:
 
 
 def codecs(options: argparse.Namespace) -> int:
+    from protofleet.lab.report.measured_codecs import read_measured
     from protofleet.protocol.settings.named_codecs import NAMED
 
-    listing, found = Listing.of(options), []
+    listing, found, measured = Listing.of(options), [], read_measured()
     listing.line(f"{'':10}{'weights':>14}{'prototypes':>16}\n{'':10}{'up':>7}{'down':>7}{'up':>9}{'down':>7}")
     for name, codec in NAMED.items():
         bits = bits_of(name)
@@ -36,8 +45,28 @@ def codecs(options: argparse.Namespace) -> int:
         )
         found.append({"name": name, "summary": codec.summary, "bits": bits})
     listing.line(NOTE)
-    listing.end({"codecs": found})
+    listing.line(MEASURED)
+    for method in measured:
+        listing.line(measured_text(method))
+    listing.end({"codecs": found, "measured": [asdict(method) for method in measured]})
     return 0
+
+
+def measured_text(method: MeasuredMethod) -> str:
+    """Return a line about the runs without a codec, and a line for each codec."""
+    from protofleet.lab.report.measured_codecs import seed_text
+
+    return "\n".join(
+        [
+            f"{method.name}: {method.experiment}, {method.rounds} rounds, {seed_text(method.seeds)}, {method.date}, "
+            f"commit {method.commit}; {method.accuracy:.1f} % without a codec",
+            *(
+                f"  {one.codec:10}{one.times_arrays:6.1f} times fewer bytes  {one.points} points"
+                f"{'' if one.seeds == method.seeds else f', {seed_text(one.seeds)}'}"
+                for one in method.codecs
+            ),
+        ]
+    )
 
 
 def bits_of(name: Any) -> dict[str, dict[str, float]]:
