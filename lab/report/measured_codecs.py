@@ -1,4 +1,4 @@
-"""The measured cost of the named codecs: bytes and accuracy, compared with runs of the same seeds without a codec.
+"""The measured cost of the named codecs: bytes and accuracy, compared with runs of the same seeds with codec off.
 
 `measured_codecs.json` has the figures. `python -m tools.pages.codec_figures` writes them from finished runs, and
 writes the tables in docs/codecs.md from them.
@@ -19,13 +19,15 @@ PATH: Final = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class MeasuredCodec:
-    """The runs of a codec, compared with the runs of the same seeds without a codec."""
+    """The runs of a codec, compared with the runs of the same seeds with codec off."""
 
     codec: str
     seeds: tuple[int, ...]
     arrays: float  # Bytes of arrays in a run, in both directions; the mean over the seeds.
     wire: float  # The same with all other bytes of messages.
-    times_arrays: float  # Bytes without the codec, divided by the bytes with it; the mean over the seeds.
+    times_arrays: (
+        float  # Bytes with codec off, divided by the bytes with this codec; the mean over the seeds.
+    )
     times_wire: float
     difference: float  # Difference in accuracy in percentage points; the mean over the seeds.
     error: float | None = None  # Standard error of the difference; None if there is only one seed.
@@ -46,9 +48,9 @@ class MeasuredMethod:
     rounds: int
     date: str
     commit: str
-    seeds: tuple[int, ...]  # Seeds of the runs without a codec.
-    accuracy: float  # Accuracy without a codec in percent; the mean over the seeds.
-    arrays: float  # Bytes of arrays without a codec.
+    seeds: tuple[int, ...]  # Seeds of the runs with codec off.
+    accuracy: float  # Accuracy with codec off in percent; the mean over the seeds.
+    arrays: float  # Bytes of arrays with codec off.
     codecs: tuple[MeasuredCodec, ...]
 
 

@@ -1,4 +1,7 @@
-"""Compute the largest sizes of coded arrays. A receiver knows these limits before it has received a byte."""
+"""Compute the largest and the expected sizes of coded arrays.
+
+A receiver knows the largest sizes before it has received a byte.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protofleet.protocol.coding import forms, rows
+from protofleet.protocol.coding import forms, leb, rows
 from protofleet.protocol.coding.coder import most_kept, planned_form
 from protofleet.protocol.coding.forms import Form
-from protofleet.protocol.coding.ternary import HEAD
+from protofleet.protocol.coding.ternary import HEAD, width_for
 from protofleet.protocol.settings.codec import CodecStage
 from protofleet.protocol.wire.arrays import DTYPES
 
@@ -73,3 +76,36 @@ def _most_ternary_bytes(arrays: Sequence[ExpectedArray], stage: CodecStage) -> i
     kept = most_kept(numbers, stage)
     bits = kept * (6 + math.log2(numbers / kept))
     return records * (HEAD.size + TERNARY_PADDING) + math.ceil(bits / 8)
+
+
+def expected_bytes_of_kind(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int | None:
+    """Return the expected size in bytes of a bundle, if the numbers that `ternary` keeps lie at random.
+
+    Return None if a bundle has rice rows or may be a zlib stream, because these sizes depend on the numbers. Whole
+    numbers are counted with their size in memory.
+    """
+    sparse = [one for one in arrays if _form_of(one, stage) is Form.TERNARY]
+    if stage.pack or any(_form_of(one, stage) is Form.RICE for one in arrays):
+        return None
+    sizes = [_most_bytes(one, stage) for one in arrays if one not in sparse]
+    sizes += _expected_ternary_bytes(sparse, stage)
+    heads = sum(1 + len(leb.pack_one(size)) for size in sizes)
+    if not all(one.in_broadcast for one in arrays):
+        heads += sum(len(one.name.encode()) + 3 + len(one.shape) for one in arrays)
+    return 2 + heads + sum(sizes)
+
+
+def _expected_ternary_bytes(arrays: Sequence[ExpectedArray], stage: CodecStage) -> list[int]:
+    """Return the expected size of each record, if all arrays keep the same share p of their numbers.
+
+    With remainders of b bits, a gap takes b + 1 / (1 - (1 - p) ** (2 ** b)) bits (Sattler et al., eq. 17).
+    """
+    pieces = [piece for one in arrays for piece in forms.pieces(one.shape)]
+    numbers = sum(math.prod(one.shape) for one in arrays)
+    if not numbers:
+        return []
+    kept = most_kept(numbers, stage)
+    share, width = kept / numbers, width_for(kept, numbers)
+    bits = 1 + width + 1 / (1 - (1 - share) ** (1 << width))
+    counts = [share * (piece.stop - piece.start) for piece in pieces]
+    return [round(HEAD.size + TERNARY_PADDING / 2 + count * bits / 8) for count in counts]

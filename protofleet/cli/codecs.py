@@ -20,7 +20,7 @@ NOTE: Final = (
 )  # fmt: skip
 MEASURED: Final = (
     "\nMeasured: bytes of arrays, and the difference in accuracy in percentage points from runs of the same seeds\n"
-    "without a codec, as mean ± standard error. A difference below two standard errors is not certain."
+    "with codec off, as mean ± standard error. A difference below two standard errors is not certain."
 )
 
 
@@ -53,13 +53,13 @@ def codecs(options: argparse.Namespace) -> int:
 
 
 def measured_text(method: MeasuredMethod) -> str:
-    """Return a line about the runs without a codec, and a line for each codec."""
+    """Return a line about the runs with codec off, and a line for each codec."""
     from protofleet.lab.report.measured_codecs import seed_text
 
     return "\n".join(
         [
             f"{method.name}: {method.experiment}, {method.rounds} rounds, {seed_text(method.seeds)}, {method.date}, "
-            f"commit {method.commit}; {method.accuracy:.1f} % without a codec",
+            f"commit {method.commit}; {method.accuracy:.1f} % with codec off",
             *(
                 f"  {one.codec:10}{one.times_arrays:6.1f} times fewer bytes  {one.points} points"
                 f"{'' if one.seeds == method.seeds else f', {seed_text(one.seeds)}'}"

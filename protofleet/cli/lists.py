@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofleet.protocol.link.meter import human_bytes
+from protofleet.protocol.settings.named_codecs import NAMED
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.arguments import (
     PUBLIC_BATCH,
     PUBLIC_SAMPLES,
@@ -32,11 +34,20 @@ if TYPE_CHECKING:
 
 def add_lists(commands: Subparsers) -> None:
     command = commands.add_parser("methods", help="list all methods, or describe one with its settings")
-    command.add_argument("name", nargs="?", default="", help="for example fedlsa, or your own file")
+    command.add_argument(
+        "name",
+        nargs="?",
+        default="",
+        help="for example fedlsa, or your own file; with --cost also an experiment",
+    )
     command.add_argument(
         "--cost",
         action="store_true",
-        help="show how many numbers a device sends and receives in a round, with the settings of the papers",
+        help="show how many numbers a device sends and receives in a round, with the settings of the papers; with a "
+        "method, an experiment or --codec: how many bytes before and after coding",
+    )
+    command.add_argument(
+        "--codec", default="", choices=("off", *NAMED), metavar="NAME", help="compute --cost with this codec"
     )
     add_listing_options(command)
     command.set_defaults(command=methods)
@@ -104,8 +115,11 @@ def add_public_set(commands: Subparsers) -> None:
 
 def methods(options: argparse.Namespace) -> int:
     listing = Listing.of(options)
+    if options.codec and not options.cost:
+        raise SettingsError("--codec needs --cost: protofleet methods --cost --codec small")
     if options.cost:
-        return list_costs(listing)
+        named = options.name or options.codec
+        return list_coded_costs(listing, options.name, options.codec) if named else list_costs(listing)
     return describe_method(listing, options.name) if options.name else list_methods(listing)
 
 
@@ -114,6 +128,20 @@ def list_costs(listing: Listing) -> int:
 
     listing.line(table())
     listing.end({"settings": as_objects()})
+    return 0
+
+
+def list_coded_costs(listing: Listing, name: str, codec: str) -> int:
+    from protofleet.cli.coded_costs import of_experiment, of_methods, text
+    from protofleet.methods.contract.catalog import names
+
+    about, costs = (
+        of_experiment(Path(name), codec)
+        if name.endswith(".toml")
+        else of_methods([name] if name else names(), codec)
+    )
+    listing.line(text(about, costs))
+    listing.end({"about": " ".join(about.split()), "costs": [asdict(cost) for cost in costs]})
     return 0
 
 

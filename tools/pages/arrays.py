@@ -5,18 +5,16 @@ The table shows the arrays that the coordinator requires for every method.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-import torch
-
 from protofleet.coordinator.devices.limits import CoordinatorLimits
-from protofleet.methods.contract.base import Ask, Member, Payload, Reply, ServerHalf
+from protofleet.lab.contract.round_arrays import cheap_settings, tasks_of_rounds
+from protofleet.methods.contract.base import Member, Payload
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
-from protofleet.methods.contract.wants import TensorSpec, table_of
+from protofleet.methods.contract.wants import table_of
 from protofleet.protocol.wire.messages import ArraySpec
 from tools.pages.generated_table import DOCS, replace_table
 
@@ -37,45 +35,13 @@ def questions(method: str) -> Iterator[Question]:
 
     Each update that the server half gets has the smallest arrays that are accepted.
     """
-    plan = Plan(
-        method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=cheap_settings(method)
-    )
+    plan = Plan(method, C, 2, size=32, network=Network("cnn_bn", feature_size=D))
+    plan = replace(plan, hyper=cheap_settings(plan))
     server = plan.server_half()
-    for number in (1, 2):
-        server.begin(number, [Member("a", N, (N // C,) * C)])
-        yield from _round(server)
-    yield "evaluate", server.payload(), ()
-
-
-def _round(server: ServerHalf) -> Iterator[Question]:
-    asking, replies = server.round(), None
-    with contextlib.suppress(StopIteration):
-        while True:
-            ask = next(asking) if replies is None else asking.send(replies)
+    for asks in tasks_of_rounds(server, [Member("a", N, (N // C,) * C)]):
+        for ask in asks:
             yield ask.phase, ask.payload, table_of(ask.wants, ask.payload, CoordinatorLimits().norm)
-            replies = [Reply("a", N, smallest_answer(ask))]
-
-
-def cheap_settings(method: str) -> dict[str, int]:
-    """Return settings that make the computation short and do not change the arrays in the table."""
-    known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
-    return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
-
-
-def smallest_answer(ask: Ask) -> Payload:
-    return {
-        name: _array(spec, ask.payload.get(name)) for name, spec in ask.wants.items() if not spec.optional
-    }
-
-
-def _array(spec: TensorSpec, sent: torch.Tensor | None) -> torch.Tensor:
-    if sent is not None and tuple(sent.shape) == spec.shape:
-        return sent
-    shape = [spec.step or 2 if isinstance(dim, str) else dim for dim in spec.shape]
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    if spec.dtype == "int64" and spec.low == 0:
-        return torch.arange(shape[0])
-    return torch.full(shape, 1, dtype=dtype) if spec.low == 1 else torch.rand(shape).to(dtype)
+    yield "evaluate", server.payload(), ()
 
 
 def table() -> str:

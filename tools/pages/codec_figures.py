@@ -57,7 +57,7 @@ def bytes_of(run: ComparedRun, name: str) -> int:
 
 
 def compared(codec: str, runs: Runs, plain: Runs) -> MeasuredCodec:
-    """Compare the runs of a codec with the runs without a codec; only seeds of both are used."""
+    """Compare the runs of a codec with the runs with codec off; only seeds of both are used."""
     seeds = tuple(sorted(runs.keys() & plain.keys()))
     if not seeds:
         raise SystemExit(f"no run with codec {codec} has the seed of a run with codec {OFF}; make such runs")
@@ -106,7 +106,7 @@ def read_runs(folders: Sequence[Path]) -> dict[str, dict[str, dict[int, Compared
 def table_of(method: MeasuredMethod) -> str:
     text = (
         f"\n**{method.name}** (`{method.experiment}`, {method.rounds} rounds, {seed_text(method.seeds)}, "
-        f"{method.date}, commit {method.commit}). Without a codec: {method.accuracy:.1f} % accuracy.\n\n{HEAD}"
+        f'{method.date}, commit {method.commit}).\nWith `codec = "off"`: {method.accuracy:.1f} % accuracy.\n\n{HEAD}'
         f"| {OFF} | {len(method.seeds)} | {method.arrays:,.0f} | | | |\n"
     )
     return text + "".join(

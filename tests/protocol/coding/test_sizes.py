@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protofleet.protocol.coding.coder import encode_kind
-from protofleet.protocol.coding.sizes import ExpectedArray, most_bytes_of_kind
+from protofleet.protocol.coding.sizes import ExpectedArray, expected_bytes_of_kind, most_bytes_of_kind
 from protofleet.protocol.settings.codec import CodecStage
 
 STAGES = [
@@ -54,3 +54,20 @@ def test_the_closed_form_is_close_to_the_bytes_of_a_model(stage):
     reference = {name: np.zeros_like(value) for name, value in arrays.items()}
     size = len(encode_kind(arrays, stage, reference, {}).data)
     assert size <= most_bytes_of_kind(expected(arrays, True), stage) <= 2 * size + 300
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: f"{stage.form} {stage.keep}")
+@pytest.mark.parametrize("referred", [True, False])
+def test_the_expected_size_is_that_of_random_numbers_or_not_said(stage, referred):
+    """Rice and zlib have no formula, because their sizes depend on the numbers."""
+    dice = np.random.default_rng(2)
+    arrays = {f"weights.{i}": dice.standard_normal((64, 400)).astype(np.float32) for i in range(4)}
+    arrays["weights.bias"] = dice.standard_normal(64).astype(np.float32)
+    reference = {name: np.zeros_like(value) for name, value in arrays.items()} if referred else {}
+    found = expected_bytes_of_kind(expected(arrays, referred), stage)
+    size = len(encode_kind(arrays, stage, reference, {}).data)
+    if stage.pack or (stage.form == "rice" and (referred or stage.against == "nothing")):
+        assert found is None
+    else:
+        assert found == pytest.approx(size, rel=0.01)
+        assert found <= most_bytes_of_kind(expected(arrays, referred), stage)
