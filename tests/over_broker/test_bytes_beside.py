@@ -33,7 +33,8 @@ def cost(tmp_path_factory):
         try:
             made = Federation(
                 tmp_path_factory.mktemp("f"), *NEW, OLD, taken_over=True, policy=TOGETHER, rounds=ROUNDS,
-                name="spring", network=Network("mlp", embedding_size=WIDTH), method={"name": "fedproto"}, forked=False
+                name="spring", network=Network("mlp", embedding_size=WIDTH), method={"name": "fedproto"},
+                codec="off", forked=False,
             )  # fmt: skip
         except BrokerError as error:
             missing(error)

@@ -139,15 +139,19 @@ def complaints(f, processes):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return a maker of runs by (method, who is beside our devices); each run is made once."""
-    makers = {"old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT), "no counts": (Device, "")}
-    settings = {
-        "no counts": {"limits": CoordinatorLimits(confusion=0)}
-    }  # Like an old coordinator, it asks for none.
+    makers = {
+        "old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT), "no counts": (Device, ""),
+        "old, by default": (Device, ""),
+    }  # fmt: skip
+    # Without a codec, the objects of all devices can be compared. Like an old coordinator, "no counts" asks for none.
+    settings = dict.fromkeys(makers, {"codec": "off"})
+    settings["no counts"] = {"codec": "off", "limits": CoordinatorLimits(confusion=0)}
+    settings["old, by default"] = {}
 
     def make(which):
         method, who = which
         try:
-            return ran(tmp_path_factory.mktemp("run"), method, *makers[who], **settings.get(who, {}))
+            return ran(tmp_path_factory.mktemp("run"), method, *makers[who], **settings[who])
         except BrokerError as error:
             missing(error)
 
@@ -174,6 +178,20 @@ def test_a_run_learns_the_same_bits_whoever_of_its_devices_is_old(runs, method):
     for other in others:
         assert other.answers == mixed.answers
         assert other.learned == mixed.learned
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_codec_that_loses_nothing_teaches_the_same_bits_and_codes_nothing_of_an_old_device(runs, method):
+    plain, coded = (runs((method, who)) for who in ("old", "old, by default"))
+    assert coded.learned == plain.learned and not coded.complaints
+    assert keys_of([(h.kind, h.fields) for h in coded.heard], SPOKEN) <= TO_ALL
+    alike = {device for device in (*OURS, "third") if of(coded, device) == of(plain, device)}
+    assert alike == {"third"}
+
+
+def of(ran, device):
+    """Return the updates of a device in the rounds of training."""
+    return [found for _, phase, name, _, found in ran.answers if (phase, name) == ("train", device)]
 
 
 def test_the_new_device_beside_it_was_served_in_the_new_way(runs):

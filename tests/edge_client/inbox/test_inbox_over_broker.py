@@ -86,7 +86,8 @@ class Story:
         else:
             table = {
                 "name": "r", "rounds": ROUNDS, "classes": 2, "method": HYPER, "network": {"name": "mlp"},
-                "shape": [WIDTH], "federation": self.enrolled.federation, "folder": str(self.folder / "runs"),
+                "shape": [WIDTH], "codec": "off",
+                "federation": self.enrolled.federation, "folder": str(self.folder / "runs"),
                 "enrolled": str(self.enrolled.fleet.folder_of(COORDINATOR)),
                 "devices": str(self.enrolled.fleet.root / "records"),
                 "broker": encode(self.enrolled.address(COORDINATOR)),

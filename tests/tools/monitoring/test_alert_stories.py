@@ -101,7 +101,14 @@ def lived(tmp_path_factory):
     rules = Policy(quorum=2, gather=3, straggler_seconds=3.0)
     with contextlib.ExitStack() as ends:
         f = ends.enter_context(
-            Federation(folder / "f", *DEVICES, rounds=ROUNDS, policy=rules, metrics_port=ports["coordinator"])
+            Federation(
+                folder / "f",
+                *DEVICES,
+                rounds=ROUNDS,
+                policy=rules,
+                codec="off",
+                metrics_port=ports["coordinator"],
+            )
         )
         targets = {name: ports[name] for name in DEVICES}
         seen = ends.enter_context(Prometheus(folder / "prometheus", ports["coordinator"], targets))
