@@ -30,6 +30,7 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import plan, shard
 
 ROUNDS = 2
+LOSSLESS = "fedplcc"  # The method whose updates and broadcasts are coded without loss.
 CODED = " with a codec"  # Ends the name of a method whose updates and broadcasts are rounded.
 TERNARY = CodecStage("ternary", "broadcast", keep=10, feedback=True)
 DOWN = CodecStage("ternary", "broadcast", keep=4)
@@ -182,6 +183,8 @@ def crashing(
         network=Network("mlp", 40 if coded else 8),
         codec=CodecSettings({"weights": TERNARY}, {"weights": DOWN}) if coded else None,
     )
+    if name == LOSSLESS:
+        made = made.with_codec("lossless")
     return Crashing(
         made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves=serves, **more
     )
