@@ -8,6 +8,7 @@ from typing import Any
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.round_bytes import demand_one_round
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.own_metrics import OwnMetrics
@@ -26,6 +27,7 @@ from protofleet.protocol.settings.bounds import (
     Threads,
     Watchdog,
 )
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import (
     TASK,
@@ -100,6 +102,8 @@ class CoordinatorSettings:
     """Python files that the coordinator may run, by their hashes."""
     policy: Policy = field(default_factory=Policy)
     """Rules for the rounds."""
+    budget: BudgetSettings | None = None
+    """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
     """Limits on the claims of a device and on the disk space of updates."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -139,7 +143,9 @@ class CoordinatorSettings:
         if problem := problem_with(normalized(self.class_names)):
             raise ValueError(f"class_names cannot be used: {problem}")
         self.endpoint()
-        self.plan()
+        plan = self.plan()
+        if self.budget is not None:
+            demand_one_round(self.budget, plan)
 
     def endpoint(self) -> Endpoint:
         return Endpoint(self.metrics_host, self.metrics_port)

@@ -16,6 +16,7 @@ from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
+from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import least_epoch, process_identity, save_epoch
@@ -81,7 +82,10 @@ def run_coordinator(
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     spool.index.db.keep_waiting = unless(stopped, heartbeats)
     with spool.index.detect_takeover():
-        run = Run(plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names)
+        run = Run(
+            plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names,
+            budget=settings.budget,
+        )  # fmt: skip
     service = CoordinatorService(context, run)
     receive_queue.dropped, receive_queue.unwanted = link.count_overflow, service.unwanted
     transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_own_messages)
@@ -101,6 +105,8 @@ def run_coordinator(
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")
+        if run.view.over and run.machine.exhausted:
+            raise BudgetSpentError(f"the run has ended early: {run.machine.exhausted}")
         return service.stopped
     finally:
         transport.close()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.attendance import AttendanceLog
+from protofleet.coordinator.budget import Budget
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import CoordinatorLimits
@@ -26,15 +27,19 @@ from protofleet.coordinator.round.events import (
     Advanced,
     Blame,
     Blamed,
+    Budgeted,
     Close,
     Command,
     Dismiss,
     Diverge,
     Drop,
     Event,
+    Exhaust,
     Finish,
     Forget,
+    Joined,
     Judge,
+    Left,
     Pause,
     PutAside,
     Repeat,
@@ -42,6 +47,7 @@ from protofleet.coordinator.round.events import (
     Save,
     Send,
     Stage,
+    Unenrolled,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
@@ -53,6 +59,7 @@ from protofleet.coordinator.spool.update_reader import stages_of_updates
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.progress import TransferProgress
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.arrays import parts
@@ -66,7 +73,7 @@ class Run:
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext,
         observers: Sequence[RunObserver] = (), limits: CoordinatorLimits | None = None,
-        class_names: tuple[str, ...] = (),
+        class_names: tuple[str, ...] = (), budget: BudgetSettings | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         machine.way_out = plan.variant.way_out_of_divergence
@@ -92,6 +99,18 @@ class Run:
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
             self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded,
         )  # fmt: skip
+        self.budget: Budget | None = None
+        if budget is not None:
+            self.budget = Budget(
+                budget,
+                plan,
+                machine,
+                spool,
+                self._link.topics,
+                lambda: context.enrolled_devices,
+                context.wall,
+            )
+            self._link.on_packet = self.budget.packet
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
         self.pause_log = PauseLog()
@@ -104,7 +123,7 @@ class Run:
         self.observers = list(observers)
         self.view = RunView(
             plan, machine, spool, context, self.participants, self.server_runner, self.queue, self.limits,
-            self.isolation, lambda: self.diverged, self.uncoded,
+            self.isolation, lambda: self.diverged, self.uncoded, self.budget.state if self.budget else None,
         )  # fmt: skip
         self._resume()
 
@@ -119,13 +138,16 @@ class Run:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        return min(machine, self.queue.wake_at, self.participants.wake_at, self.attendance.wake_at)
+        budget = self.budget.wake_at if self.budget else float("inf")
+        return min(machine, budget, self.queue.wake_at, self.participants.wake_at, self.attendance.wake_at)
 
     def wake(self) -> None:
         now = self._context.now
         self.participants.wake()
         self.queue.wake(now)
         self.participants.resolve_wills()
+        if self.budget and now >= self.budget.wake_at:
+            self._review_budget(self.budget, now)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke())
         if now >= self.attendance.wake_at:
@@ -190,6 +212,8 @@ class Run:
             commands = self.machine.resume(past)
             # The earlier coordinator died after the last round, so only the end of the run is left to do.
             self._over = [one for one in commands if isinstance(one, Finish)]
+            if self.budget:
+                self.budget.resume()
             self.queue.add([*damaged, *commands], self._context.now)
             for device in self._context.bans.ignored:  # The saved roster may hold devices that are ignored.
                 self._context.error_boundary.exclude(device)
@@ -203,9 +227,17 @@ class Run:
                 self.isolation.call(observer.happened, self.view, Woke(), self._over, self._context.now)
 
     def happen(self, event: Event) -> None:
-        now, before = self._context.now, self.machine.stage
+        now = self._context.now
+        ended = isinstance(event, Advanced) and event.phase is None
+        if self.budget and not isinstance(event, Budgeted):
+            if ended:
+                self.budget.end_round()
+            self._review_budget(self.budget, now)
+        before = self.machine.stage
         held_back, wall = self.machine.next_round_at, self._context.wall()
         commands = self.machine.handle(event, now, wall)
+        if self.budget and isinstance(event, Joined | Left | Unenrolled):
+            self.budget.note_presence(event.device)
         changed = self.machine.stage is not before or bool(held_back) != bool(self.machine.next_round_at)
         if self._context.connected and (changed or isinstance(event, Advanced)):
             self._set_here_timer(now)
@@ -213,13 +245,17 @@ class Run:
         self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
         # At the end of a round, the observers write its result before the Save of the next round is carried
         # out. Otherwise a crash could lose the result.
-        ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
             self.queue.add(commands, now)
         for observer in self.observers:
             self.isolation.call(observer.happened, self.view, event, commands, now)
         if ended:
             self.queue.add(commands, now)
+
+    def _review_budget(self, budget: Budget, now: float) -> None:
+        """Inform the machine before its next decision if the devices have changed whose budget is spent."""
+        if (event := budget.review(now)) is not None:
+            self.happen(event)
 
     def _tell_of_answer(self, update: Update) -> None:
         for observer in self.observers:
@@ -275,6 +311,10 @@ class Run:
                 if words:
                     log.info("round %d is the last one: %s", round, words)
                 self.spool.judge(round, accuracy, words, oldest)
+            case Exhaust(round, words):
+                log.warning("the training ends with round %d: %s", round, words)
+                if self.budget:
+                    self.budget.spent.exhaust(round, words)
             case Pause(round, ended):
                 self.spool.save_end(round, ended)
             case Diverge(round, reason):
@@ -309,12 +349,14 @@ class Run:
     def _save(self, save: Save) -> None:
         self.participants.save_class_names()
         members, domains = self.participants.members, self.participants.domains
-        roster = self.machine.roster
+        roster = self.machine.roster - self.machine.unfunded
         saved = {d: members[d] for d in sorted({*save.cohort, *roster})}
         fleet = max(self._context.enrolled, len(save.cohort))
         self.spool.save(
             save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains, fleet
         )
+        if self.budget:
+            self.budget.spent.begin_round(save.cohort)
 
     def _put_aside(self, command: PutAside) -> None:
         log.error(

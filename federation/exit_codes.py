@@ -9,6 +9,7 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
+from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.edge_client.data.errors import DataError
@@ -20,7 +21,14 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.transport.address import BrokerError
-from protofleet.runtime.command.errors import DIVERGED, FAILED, MISUSED, RunError, SignalledError
+from protofleet.runtime.command.errors import (
+    BUDGET_SPENT,
+    DIVERGED,
+    FAILED,
+    MISUSED,
+    RunError,
+    SignalledError,
+)
 from protofleet.runtime.launcher import LauncherError
 from protofleet.runtime.metrics_page import MetricsError
 
@@ -50,6 +58,8 @@ def exit_code(error: Exception) -> int | None:
             return FAILED
         case DivergedError():
             return DIVERGED
+        case BudgetSpentError():
+            return BUDGET_SPENT
         case _ if is_full(error) or is_locked(error):
             return FAILED
         case OSError() if _path_problem(error):

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
+from protofleet.coordinator.observe.budget import BudgetSeries
 from protofleet.coordinator.observe.record import MOST_DEVICES, ByView, EvaluationRecord, RoundRecord
 from protofleet.coordinator.observe.series import (
     Attendance,
@@ -221,6 +222,8 @@ class Metrics:
         r.register(WillCounts(run.wills, self._device_names))
         r.register(OlderCopyCounts(run.older_copies, self._device_names))
         r.register(Errors(run))
+        if run.budget is not None:
+            r.register(BudgetSeries(lambda: run.budget))
         self.attendance.banned.set_function(lambda: float(len(run.banned)))
         self._set_progress()
         self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))

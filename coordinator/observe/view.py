@@ -15,6 +15,7 @@ from typing import Protocol
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.observe.budget import BudgetState
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.round.events import Command, Event
@@ -59,19 +60,19 @@ class RunView:
     """
 
     __slots__ = (
-        "_context", "_diverged", "_isolation", "_limits", "_machine", "_participants", "_plan", "_queue", "_server",
-        "_spool", "_uncoded",
+        "_budget", "_context", "_diverged", "_isolation", "_limits", "_machine", "_participants", "_plan", "_queue",
+        "_server", "_spool", "_uncoded",
     )  # fmt: skip
 
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, participants: Participants,
         server: ServerRunner, queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation,
-        diverged: Callable[[], str], uncoded: UncodedBytes,
+        diverged: Callable[[], str], uncoded: UncodedBytes, budget: Callable[[], BudgetState] | None = None,
     ) -> None:  # fmt: skip
         self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
         self._participants, self._server, self._queue = participants, server, queue
         self._limits, self._isolation, self._diverged = limits, isolation, diverged
-        self._uncoded = uncoded
+        self._uncoded, self._budget = uncoded, budget
 
     @property
     def plan(self) -> Plan:
@@ -164,8 +165,8 @@ class RunView:
 
     @property
     def ended_early(self) -> str:
-        """Return why policy.stop has ended the training before its last round, or "" if it has not."""
-        return self._machine.stopped
+        """Return why policy.stop or budgets have ended the training before its last round, or ""."""
+        return self._machine.exhausted or self._machine.stopped
 
     @property
     def answered(self) -> frozenset[str]:
@@ -271,6 +272,11 @@ class RunView:
         arrays = to_numpy(weights_of(self._server.server.model))
         # Leave out control data, because only tensors count as payload.
         return sum(size for kind, size in parts(arrays) if kind != "control")
+
+    @property
+    def budget(self) -> BudgetState | None:
+        """Return the state of the budgets; None in a run without a budget."""
+        return self._budget() if self._budget else None
 
     # Properties of the disk, and counts of errors of this program.
 

@@ -84,6 +84,20 @@ class Blamed:
 
 
 @dataclass(frozen=True, slots=True)
+class Budgeted:
+    """The event that the devices which can pay for a task may have changed; it replaces the earlier event."""
+
+    # Devices whose budget does not hold one more round.
+    no_round: frozenset[str] = frozenset()
+    # Devices whose budget does not even hold an evaluation. They are in `no_round` too.
+    no_evaluation: frozenset[str] = frozenset()
+    # Number of enrolled devices whose budget of this run does not hold one more round. It never gets smaller.
+    spent: int = 0
+    able: int = 0  # Number of the other enrolled devices.
+    words: str = ""  # The budget of the run, for messages.
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The event that the time `RoundMachine.wake_at` is reached."""
 
@@ -240,6 +254,14 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
+class Exhaust:
+    """A command to store that budgets have ended the training; the next Save makes this durable."""
+
+    round: int  # The last round of training.
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     rounds: int
 
@@ -248,7 +270,7 @@ class IllegalEventError(RuntimeError):
     """The error raised if an event cannot happen at this stage; then the program that drives the machine is wrong."""
 
 
-Event: TypeAlias = "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Woke"
+Event: TypeAlias = "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Woke"
 Command: TypeAlias = (
     Forget
     | Save
@@ -265,6 +287,7 @@ Command: TypeAlias = (
     | Drop
     | Dismiss
     | Judge
+    | Exhaust
     | Finish
 )
 
@@ -294,6 +317,8 @@ class Recovered:
     judged: Mapping[int, float] = field(default_factory=dict)
     # The round with which policy.stop has ended the training, and the reason.
     stopped: tuple[int, str] | None = None
+    # The last round of training, if budgets have ended the training, and the reason.
+    exhausted: tuple[int, str] | None = None
     # The last round that was followed by a pause, and the Unix time at which the round ended.
     ended: tuple[int, float] = (0, 0.0)
     ahead: tuple[Recovered, ...] = ()  # Later rounds that had begun; they are replayed after this round.

@@ -25,12 +25,14 @@ from protofleet.coordinator.round.events import (
     Answered,
     Blame,
     Blamed,
+    Budgeted,
     Close,
     Command,
     Dismiss,
     Diverge,
     Drop,
     Event,
+    Exhaust,
     Finish,
     IllegalEventError,
     Joined,
@@ -102,6 +104,11 @@ class RoundMachine:
     # The cohort that was drawn for the round. It is set while all present devices evaluate before the round.
     _drawn: tuple[str, ...] | None = None
     _stopped_after: int | None = None  # The last round of training, if policy.stop has ended the training.
+    budget: Budgeted = field(default_factory=Budgeted)
+    # Devices that were present when the cohort was drawn, but got no task because of their budget.
+    unfunded: frozenset[str] = frozenset()
+    exhausted: str = ""  # Reason why budgets have ended the training before its last round, or "".
+    _exhausted_after: int | None = None  # The last round of training, if budgets have ended the training.
 
     def __post_init__(self) -> None:
         self.selection = CohortSelection(self.policy, self.seed)
@@ -120,6 +127,8 @@ class RoundMachine:
         self.stop_rule.measured = dict(past.judged)
         if past.stopped:
             self._stopped_after, self.stopped = past.stopped
+        if past.exhausted:
+            self._exhausted_after, self.exhausted = past.exhausted
         self._restore_round(past)
         self.pace.ended = past.ended
         if past.diverged:
@@ -132,7 +141,7 @@ class RoundMachine:
     def _restore_round(self, past: Recovered) -> None:
         self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
         self._earlier = past.seconds
-        self._present, self._drawn = tuple(sorted(past.roster)), None
+        self._present, self._drawn, self.unfunded = tuple(sorted(past.roster)), None, frozenset()
         self.stop_rule.restore(self.stop_rule.measured, past.round)
         # The replay of this round decides again whether policy.stop ends the training.
         if self._stopped_after is not None and self._stopped_after >= past.round:
@@ -224,7 +233,8 @@ class RoundMachine:
 
     @property
     def _last_training(self) -> int:
-        return self.rounds if self._stopped_after is None else self._stopped_after
+        ends = (self.rounds, self._stopped_after, self._exhausted_after)
+        return min(end for end in ends if end is not None)
 
     @property
     def _last_round(self) -> int:
@@ -366,14 +376,57 @@ class RoundMachine:
         return self._end_round(now, event.validation)
 
     def _maybe_start(self, now: float) -> Iterator[Command]:
-        if (
-            self.stage is not Stage.GATHERING
-            or self._is_held_back(now)
-            or len(self.roster) < self.policy.quorum
-        ):
+        if self.stage is not Stage.GATHERING:
+            return
+        if self._is_exhausted:
+            yield from self._end_exhausted(now)
+            return
+        here = self._funded
+        if self._is_held_back(now) or len(here) < self.policy.quorum:
             return
         first = (self.round, self.attempt) == (1, 0)
-        if self.selection.is_complete(len(self.roster), len(self._reliable(now)), first, now):
+        if self.selection.is_complete(len(here), len(self._reliable(now) & here), first, now):
+            yield from self._start(now)
+
+    @property
+    def _funded(self) -> set[str]:
+        """Return the present devices whose budget holds the next task."""
+        return self.roster - (self.budget.no_evaluation if self.is_last_evaluation else self.budget.no_round)
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Return whether the quorum is out of reach because the budgets of too many devices are spent."""
+        b = self.budget
+        return b.able < self.policy.quorum <= b.able + b.spent and not self.is_last_evaluation
+
+    def _note_budget(self, event: Budgeted, now: float) -> Iterable[Command]:
+        self.budget = event
+        return ()
+
+    def _note_budget_and_maybe_start(self, event: Budgeted, now: float) -> Iterator[Command]:
+        yield from self._note_budget(event, now)
+        if len(self._funded) < self.policy.quorum:
+            self.selection.settled = None
+        yield from self._maybe_start(now)
+
+    def _exhaust(self) -> Iterator[Command]:
+        """End the training with the round before the current round."""
+        b = self.budget
+        self._exhausted_after = self.round - 1
+        self.exhausted = (
+            f"the budget of {b.spent} of {b.spent + b.able} devices does not hold one more round ({b.words}), and "
+            f"policy.quorum is {self.policy.quorum}"
+        )
+        yield Exhaust(self.round - 1, self.exhausted)
+
+    def _end_exhausted(self, now: float) -> Iterator[Command]:
+        """End the training, then let the devices measure whose budget holds an evaluation."""
+        yield from self._exhaust()
+        self.next_round_at, self._look_at = 0.0, None
+        if self.round > self._last_round:
+            yield Save(self.round, self.attempt, ())
+            yield from self._finish()
+        else:
             yield from self._start(now)
 
     def _is_held_back(self, now: float) -> bool:
@@ -390,13 +443,13 @@ class RoundMachine:
         return left > 0
 
     def _start(self, now: float) -> Iterator[Command]:
-        aside = self._aside.get(self.round, ())
-        steady = (self._reliable(now) - self.silent.devices).difference(aside)
-        others = (self.roster - steady).difference(aside)
+        aside, here = self._aside.get(self.round, ()), self._funded
+        steady = (self._reliable(now) - self.silent.devices).intersection(here).difference(aside)
+        others = (here - steady).difference(aside)
         everybody = self.is_last_evaluation
         drawn = self.selection.draw(steady, others, self.round, self.attempt, everybody)
         self.cohort = tuple(sorted((*drawn, *self._asked_in_addition(others.difference(drawn)))))
-        self._present, self._drawn = tuple(sorted(self.roster)), None
+        self._present, self._drawn, self.unfunded = tuple(sorted(here)), None, frozenset(self.roster - here)
         self.stage, self.selection.settled, self._earlier = Stage.COMPUTING, None, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
@@ -654,8 +707,10 @@ class RoundMachine:
         elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
+        elif self._is_exhausted:
+            yield from self._end_exhausted(now)
         elif self.is_last_evaluation or (
-            not self._is_held_back(now) and len(self._reliable(now)) >= self.policy.quorum
+            not self._is_held_back(now) and len(self._reliable(now) & self._funded) >= self.policy.quorum
         ):
             yield from self._start(now)
         else:
@@ -674,6 +729,7 @@ class RoundMachine:
     # error is in this program and not in a device.
     HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
         Stage.GATHERING: {
+            Budgeted: _note_budget_and_maybe_start,
             Joined: _join_and_maybe_start,
             Left: _leave_and_maybe_wait_again,
             Unenrolled: _unenroll_and_maybe_wait_again,
@@ -681,6 +737,7 @@ class RoundMachine:
             Woke: _start_when_settled,
         },
         Stage.COMPUTING: {
+            Budgeted: _note_budget,
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
@@ -689,6 +746,7 @@ class RoundMachine:
             Woke: _ignore,
         },
         Stage.BLAMING: {
+            Budgeted: _note_budget,
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
@@ -697,6 +755,7 @@ class RoundMachine:
             Woke: _ignore,
         },
         Stage.COLLECTING: {
+            Budgeted: _note_budget,
             Joined: _join_and_be_asked,
             Left: _leave_and_maybe_close,
             Unenrolled: _unenroll_and_maybe_close,
@@ -704,6 +763,7 @@ class RoundMachine:
             Woke: _close_when_due,
         },
         Stage.FINISHED: {
+            Budgeted: _note_budget,
             Joined: _join_and_be_dismissed,
             Left: _leave,
             Unenrolled: _unenroll,

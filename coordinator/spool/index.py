@@ -18,7 +18,7 @@ import json
 import logging
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +66,14 @@ ADDED_TABLES: Final = {
     "chain": "place INTEGER PRIMARY KEY, round INTEGER, phase TEXT, base BLOB, reference BLOB, step BLOB, exact BLOB",
     "epochs": "epoch INTEGER PRIMARY KEY",  # Epochs of the coordinators that have claimed the folder.
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
+}
+# Tables that only some runs need. They are created when a run needs them.
+OPTIONAL_TABLES: Final = {
+    # Bytes that were published for all devices, the month, and the run's name in the ledger of the month.
+    "budgeted": "one INTEGER PRIMARY KEY CHECK (one = 1), published INTEGER, month INTEGER, name TEXT",
+    # The last round of training, if budgets have ended the training.
+    "exhausted": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, words TEXT",
+    "spent": "device TEXT PRIMARY KEY, own INTEGER, since INTEGER, before_month INTEGER, largest INTEGER",
 }
 UNIQUE: Final = {
     "accepted": "round, phase, device",
@@ -413,6 +421,13 @@ class Index:
                 db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({ADDED_TABLES[table]}, seal BLOB{unique})")
             self.disk.commit(db, self.path)
 
+    def add_tables(self, names: Collection[str]) -> None:
+        """Create those of the optional tables that are missing."""
+        if missing := set(names) - tables_in(self.db):
+            with self.transaction():
+                for table in sorted(missing):
+                    self.db.execute(f"CREATE TABLE {table} ({OPTIONAL_TABLES[table]}, seal BLOB)")
+
     def _keep_old_format(self, found: int) -> None:
         kept = self.path.with_suffix(f".format-{found}")
         with self.disk.fresh(kept) as fresh:
@@ -497,7 +512,7 @@ def check_integrity(db: sqlite3.Connection) -> None:
     try:
         if (verdict := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise DamagedError(str(verdict)[:200])
-        for table in [*SCHEMA, *(ADDED_TABLES.keys() & tables_in(db))]:
+        for table in [*SCHEMA, *((ADDED_TABLES | OPTIONAL_TABLES).keys() & tables_in(db))]:
             for *values, checksum in db.execute(f"SELECT * FROM {table}"):
                 if row_checksum(table, *values) != checksum:
                     raise DamagedError(f"the checksum of a row of {table} is wrong")

@@ -26,6 +26,7 @@ from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
 from protofleet.coordinator.spool.small_answers import Memory
+from protofleet.coordinator.spool.spent import SpentBytes
 from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
@@ -101,6 +102,7 @@ class Spool:
         # Function that returns the open round and the traffic of this round. The code that counts the traffic sets
         # this attribute.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
+        self.spent: SpentBytes | None = None  # Bytes of each device, if the run has a budget.
         self._saved_traffic: tuple[int, str] = (0, "")  # The round and the traffic that were saved last.
         # Round, phase and device of accepted updates that are damaged. These updates are not used any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
@@ -220,7 +222,11 @@ class Spool:
                     self._log.sync()
         except BaseException:
             self._saved_traffic = before
+            if self.spent:
+                self.spent.rolled_back()
             raise
+        if self.spent:
+            self.spent.committed()
 
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
         """Return the boot, the newest sequence number and the holder of each sender's last accepted update.
@@ -428,6 +434,8 @@ class Spool:
                 raise
 
     def _save_traffic(self) -> None:
+        if self.spent:
+            self.spent.write()
         if counted := self.open_round_traffic():
             row = counted[0], counted[1].text()
             if row != self._saved_traffic:
@@ -494,6 +502,7 @@ class Spool:
             judged=judged,
             stopped=stopped,
             ended=self._ended(),
+            exhausted=self.spent.exhausted() if self.spent else None,
         )
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protofleet.coordinator.observe.summary_file import read_summary
+from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.lab.local.class_check import agreed_names
 from protofleet.lab.local.data_check import require_data
@@ -86,6 +87,8 @@ class Batch:
                 run_experiment(experiment, self.runs, self.launcher, self.track)
         except (StoppedError, InUseError):
             raise
+        except BudgetSpentError as error:
+            print(error)  # The run is finished, and its report and summary are written.
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)
             print(f"failed: {error}")

@@ -32,6 +32,7 @@ from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
@@ -210,6 +211,8 @@ class Experiment:
     """Number of the devices, their networks and their processes."""
     policy: LocalPolicy | None = None
     """Rules for the rounds; if left out, every round waits for all devices."""
+    budget: BudgetSettings | None = None
+    """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     """Broker of the run."""
     pictures: Snapshots = field(default_factory=Snapshots)
@@ -558,7 +561,7 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
-        policy=e.effective_policy, broker=broker,
+        policy=e.effective_policy, budget=e.budget, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,

@@ -16,6 +16,8 @@ from typing import IO, Any, Final
 import torch
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
+from protofleet.coordinator.round_bytes import describe_budget
+from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.begun import has_ended_a_round
 from protofleet.edge_client.compute import available_cores, gpu_pays
@@ -45,7 +47,7 @@ from protofleet.protocol.transport.address import BrokerAddress, preflight
 from protofleet.protocol.wire.class_names import Names
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.children import Interpreters, Starter
-from protofleet.runtime.command.errors import DIVERGED, RunError, StoppedError
+from protofleet.runtime.command.errors import BUDGET_SPENT, DIVERGED, RunError, StoppedError
 from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 
 NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
@@ -125,6 +127,10 @@ def run_processes(
     display.fold(read_rounds(folder / "rounds.jsonl"))
     with broker_of_run(experiment, folder) as broker, display as progress:
         progress.print(f"broker: {broker.description}")
+        if experiment.budget is not None:
+            progress.print(
+                f"budget: {describe_budget(experiment.budget, experiment.plan, experiment.rounds)}"
+            )
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
             progress.print(f"processes: each process starts a new interpreter, because {NO_FORK}")
         if compute != experiment.compute:
@@ -139,8 +145,10 @@ def run_processes(
             devices = DeviceProcesses.of(groups, processes, device_starter)
             try:
                 watch(experiment, processes, devices, BrokerWatch(broker.own, progress.print), progress)
-            except DivergedError:
+            except (DivergedError, BudgetSpentError) as error:
                 write_report(folder)
+                if isinstance(error, BudgetSpentError):
+                    display.show_result(final_table(folder))
                 raise
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the same command continues the run in {folder}") from None
@@ -276,6 +284,9 @@ def watch(
         progress.handle_line(processes.reworded(line))
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.reason("coordinator"))
+    if code == BUDGET_SPENT:
+        processes.wait()
+        raise BudgetSpentError(processes.reason("coordinator"))
     if code != 0 or not progress.finished:
         raise RunError(f"coordinator: {processes.reason('coordinator')}")
     processes.wait()
@@ -367,7 +378,9 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
     try:
         yield
     except Exception as error:
-        kept = isinstance(error, StoppedError | InUseError | DivergedError) or has_ended_a_round(folder)
+        kept = isinstance(
+            error, StoppedError | InUseError | DivergedError | BudgetSpentError
+        ) or has_ended_a_round(folder)
         if earlier is None or kept:
             raise
         with sole_use(folder):

@@ -5,6 +5,7 @@ To simulate a crash, a coordinator or an agent is replaced by a new object, whic
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.base import Item
 from protofleet.protocol.wire.names import COORDINATOR
@@ -79,6 +81,8 @@ class Simulation:
     make_disk: Callable[[str], Disk] = disk_without_fsync
     class_names: tuple[str, ...] = ()
     plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
+    budget: BudgetSettings | None = None
+    wall: Callable[[], float] = time.time  # Function that returns the Unix time of the coordinator.
     # The settings of those devices that serve models, by device name.
     serves: Mapping[str, ModelSettings] = field(default_factory=dict)
     # The length of a turn of an event loop, in seconds. The loop takes all items that arrive during the turn. At
@@ -118,8 +122,10 @@ class Simulation:
         link = CoordinatorLink(me, self.keyring, self.topics, transport, spool.store, "simulated")
         transport.will = link.will(self.topics.coord_state)
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
-        context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
-        run = Run(self.plan, machine, spool, context, self.observers, self.limits, self.class_names)
+        context = ProcessContext(link, worker, Bans(spool.folder, spool.disk), self.wall)
+        run = Run(
+            self.plan, machine, spool, context, self.observers, self.limits, self.class_names, self.budget
+        )
         self.service = CoordinatorService(context, run)
 
     def boot_device(self, device: str) -> None:

@@ -19,7 +19,7 @@ from protofleet.protocol.link.task_sender import TaskSender
 from protofleet.protocol.link.to_devices import LinkToDevices
 from protofleet.protocol.security.envelope import Header
 from protofleet.protocol.security.keys import Identity, Keyring
-from protofleet.protocol.transport.base import Transport
+from protofleet.protocol.transport.base import Transport, packet_bytes
 from protofleet.protocol.wire import blocks
 from protofleet.protocol.wire.messages import BlockRequest, Message, Offer, Update
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -76,12 +76,15 @@ class CoordinatorLink(LinkToDevices):
             return self._own_state(frame, now)
         opened = self._open_frame(topic, frame, now)
         if isinstance(opened, UnusableAnswer):
+            self._report_packet(topic, frame)
             self.on_message(opened.update.device)
             self.answers.admission_controller.unusable(opened.update, opened)
             return []
         if opened is None:
             return []
         header, message, content = opened
+        if header.sequence:  # The broker publishes MQTT wills.
+            self._report_packet(topic, frame)
         self._note_new_connection(header, message)
         self._report_message(header)
         try:
@@ -137,6 +140,10 @@ class CoordinatorLink(LinkToDevices):
         """
         if header.sequence and header.epoch == self.epoch:
             self.on_message(header.sender)
+
+    def _report_packet(self, topic: str, frame: bytes) -> None:
+        if self.on_packet is not None:
+            self.on_packet(topic, packet_bytes(topic, len(frame)))
 
     def _own_state(self, frame: bytes, now: float) -> list[Received]:
         """Ignore the coordinator's own states, and return the states of a later coordinator.
@@ -214,5 +221,6 @@ class CoordinatorLink(LinkToDevices):
 
         if not self._count_frame(topic, frame, "block", take) or held is None:
             return []
+        self._report_packet(topic, frame)
         self.on_message(device)
         return self.answers.block_taken(device, held[0], now)

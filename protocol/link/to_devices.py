@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from protofleet.protocol.link.base import INLINE, Link
 from protofleet.protocol.link.broadcast import ErrorScope
@@ -13,7 +13,7 @@ from protofleet.protocol.link.rate_limit import RateLimiter
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import Header, read_header
 from protofleet.protocol.security.keys import Identity, Keyring
-from protofleet.protocol.transport.base import Transport
+from protofleet.protocol.transport.base import Transport, packet_bytes
 from protofleet.protocol.wire import codec, forms
 from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.messages import (
@@ -46,6 +46,10 @@ class LinkToDevices(Link):
         # Device -> forms of messages that the device understands.
         self.device_forms: dict[str, frozenset[str]] = {}
         self._subscribed_topics = set(topics.coordinator_subscriptions())
+        # Called with the topic and the size of each packet that is sent, and of each received packet that the device
+        # of the topic has sent: rejected frames, duplicates and MQTT wills are left out, because another party may
+        # have sent them. None if nothing needs these sizes.
+        self.on_packet: Callable[[str, int], None] | None = None
 
     def understands(self, device: str, form: str) -> bool:
         return form in self.device_forms.get(device, ())
@@ -78,6 +82,13 @@ class LinkToDevices(Link):
         """Return the only device that may publish on this topic, or "" if there is none."""
         place = self.topics.parse(topic)
         return place.device if place else ""
+
+    def _publish_frame(
+        self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False, qos: int = 1
+    ) -> None:  # fmt: skip
+        super()._publish_frame(topic, frame, tensors, fresh, retain, qos)
+        if self.on_packet is not None:
+            self.on_packet(topic, packet_bytes(topic, len(frame)))
 
     def _receiver(self, topic: str) -> str:
         return self.device_of_topic(topic)

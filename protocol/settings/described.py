@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from protofleet.protocol.settings.bounds import Within, shown
 from protofleet.protocol.settings.reader import encode, toml_literal
 from protofleet.protocol.settings.sentences import sentences
+from protofleet.protocol.settings.size import ByteSize
 
 ANY_NAME: Final = "NAME"  # placeholder for the name that the user gives to a table
 LARGE: Final = 10_000  # this number and larger numbers are written with underscores
@@ -21,6 +22,7 @@ DICTS: Final = (dict, Mapping)
 TYPES: Final[Mapping[Any, tuple[str, str]]] = {
     int: ("whole number", "whole numbers"),
     float: ("number", "numbers"),
+    ByteSize: ("size", "sizes"),
     str: ("string", "strings"),
     bool: ("true or false", "true or false"),
     Any: ("value", "values"),

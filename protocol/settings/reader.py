@@ -21,6 +21,7 @@ else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
 from protofleet.protocol.settings.bounds import Within
+from protofleet.protocol.settings.size import FORM, ByteSize
 from protofleet.protocol.settings.suggest import there_are
 
 T = TypeVar("T")
@@ -244,6 +245,10 @@ def _typed(hint: Any, value: object, where: str) -> Any:
 def _plain(hint: Any, value: object, where: str) -> Any:
     if hint is Any:
         return value
+    if hint is ByteSize:
+        if (size := ByteSize.from_toml(value)) is None:
+            raise SettingsError(f"{where} is {_show(value)}, but must be a whole number of bytes, or {FORM}")
+        return size
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)

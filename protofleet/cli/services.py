@@ -51,6 +51,7 @@ def _add_enrolled(command: argparse.ArgumentParser) -> None:
 def coordinator(options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.coordinator.main import run_coordinator
+        from protofleet.coordinator.server.budget_spent import BudgetSpentError
         from protofleet.coordinator.server.diverged import DivergedError
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
@@ -70,7 +71,7 @@ def coordinator(options: argparse.Namespace) -> int:
     try:
         if problem := run_coordinator(settings, installed_version(), options.events, software()):
             raise ended_early(problem)
-    except DivergedError:
+    except (DivergedError, BudgetSpentError):
         report_on(folder)
         raise
     report_on(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -21,6 +20,7 @@ from protofleet.protocol.settings.bounds import (
     Seed,
     Within,
 )
+from protofleet.protocol.settings.size import FORM, bytes_in
 
 Subparsers = Any  # argparse keeps the type of its sub-parsers private.
 
@@ -52,20 +52,10 @@ class BoundedNumber:
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")
 
 
-SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|k|M|G|T)B")
-LARGEST_SIZE: Final = 1e15  # Bytes.
-FACTORS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
 def size_in_bytes(text: str) -> float:
     """Return a size such as `200 MB` in bytes."""
-    found = SIZE.fullmatch(text)
-    size = float(found[1]) * FACTORS[found[2]] if found else 0.0
-    if not 1 <= size <= LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(
-            f"it is {text[:99]!r}, it must be a number and a unit, such as 1MB or '200 MB', from 1B to 1000TB; "
-            "the units are B, kB, MB, GB and TB"
-        )
+    if (size := bytes_in(text)) is None:
+        raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {FORM}")
     return size
 
 

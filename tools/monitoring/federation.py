@@ -101,6 +101,20 @@ def federation() -> dict[str, Any]:
                 floor=0,
             ),
             time_series(
+                "Budgets",
+                "percentunit",
+                ("protofleet_budget_used_ratio", "{{limit}}: used by the device that has used most"),
+                floor=0,
+                description="in a run with a budget (docs/budget.md)",
+            ),
+            time_series(
+                "Devices with a spent budget",
+                "none",
+                ("protofleet_budget_devices_spent", "{{limit}}"),
+                floor=0,
+                description="they get no task, because their budget does not hold one more round",
+            ),
+            time_series(
                 "Answers",
                 "none",
                 ("increase(protofleet_updates_total[5m])", "{{verdict}}"),

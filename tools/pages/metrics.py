@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from protofleet.coordinator.observe.budget import BudgetSeries
 from protofleet.coordinator.observe.metrics import (
     MAX_DEVICES,
     BoundedLabels,
@@ -112,6 +113,7 @@ def register_coordinator(r: CollectorRegistry) -> None:
     r.register(WillCounts(Counter(), BoundedLabels(MAX_DEVICES)))
     r.register(OlderCopyCounts(Counter(), BoundedLabels(MAX_DEVICES)))
     r.register(Errors(None))
+    r.register(BudgetSeries(lambda: None))
 
 
 def register_device(r: CollectorRegistry) -> None:

@@ -143,7 +143,7 @@ StateDirectory={label}
 StateDirectoryMode=0700
 Environment=HOME={home} PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
 Restart=on-failure
-RestartPreventExitStatus=2 4
+RestartPreventExitStatus=2 4 5
 KillSignal=SIGINT
 SuccessExitStatus={by_sigint}
 {backoff}TimeoutStopSec=90s

@@ -18,6 +18,7 @@ from protofleet.coordinator.round.events import (
     Answered,
     Blame,
     Blamed,
+    Budgeted,
     Close,
     Dismiss,
     Diverge,
@@ -56,6 +57,7 @@ EVENTS = {
     Answered: Answered("a", 1, "train", b"base"),
     Advanced: Advanced("train", b"base"),
     Blamed: Blamed(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}), "train", ("d",), "too large"),
+    Budgeted: Budgeted(frozenset({"d"}), frozenset(), 1, 3),
     Woke: Woke(),
 }
 ONLY_AT = {Advanced: Stage.COMPUTING, Blamed: Stage.BLAMING}  # only the coordinator's own worker reports them

@@ -359,6 +359,8 @@ def as_its_source_asks(lived, target):
 
 # Panels without values: this machine has no such sensor, and the run has no codec.
 EMPTY = {
+    "protofleet_budget_used_ratio",
+    "protofleet_budget_devices_spent",
     'sum by (direction) (protofleet_uncoded_bytes_total{method=~"$method"})',
     'max(protofleet_device_temperature_celsius{device=~"$device"})',
     'protofleet_device_temperature_celsius{device=~"$device"}',

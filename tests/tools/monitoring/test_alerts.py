@@ -152,6 +152,10 @@ CASES = {
         {'protofleet_device_disk_full{instance="d1"}': "1x60"},
         {'protofleet_device_disk_full{instance="d1"}': "0x60", 'protofleet_disk_full{instance="c"}': "0x60"}, 15,
     ),
+    "BudgetSpent": (
+        {'protofleet_budget_devices_spent{instance="c", limit="run"}': "0x10 1x50"},
+        {'protofleet_budget_devices_spent{instance="c", limit="run"}': "0x60"}, 15,
+    ),
     "FilesDamaged": (
         {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "1x60"},
         {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "0x60",

@@ -16,6 +16,7 @@ from protofleet.edge_client.serving.metrics import ModelCollector
 from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.federation.enrol.local_federation import enrol_federation
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host.metrics import HostMetrics
 from tests.deploy.fleet.boards import jetson_files
@@ -33,7 +34,8 @@ MEANINGS = {name: words for name, _, _, words in ROWS}
 def shown(tmp_path_factory):
     """Return all metrics that a coordinator and a device show after a run, with every source of metrics present."""
     folder = tmp_path_factory.mktemp("metrics")
-    run = simulation(folder / "run", "fedavg")
+    budget = BudgetSettings(bytes_per_device=10**9, price_per_gb=2.0)
+    run = simulation(folder / "run", "fedavg", budget=budget)
     board = Sensors(jetson_files(folder / "board"))
     metrics, device = (
         Metrics(run.service.run.view),

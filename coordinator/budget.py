@@ -1,0 +1,215 @@
+"""The budget of each device in a run: it charges bytes to devices, and finds the devices whose budget is spent.
+
+A device gets a task only if its budget holds one more round and the evaluation at the end. A round counts with its
+closed form, or with the largest round of this device so far if that is larger. So a limit is not exceeded, unless
+messages are repeated, or a device stays connected after its budget is spent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from protofleet.coordinator.observe.budget import BudgetState
+from protofleet.coordinator.round.events import Budgeted
+from protofleet.coordinator.round.reader import MachineReader
+from protofleet.coordinator.round_bytes import RoundCost, describe_budget, round_bytes
+from protofleet.coordinator.spool.month import MonthLedger, end_of_month, month_at
+from protofleet.coordinator.spool.spent import SpentBytes
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.meter import human_bytes
+from protofleet.protocol.settings.budget import BudgetSettings
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime.logs import fields
+
+log = logging.getLogger("protofleet.coordinator")
+
+REVIEW_SECONDS: Final = 60.0  # Seconds between two reviews of all devices.
+MOST_NAMED: Final = 5  # Largest number of devices that a log line names.
+RUN: Final = "run"
+MONTH: Final = "month"
+NOTHING: Final[Mapping[str, int]] = {}
+
+
+class Budget:
+    def __init__(
+        self, settings: BudgetSettings, plan: Plan, machine: MachineReader, spool: Spool, topics: Topics,
+        enrolled: Callable[[], Collection[str]], wall: Callable[[], float], folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Read what earlier coordinators have charged. The ledger of the month is in `folder`."""
+        self.settings, self._machine, self._spool, self._topics = settings, machine, spool, topics
+        self._enrolled, self._wall = enrolled, wall
+        self._of_round: RoundCost = round_bytes(plan)
+        self.limits: dict[str, int] = {}
+        if settings.run_limit is not None:
+            self.limits[RUN] = settings.run_limit
+        if settings.month_bytes_per_device is not None:
+            self.limits[MONTH] = int(settings.month_bytes_per_device)
+        self.spent = spool.spent = SpentBytes(spool.index, month_at(wall()))
+        # Bytes of each device in the other runs of this month.
+        self._in_other_runs: Mapping[str, int] = NOTHING
+        self._ledger: MonthLedger | None = None
+        if MONTH in self.limits:
+            is_expected = any(self.spent.in_month(device) for device, _ in self.spent.of_all())
+            self._ledger = MonthLedger(folder or spool.folder.parents[1], spool.disk, is_expected)
+        # Limit -> devices whose budget does not hold one more round, or not even an evaluation.
+        self.without_round: dict[str, set[str]] = {name: set() for name in self.limits}
+        self._without_evaluation: dict[str, set[str]] = {name: set() for name in self.limits}
+        self._reported: Budgeted | None = None
+        self._used = dict.fromkeys(
+            self.limits, 0
+        )  # Largest number of bytes of a device, at the last full review.
+        self.wake_at = 0.0
+        log.info("budget: %s", describe_budget(settings, plan, plan.rounds), extra=fields(event="budget"))
+
+    def packet(self, topic: str, size: int) -> None:
+        """Charge one packet to the devices that may have received it, or to the device that has sent it.
+
+        Blocks of a broadcast are charged to each device of the cohort. Other messages to all devices are charged to
+        each present device.
+        """
+        place = self._topics.parse(topic)
+        if place is None:
+            return
+        if place.device:
+            self.spent.charge(place.device, size)
+        elif place.kind == "bcast":
+            for device in self._machine.cohort:
+                self.spent.charge(device, size)
+        else:
+            self.spent.published += size
+
+    def resume(self) -> None:
+        """Treat as present only the devices that the machine treats as present after a restart."""
+        self.spent.keep_present(self._machine.roster)
+
+    def note_presence(self, device: str) -> None:
+        self.spent.set_present(device, device in self._machine.roster)
+
+    def review(self, now: float) -> Budgeted | None:
+        """Return the event for the machine if the devices have changed whose budget is spent; else None."""
+        if is_of_all := now >= self.wake_at:
+            self._begin_review(now)
+            for name in self.limits:
+                counted = (self._counted(name, device) for device, _ in self.spent.of_all())
+                self._used[name] = max(counted, default=0)
+        devices, self.spent.touched = self._enrolled() if is_of_all else self.spent.touched, set()
+        if not self._judge(devices) and not is_of_all:
+            return None
+        if (found := self._event()) == self._reported:
+            return None
+        self._say_who_is_spent(found)
+        self._reported = found
+        return found
+
+    def end_round(self) -> None:
+        """Note the size of the round; the next review is one of all devices."""
+        self.spent.end_round()
+        self.wake_at = 0.0
+
+    def until(self) -> float:
+        """Return the Unix time at which the budget of the month begins anew."""
+        return end_of_month(self._wall())
+
+    def state(self) -> BudgetState:
+        """Return the state for observers. Any thread may call this method."""
+        spent = {name: len(devices) for name, devices in self.without_round.items()}
+        return BudgetState(
+            MappingProxyType(self.limits), MappingProxyType(self._used), spent, self.settings.price_per_gb
+        )
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._write_ledger()
+            self._ledger.close()
+
+    def _begin_review(self, now: float) -> None:
+        """Begin a new month if it is time, and exchange the bytes of the month with other runs."""
+        self.wake_at = now + min(REVIEW_SECONDS, max(1.0, self.until() - self._wall()))
+        month = month_at(self._wall())
+        if month > self.spent.month:
+            self._write_ledger()
+            self.spent.begin_month(month)
+        if self._ledger is not None:
+            self._write_ledger()
+            self._in_other_runs = self._ledger.of_others(self.spent.month, self.spent.name)
+
+    def _write_ledger(self) -> None:
+        """Write the devices whose bytes have changed, and the present devices, which receive what is for all."""
+        if self._ledger is None:
+            return
+        devices = self.spent.changed_in_month | set(self._machine.roster)
+        sizes = {device: self.spent.in_month(device) for device in devices}
+        if self._ledger.save(self.spent.month, self.spent.name, sizes):
+            self.spent.changed_in_month = set()
+
+    def _counted(self, limit: str, device: str) -> int:
+        if limit == RUN:
+            return self.spent.total(device)
+        return self.spent.in_month(device) + self._in_other_runs.get(device, 0)
+
+    def _judge(self, devices: Collection[str]) -> bool:
+        """Decide for each of these devices what its budget holds; return whether anything has changed."""
+        changed, evaluation = False, self._of_round.evaluation
+        for device in devices:
+            a_round = max(self._of_round.training, self.spent.largest(device))
+            for name, limit in self.limits.items():
+                left = limit - self._counted(name, device)
+                changed |= set_member(self.without_round[name], device, left < a_round + evaluation)
+                changed |= set_member(self._without_evaluation[name], device, left < evaluation)
+        return changed
+
+    def _event(self) -> Budgeted:
+        run = self.without_round.get(RUN, set())
+        enrolled = self._enrolled() if run else frozenset()
+        spent = len(run.intersection(enrolled))
+        return Budgeted(
+            frozenset().union(*self.without_round.values()),
+            frozenset().union(*self._without_evaluation.values()),
+            spent,
+            len(enrolled) - spent,
+            self._words(RUN) if RUN in self.limits else "",
+        )
+
+    def _words(self, limit: str) -> str:
+        size = self.limits[limit]
+        name = "bytes_per_device" if limit == RUN else "month_bytes_per_device"
+        if limit == RUN and size != self.settings.bytes_per_device:
+            name = "money_per_device"
+        return f"budget.{name} is {human_bytes(size)}{self.settings.cost_words(size)}"
+
+    def _say_who_is_spent(self, found: Budgeted) -> None:
+        before = self._reported.no_round if self._reported else frozenset()
+        new = sorted(found.no_round - before)
+        for limit in self.limits:
+            if devices := [device for device in new if device in self.without_round[limit]]:
+                named = ", ".join(
+                    f"{device} ({human_bytes(used)} used{self.settings.cost_words(used)})"
+                    for device in devices[:MOST_NAMED]
+                    for used in [self._counted(limit, device)]
+                )
+                more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+                until = "for the rest of the run" if limit == RUN else f"until {utc_words(self.until())}"
+                log.warning(
+                    "%s, which does not hold one more round of %s%s: no task is sent there %s",
+                    self._words(limit), named, more, until, extra=fields(event="budget"),
+                )  # fmt: skip
+        if back := sorted(before - found.no_round):
+            log.info("budget: %d devices get tasks again", len(back), extra=fields(event="budget"))
+
+
+def set_member(members: set[str], name: str, is_member: bool) -> bool:
+    """Add or remove a name; return whether the set has changed."""
+    if (name in members) == is_member:
+        return False
+    (members.add if is_member else members.discard)(name)
+    return True
+
+
+def utc_words(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,140 @@
+"""A device whose budget is spent gets no task; if a quorum cannot come any more, the run ends with a reason."""
+
+import pytest
+
+from protofleet.coordinator.round.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Answered,
+    Budgeted,
+    Exhaust,
+    Finish,
+    Joined,
+    Recovered,
+    Rollback,
+    Save,
+    Send,
+    Stage,
+    Woke,
+)
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
+
+WORDS = "budget.bytes_per_device is 1.0 MB"
+
+
+def machine(rounds=5, **rules):
+    policy = Policy(
+        **{"quorum": 2, "settle_seconds": 1.0, "straggler_factor": 0.0, "grace_seconds": 0.0, **rules}
+    )
+    return RoundMachine(policy, rounds)
+
+
+def spent(*devices, of=4, evaluation=(), run=True):
+    """Return the event that these of `of` devices hold no more round."""
+    number = len(devices) if run else 0
+    return Budgeted(frozenset(devices), frozenset(evaluation), number, of - number, WORDS)
+
+
+def began(m, devices="abcd"):
+    for device in devices:
+        m.handle(Joined(device), 0.0)
+    m.handle(Woke(), 1.0)
+    return m
+
+
+def end_round(m, event=None, now=2.0):
+    """Let the cohort answer, and end the round after `event`."""
+    place = m.round, m.attempt
+    m.handle(Advanced("train", b"%d" % m.round), now)
+    for device in m.cohort:
+        m.handle(Answered(device, m.round, "train", m.base), now)
+    assert (m.round, m.attempt) == place and m.stage is Stage.COMPUTING
+    if event:
+        assert m.handle(event, now) == []
+    return m.handle(Advanced(None), now)
+
+
+def test_a_spent_device_is_in_no_later_cohort_and_in_no_evaluation_before_a_round():
+    m = began(machine(cohort=2, evaluate_every=1))
+    commands = end_round(m, spent("b"))
+    assert isinstance(commands[0], Save) and "b" not in commands[0].cohort
+    assert m.present == ("a", "c", "d") and m.unfunded == {"b"}
+    assert commands[1] == Advance(2, None, (), evaluate=True) and m.cohort == ("a", "c", "d")
+
+
+def test_the_open_round_ends_with_the_device_whose_budget_it_has_spent():
+    m = began(machine())
+    m.handle(Advanced("train", b"base"), 1.0)
+    assert m.handle(spent("b"), 1.0) == []
+    assert m.handle(Answered("b", 1, "train", b"base"), 1.0) == [Accept("b", 1, "train")]
+    assert m.handle(Joined("b"), 1.0) == [] and "b" in m.answered
+
+
+def test_a_repeated_round_is_drawn_without_a_spent_device():
+    m = began(machine(quorum=3, patience_seconds=5.0))
+    m.handle(Advanced("train", b"base"), 1.0)
+    m.handle(spent("b"), 2.0)
+    assert m.handle(Woke(), 6.0) == [Rollback()]
+    assert m.handle(Woke(), 7.0)[0] == Save(1, 1, ("a", "c", "d"))
+
+
+def test_a_budget_of_the_month_is_waited_for():
+    m = began(machine(quorum=3))
+    assert end_round(m, spent("a", "b", run=False)) == [] and m.stage is Stage.GATHERING
+    assert m.handle(Woke(), 1e6) == []
+    commands = m.handle(spent(), 2e6)
+    assert [*commands, *m.handle(Woke(), 2e6 + 1.0)][0] == Save(2, 0, tuple("abcd"))
+
+
+def test_a_run_whose_quorum_is_spent_ends_with_an_evaluation_of_who_can_pay_for_it():
+    m = began(machine(quorum=3))
+    exhaust, save, advance = end_round(m, spent("a", "b", evaluation="b"))
+    assert exhaust == Exhaust(1, m.exhausted) and m.exhausted == (
+        f"the budget of 2 of 4 devices does not hold one more round ({WORDS}), and policy.quorum is 3"
+    )
+    assert save == Save(2, 0, ("a", "c", "d")) and advance == Advance(2, None, (), evaluate=True)
+    sends = m.handle(Advanced("evaluate", b"last"), 3.0)
+    assert [c.device for c in sends if isinstance(c, Send)] == ["a", "c", "d"]
+    for device in "acd":
+        m.handle(Answered(device, 2, "evaluate", b"last"), 3.0)
+    assert [c for c in m.handle(Advanced(None), 3.0) if isinstance(c, Finish)] == [Finish(1)]
+
+
+def test_a_run_ends_while_it_waits_for_devices_and_after_a_round_that_began_again():
+    m = began(machine(quorum=3, patience_seconds=5.0))
+    m.handle(Advanced("train", b"base"), 1.0)
+    m.handle(spent("a", "b"), 2.0)
+    commands = m.handle(Woke(), 6.0)
+    assert commands[:3] == [Rollback(), Exhaust(0, m.exhausted), Save(1, 1, ("a", "b", "c", "d"))]
+    waits = machine(quorum=3)
+    waits.handle(Joined("c"), 0.0)
+    assert waits.handle(spent("a", "b"), 1.0)[:2] == [Exhaust(0, waits.exhausted), Save(1, 0, ("c",))]
+
+
+@pytest.mark.parametrize("event", [spent(), spent("a", of=2, run=False), spent("a", of=1), Budgeted()])
+def test_few_enrolled_devices_and_other_reasons_do_not_end_a_run(event):
+    m = machine(quorum=2)
+    assert m.handle(event, 0.0) == [] and not m.exhausted
+
+
+def test_a_replay_knows_the_end_and_the_cohort_from_the_disk_whatever_is_spent_by_now():
+    m = machine(quorum=3)
+    past = Recovered(2, 0, ("a", "c"), roster=("a", "c"), exhausted=(1, "no money"))
+    assert m.resume(past) == [Advance(2, None, (), evaluate=True)] and m.exhausted == "no money"
+    m.handle(spent(*"abcd", evaluation="abcd"), 0.0)
+    sends = m.handle(Advanced("evaluate", b"last"), 0.0)
+    assert [c.device for c in sends] == ["a", "c"]
+
+
+def test_a_replay_that_begins_a_round_earlier_still_ends_where_it_had_ended():
+    m = machine(quorum=2)
+    later = Recovered(3, 0, ("a",), roster=("a",))
+    closed, accepted = {"train": ("a", "b")}, {"train": {"a": b"2", "b": b"2"}}
+    past = Recovered(
+        2, 0, ("a", "b"), closed, accepted, roster=("a", "b"), exhausted=(2, "no money"), ahead=(later,)
+    )
+    assert m.resume(past) == [Advance(2, None, ())], "round 2 trains"
+    m.handle(Advanced("train", b"2"), 0.0)
+    assert m.handle(Advanced(None), 0.0) == [Save(3, 0, ("a",)), Advance(3, None, (), evaluate=True)]

@@ -1,0 +1,310 @@
+"""Whole federations with a budget: each byte is charged once to the right device, also if the coordinator dies."""
+
+import sqlite3
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.budget import MONTH, RUN
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
+from protofleet.coordinator.spool.index import OPTIONAL_TABLES, tables_in
+from protofleet.coordinator.spool.month import LEDGER, MonthLedger, end_of_month, month_at
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.settings.budget import BudgetSettings
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.messages import Bye, State
+from protofleet.protocol.wire.reasons import Rejected
+from tests.support.small_federation import POLICY, assert_same, restart_in_each_round, simulation
+
+DEVICES = ("device-0", "device-1", "device-2")
+PLENTY = BudgetSettings(bytes_per_device=10**9)
+THREE_ROUNDS = BudgetSettings(bytes_per_device=220_000)
+A_MONTH = BudgetSettings(month_bytes_per_device=220_000)
+NOVEMBER = 1.795e9  # Unix time of 2026-11-18.
+
+
+def budgeted(folder, budget=THREE_ROUNDS, rounds=6, method="fedavg", **more):
+    """Return a simulation with a budget, in a folder of runs, and the rounds file of its coordinator."""
+    policy = replace(POLICY, rounds=rounds)
+    run = simulation(folder / "runs" / "run", method, policy=policy, budget=budget, **more)
+    file = RoundsFile(folder / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
+    return run, file
+
+
+def metered(run):
+    found = Counter()
+    for (device, *_), size in run.service.link.meter.by_device.items():
+        found[device] += size
+    return found
+
+
+def charged(run):
+    return dict(run.service.run.budget.spent.of_all())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedproto",
+        pytest.param("fedavg", marks=pytest.mark.slow),
+        pytest.param("fedpall", marks=pytest.mark.slow),
+    ],
+)
+def test_each_device_is_charged_its_rows_and_what_was_published_for_all_devices(tmp_path, method):
+    run, _ = budgeted(tmp_path, PLENTY, rounds=2, method=method)
+    before_hello = Counter()
+    link, spent = run.service.link, run.service.run.budget.spent
+
+    def published_before_hello():
+        for device in DEVICES:
+            if not spent.total(device):
+                before_hello[device] = metered(run)[""]
+        return run.service.finished
+
+    run.run(published_before_hello)
+    meter = metered(run)
+    for device in DEVICES:
+        assert charged(run)[device] == meter[device] + meter[""] - before_hello[device] > 5_000
+        sent_by_device = sum(run.agents[device].link.meter.wire.values())
+        assert charged(run)[device] <= sent_by_device + 1_000, (
+            "the device counts what it has sent and received"
+        )
+    assert link.meter.rejected.total() == 0
+
+
+def test_a_limit_is_not_exceeded_and_the_run_ends_with_its_reason_and_its_last_model(tmp_path):
+    run, file = budgeted(tmp_path)
+    run.run()
+    limit = THREE_ROUNDS.run_limit
+    assert [(line["round"], line["kind"]) for line in file.records] == [
+        (1, "training"), (2, "training"), (3, "training"), (4, "evaluation"),
+    ]  # fmt: skip
+    assert all(0.8 * limit < size <= limit for size in charged(run).values())
+    assert "the budget of 3 of 3 devices does not hold one more round" in run.service.run.view.ended_early
+    assert file.records[-1]["measured"]["global"]["devices"] == 3, (
+        "the budgets hold the evaluation at the end"
+    )
+    assert_same(run, simulation(tmp_path / "short", "fedavg", policy=replace(POLICY, rounds=3)).run())
+
+
+def test_kills_lose_no_charge_that_was_saved_and_charge_nothing_twice(tmp_path):
+    run, _ = budgeted(tmp_path, PLENTY, rounds=3)
+    lives, totals = Counter(), []
+    original = run.boot_coordinator
+
+    def boot_coordinator():
+        counts = metered(run)
+        original()
+        saved = charged(run)
+        totals.append((counts, saved))
+        for device in DEVICES:
+            known = totals[-2][1][device] if len(totals) > 1 else 0
+            assert known <= saved[device] <= known + counts[device] + counts[""]
+        lives["coordinator"] += 1
+
+    run.boot_coordinator = boot_coordinator
+    restart_in_each_round(run)
+    run.run()
+    assert lives["coordinator"] == 3
+    by_lives = Counter()
+    for counts, _ in totals:
+        by_lives.update(counts)
+    by_lives.update(metered(run))
+    for device in DEVICES:
+        assert 0 < charged(run)[device] <= by_lives[device] + by_lives[""]
+        lost = by_lives[device] + by_lives[""] - charged(run)[device]
+        assert lost < 60_000, "in three lives, less than the messages between two commits is lost"
+
+
+def test_the_counters_on_the_disk_are_those_of_the_last_durable_write(tmp_path):
+    run, _ = budgeted(tmp_path, PLENTY)
+    spool = run.service.run.spool
+    commit, seen = spool.disk.commit, []
+
+    def committing(*arguments, **more):
+        seen.append(charged(run))
+        commit(*arguments, **more)
+
+    spool.disk.commit = committing
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
+    run.kill("coordinator")
+    run.boot_coordinator()
+    on_disk = charged(run)
+    assert any(
+        all(saved[d] == on_disk[d] for d in DEVICES) for saved in seen[-3:] if set(DEVICES) <= saved.keys()
+    )
+
+
+def test_a_durable_write_writes_only_the_rows_that_changed(tmp_path, monkeypatch):
+    run, _ = budgeted(tmp_path, PLENTY)
+    run.run(until=lambda: run.service.run.machine.round == 2)
+    spool, written = run.service.run.spool, []
+    put = spool.index.put
+    monkeypatch.setattr(
+        spool.index, "put", lambda table, *row: (written.append((table, row[0])), put(table, *row))
+    )
+    spool.save_traffic()
+    written.clear()
+    spool.spent.published += 400
+    spool.save_traffic()
+    assert ("budgeted", 1) in written and not [row for row in written if row[0] == "spent"]
+    spool.spent.charge("device-1", 10)
+    spool.save_traffic()
+    assert [row for row in written if row[0] == "spent"] == [("spent", "device-1")]
+
+
+def test_rows_of_a_transaction_that_failed_are_written_by_the_next_one(tmp_path, monkeypatch):
+    run, _ = budgeted(tmp_path, PLENTY)
+    run.run(until=lambda: run.service.run.machine.round == 2)
+    spool = run.service.run.spool
+    spool.spent.charge("device-1", 12_345)
+    expected = charged(run)["device-1"]
+    with monkeypatch.context() as broken:
+        broken.setattr(spool.disk, "commit", lambda *_: (_ for _ in ()).throw(OSError("no")))
+        with pytest.raises(OSError, match="no"):
+            spool.save_traffic()
+    spool.save_traffic()
+    run.kill("coordinator")
+    run.boot_coordinator()
+    assert charged(run)["device-1"] >= expected - 500
+
+
+def test_a_run_without_a_budget_has_no_table_no_ledger_and_no_callback(tmp_path):
+    run = simulation(tmp_path / "runs" / "run", "fedavg").run()
+    spool = run.service.run.spool
+    assert not OPTIONAL_TABLES.keys() & tables_in(spool.index.db)
+    assert run.service.link.on_packet is None and not (tmp_path / "runs" / LEDGER).exists()
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_never_spent_changes_no_bit(tmp_path):
+    run, _ = budgeted(tmp_path, PLENTY, rounds=3)
+    assert_same(run.run(), simulation(tmp_path / "other", "fedavg", policy=replace(POLICY, rounds=3)).run())
+
+
+# Another party must not spend the budget of a device.
+
+
+def test_frames_under_the_name_of_another_device_are_charged_to_nobody(tmp_path):
+    run, _ = budgeted(tmp_path, PLENTY)
+    sent, link = [], run.service.link
+    arrived = link.arrived
+
+    def recording(topic, frame, now):
+        sent.append((topic, frame))
+        return arrived(topic, frame, now)
+
+    link.arrived = recording
+    run.run(until=lambda: run.service.run.machine.round == 2)
+    link.arrived = arrived
+    before, counted = charged(run), metered(run)
+    victim, state = link.topics.up("device-1"), link.topics.device_state("device-1")
+    own = [(topic, frame) for topic, frame in sent if topic in (victim, state)]
+    assert len(own) > 3
+    for topic, frame in own:  # Replays of the device's own frames, and of its will.
+        attempt(link, topic, frame)
+    for frame in (b"", b"nonsense" * 1000, *(flipped(frame) for _, frame in own)):
+        attempt(link, victim, frame)
+    for topic, frame in forged(run):
+        attempt(link, topic, frame)
+    assert charged(run) == before
+    assert metered(run)["device-1"] > counted["device-1"] + 8_000, (
+        "the line of the coordinator has carried them"
+    )
+
+
+def attempt(link, topic, frame):
+    try:
+        link.arrived(topic, frame, 0.0)
+    except Rejected:
+        return
+
+
+def flipped(frame):
+    return frame[:-1] + bytes([frame[-1] ^ 1])
+
+
+def forged(run):
+    """Yield frames of device-2 on topics of device-1, and frames that a stranger signs as device-1."""
+    for name, keys in (("device-2", run.keys["device-2"]), ("device-1", Keys.new())):
+        link = CoordinatorLink(
+            Identity(name, 5, keys), run.keyring, run.topics, run.broker.connect("nobody", lambda item: None, set()),
+            lambda device: None, "simulated",
+        )  # fmt: skip
+        for message in (Bye("gone"), State(False, "gone")):
+            yield run.topics.up("device-1"), link.seal(message, "coordinator")
+            yield run.topics.device_state("device-1"), link.seal(message)
+
+
+# The month.
+
+
+def test_months_are_those_of_utc():
+    assert month_at(NOVEMBER) == 202611 and month_at(end_of_month(NOVEMBER)) == 202612
+    assert month_at(end_of_month(NOVEMBER) - 1) == 202611
+    assert month_at(end_of_month(end_of_month(NOVEMBER))) == 202701
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_folder_share_the_month_and_a_later_run_waits_for_the_next_month(tmp_path, caplog):
+    wall = {"at": NOVEMBER}
+    first, _ = budgeted(tmp_path, A_MONTH, rounds=2, wall=lambda: wall["at"])
+    first.run()
+    first.service.run.budget.close()
+    second = simulation(
+        tmp_path / "runs" / "later", "fedavg", policy=replace(POLICY, rounds=2), budget=A_MONTH,
+        wall=lambda: wall["at"],
+    )  # fmt: skip
+    second.run(until=lambda: second.clock.now > 3000.0)
+    budget = second.service.run.budget
+    assert second.service.run.machine.round == 1 and not second.service.finished
+    assert len(budget.without_round[MONTH]) == 3 and RUN not in budget.limits
+    assert "no task is sent there until 2026-12-01 00:00 UTC" in caplog.text
+    wall["at"] = end_of_month(NOVEMBER) + 1
+    second.run()
+    assert second.service.finished and second.service.run.machine.round == 4
+    assert all(140_000 < size < 220_000 for size in charged(second).values())
+
+
+@pytest.mark.slow
+def test_a_restart_writes_its_own_total_over_the_earlier_one(tmp_path):
+    run, _ = budgeted(tmp_path, BudgetSettings(month_bytes_per_device=10**9), rounds=3, wall=lambda: NOVEMBER)
+    restart_in_each_round(run)
+    run.run()
+    run.service.run.budget.close()
+    ledger = MonthLedger(tmp_path / "runs", Disk(durable=False), True)
+    found = ledger.of_others(202611, "nobody")
+    assert found == charged(run) and not ledger.of_others(202611, run.service.run.budget.spent.name)
+    assert not ledger.of_others(202612, "nobody")
+
+
+def test_two_coordinators_write_to_the_ledger_at_the_same_time(tmp_path):
+    one, two = (MonthLedger(tmp_path, Disk(durable=False), False) for _ in range(2))
+    for size in (10, 20, 30):
+        assert one.save(202611, "one", {"a": size, "b": 1}) and two.save(202611, "two", {"a": 2 * size})
+    assert one.of_others(202611, "one") == {"a": 60} and two.of_others(202611, "two") == {"a": 30, "b": 1}
+
+
+def test_a_deleted_ledger_is_made_again_with_a_message_and_a_damaged_one_is_named(tmp_path, caplog):
+    MonthLedger(tmp_path, Disk(durable=False), True)
+    assert f"{tmp_path / LEDGER} is missing, although this run has written to it" in caplog.text
+    caplog.clear()
+    ledger = MonthLedger(tmp_path, Disk(durable=False), True)
+    ledger.save(202611, "one", {"a": 10})
+    assert not caplog.text
+    with sqlite3.connect(tmp_path / LEDGER) as db:
+        db.execute("UPDATE spent SET bytes = 5")
+    with pytest.raises(
+        DamagedError, match="checksum of a row is wrong; put it back from a copy, or remove it"
+    ):
+        ledger.of_others(202611, "two")
+    (tmp_path / LEDGER).write_bytes(b"not a database" * 500)
+    with pytest.raises(
+        DamagedError, match=f"{LEDGER}, the ledger of budget.month_bytes_per_device, cannot be used"
+    ):
+        MonthLedger(tmp_path, Disk(durable=False), True)

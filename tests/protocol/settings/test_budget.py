@@ -1,0 +1,54 @@
+"""The [budget] table: sizes as text or as numbers, money as bytes, and mistakes in one line."""
+
+import pytest
+
+from protofleet.protocol.settings.budget import BudgetSettings
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml, write_toml
+from protofleet.protocol.settings.size import ByteSize
+
+
+def budget(text):
+    return decode(BudgetSettings, parse_toml(text.encode(), "a test"), "budget")
+
+
+@pytest.mark.parametrize("written", ['"200 MB"', '"200MB"', '"0.2 GB"', "200_000_000", '"200000 kB"'])
+def test_a_size_is_text_with_a_unit_or_a_whole_number_of_bytes(written):
+    found = budget(f"bytes_per_device = {written}")
+    assert found.bytes_per_device == found.run_limit == 200_000_000
+    assert decode(BudgetSettings, parse_toml(write_toml(encode(found)).encode(), "itself")) == found
+
+
+@pytest.mark.parametrize("wrong", ['"200"', '"200 mb"', '"-1 MB"', "1.5", "true", '"2000 TB"', "[1]", '""'])
+def test_another_form_is_refused_with_the_key_and_the_units(wrong):
+    with pytest.raises(SettingsError, match="budget.bytes_per_device is .* and TB"):
+        budget(f"bytes_per_device = {wrong}")
+    assert ByteSize.from_toml(True) is None
+
+
+@pytest.mark.parametrize("wrong", [0, -5, 10**15 + 1])
+def test_a_number_of_bytes_has_bounds(wrong):
+    with pytest.raises(SettingsError, match="budget.bytes_per_device is -?[0-9]+, it must be at least 1"):
+        budget(f"bytes_per_device = {wrong}")
+
+
+def test_money_is_a_limit_in_bytes_and_the_smaller_limit_holds():
+    assert budget("money_per_device = 2\nprice_per_gb = 8").run_limit == 250_000_000
+    both = "money_per_device = 2\nprice_per_gb = 8\nbytes_per_device = "
+    assert budget(both + "'1 MB'").run_limit == 1_000_000
+    assert budget(both + "'1 GB'").run_limit == 250_000_000
+
+
+def test_an_amount_is_shown_only_if_the_price_is_known():
+    assert budget("bytes_per_device = '1 GB'").cost_words(2e9) == ""
+    priced = budget("bytes_per_device = '1 GB'\nprice_per_gb = 8.5")
+    assert priced.cost_words(2e9) == " (cost 17.00)" and priced.cost_words(4e6) == " (cost 0.034)"
+
+
+@pytest.mark.parametrize(("table", "words"), [
+    ("", "budget sets no limit; set bytes_per_device"),
+    ("price_per_gb = 2", "budget sets no limit"),
+    ("money_per_device = 2", "money_per_device is 2, but price_per_gb is not set"),
+])  # fmt: skip
+def test_a_table_that_limits_nothing_is_refused_with_a_way_out(table, words):
+    with pytest.raises(SettingsError, match=words):
+        budget(table)
