@@ -31,6 +31,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 REVIEW_SECONDS: Final = 60.0  # Seconds between two reviews of all devices.
 MOST_NAMED: Final = 5  # Largest number of devices that a log line names.
+UNSAVED_SHARE: Final = 100  # At most one part in 100 of a limit is not saved.
 RUN: Final = "run"
 MONTH: Final = "month"
 NOTHING: Final[Mapping[str, int]] = {}
@@ -68,10 +69,10 @@ class Budget:
         log.info("budget: %s", describe_budget(settings, plan, plan.rounds), extra=fields(event="budget"))
 
     def packet(self, topic: str, size: int) -> None:
-        """Charge one packet to the devices that may have received it, or to the device that has sent it.
+        """Charge one packet to the devices that will receive it, or to the device that has sent it.
 
         Blocks of a broadcast are charged to each device of the cohort. Other messages to all devices are charged to
-        each present device.
+        each present device. If many bytes are not saved yet, they are saved before the packet is sent.
         """
         place = self._topics.parse(topic)
         if place is None:
@@ -83,6 +84,8 @@ class Budget:
                 self.spent.charge(device, size)
         else:
             self.spent.published += size
+        if self.spent.unsaved * UNSAVED_SHARE > min(self.limits.values()):
+            self._spool.save_traffic()
 
     def resume(self) -> None:
         """Treat as present only the devices that the machine treats as present after a restart."""

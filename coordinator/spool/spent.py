@@ -7,6 +7,7 @@ are one number. A device's row has the value of this number when the device join
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
@@ -57,12 +58,23 @@ class SpentBytes:
         self._changed, self._writing = set[str](), set[str]()  # Devices whose rows must be written.
         self._saved = (self.published, self.month) if row else (-1, 0)
         self._saving = self._saved
+        # Bytes of each device that are not saved yet, and the largest of these numbers.
+        self._unsaved: Counter[str] = Counter()
+        self._most_unsaved = 0
+        self._wrote = False  # True if the open transaction contains the changed rows.
 
     def charge(self, device: str, size: int) -> None:
         self._row(device).own += size
+        self._unsaved[device] += size
+        self._most_unsaved = max(self._most_unsaved, self._unsaved[device])
         self._changed.add(device)
         self.touched.add(device)
         self.changed_in_month.add(device)
+
+    @property
+    def unsaved(self) -> int:
+        """Return the largest number of bytes of a device that a kill of this process would lose now."""
+        return self._most_unsaved + self.published - max(0, self._saved[0])
 
     def set_present(self, device: str, present: bool) -> None:
         """Record that a device has joined or left. While it is present, it receives what is published for all."""
@@ -116,6 +128,7 @@ class SpentBytes:
 
     def write(self) -> None:
         """Write the changed rows in the open transaction."""
+        self._wrote = True
         self._writing |= self._changed
         self._changed = set()
         for device in sorted(self._writing):
@@ -126,11 +139,15 @@ class SpentBytes:
             self._index.put("budgeted", 1, *self._saving, self.name)
 
     def committed(self) -> None:
-        self._writing, self._saved = set(), self._saving
+        if not self._wrote:
+            return
+        self._writing, self._saved, self._wrote = set(), self._saving, False
+        self._unsaved.clear()
+        self._most_unsaved = 0
 
     def rolled_back(self) -> None:
         self._changed |= self._writing
-        self._writing, self._saving = set(), self._saved
+        self._writing, self._saving, self._wrote = set(), self._saved, False
 
     def exhausted(self) -> tuple[int, str] | None:
         """Return the last round of training and the reason, if budgets have ended the training."""

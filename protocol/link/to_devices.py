@@ -46,9 +46,9 @@ class LinkToDevices(Link):
         # Device -> forms of messages that the device understands.
         self.device_forms: dict[str, frozenset[str]] = {}
         self._subscribed_topics = set(topics.coordinator_subscriptions())
-        # Called with the topic and the size of each packet that is sent, and of each received packet that the device
-        # of the topic has sent: rejected frames, duplicates and MQTT wills are left out, because another party may
-        # have sent them. None if nothing needs these sizes.
+        # Called with the topic and the size of each packet before it is sent, and of each received packet that the
+        # device of the topic has sent. Rejected frames, duplicates and MQTT wills are left out, because another
+        # party may have sent them. None if nothing needs these sizes.
         self.on_packet: Callable[[str, int], None] | None = None
 
     def understands(self, device: str, form: str) -> bool:
@@ -86,9 +86,9 @@ class LinkToDevices(Link):
     def _publish_frame(
         self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False, qos: int = 1
     ) -> None:  # fmt: skip
-        super()._publish_frame(topic, frame, tensors, fresh, retain, qos)
         if self.on_packet is not None:
             self.on_packet(topic, packet_bytes(topic, len(frame)))
+        super()._publish_frame(topic, frame, tensors, fresh, retain, qos)
 
     def _receiver(self, topic: str) -> str:
         return self.device_of_topic(topic)
