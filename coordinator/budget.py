@@ -7,6 +7,7 @@ messages are repeated, or a device stays connected after its budget is spent.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timezone
@@ -24,6 +25,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.settings.budget import BudgetSettings
+from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime.logs import fields
 
@@ -127,8 +129,10 @@ class Budget:
         )
 
     def close(self) -> None:
+        """Write to the ledger for the last time. The next coordinator reports a damaged ledger."""
         if self._ledger is not None:
-            self._write_ledger()
+            with contextlib.suppress(DamagedError):
+                self._write_ledger()
             self._ledger.close()
 
     def _begin_review(self, now: float) -> None:

@@ -110,6 +110,8 @@ def run_coordinator(
         return service.stopped
     finally:
         transport.close()
+        if run.budget:
+            run.budget.close()
         spool.close()
 
 

@@ -92,6 +92,7 @@ def test_a_limit_is_not_exceeded_and_the_run_ends_with_its_reason_and_its_last_m
     assert_same(run, simulation(tmp_path / "short", "fedavg", policy=replace(POLICY, rounds=3)).run())
 
 
+@pytest.mark.slow
 def test_kills_lose_no_charge_that_was_saved_and_charge_nothing_twice(tmp_path):
     run, _ = budgeted(tmp_path, PLENTY, rounds=3)
     lives, totals = Counter(), []

@@ -26,6 +26,7 @@ from protofleet.protocol.link.clocks import Clock as Wall
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason
@@ -107,7 +108,9 @@ class Federation:
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.keys = KEYS if s.sealed else QUICK
-        self.keyring = {name: Registered.of(keys) for name, keys in self.keys.items()}
+        # With a budget, only the devices of the run are enrolled: a run waits for enrolled devices that never come.
+        enrolled = {COORDINATOR, *s.devices} if s.budget else self.keys.keys()
+        self.keyring = {name: Registered.of(keys) for name, keys in self.keys.items() if name in enrolled}
         self.plan = plan_of(s)
         self.data = {name: data_of(s, i) for i, name in enumerate(s.devices)}
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
@@ -181,7 +184,8 @@ class Federation:
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
         # Where the classes have names, a hello counts that was said to an earlier coordinator.
         names = self._class_names() if self.scenario.starts else ()
-        run = self._run(self.plan, machine, spool, context, class_names=names)
+        budget = BudgetSettings(bytes_per_device=self.scenario.budget) if self.scenario.budget else None
+        run = self._run(self.plan, machine, spool, context, class_names=names, budget=budget)
         process.turn_items = self.scenario.turn_items
         process.start(CoordinatorService(context, run), line)
 
@@ -332,6 +336,8 @@ class Federation:
             process.too_far = too_far
             self._somebody_sets_the_clock()
         if isinstance(party, CoordinatorService):
+            if party.run.machine.exhausted:
+                self.history.exhaust(party.run.budget)
             self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
             errors = party.context.error_boundary.cut_off + party.run.isolation.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")

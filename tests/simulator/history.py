@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protofleet.coordinator.budget import Budget
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
@@ -82,6 +83,14 @@ class History:
 
     # Accepted answers that become durable with the next commit, by the spool's folder.
     uncommitted: dict[Path, list[Callable[[], None]]] = field(default_factory=lambda: defaultdict(list))
+
+    last_training: int | None = None  # The last round of training, if budgets have ended the training.
+
+    def exhaust(self, budget: Budget | None) -> None:
+        found = budget and budget.spent.exhausted()
+        demand(bool(found), "I1: a run without a spent budget ends because of budgets")
+        if found:
+            self.last_training = found[0]
 
     @property
     def newest(self) -> int:

@@ -30,7 +30,8 @@ def check_server(plan: Plan, history: History) -> None:
         if number + 1 not in last:
             return
         server.begin(number, [save.members[d] for d in save.cohort])
-        story = server.round() if number <= plan.rounds else evaluation(server)
+        trains = number <= (plan.rounds if history.last_training is None else history.last_training)
+        story = server.round() if trains else evaluation(server)
         ask = next(story, None)
         while ask is not None:
             replies = _replies(history, save, ask, shown)

@@ -74,7 +74,8 @@ def judge(f: Federation) -> None:
     ended = f.clock.now
     f.clock.run(lambda: not any(p.alive for p in f.processes.values()), ended + AFTERWARDS)
     check_end(f)
-    rounds = s.policy.rounds + 1
+    ended_early = f.history.last_training
+    rounds = (s.policy.rounds if ended_early is None else ended_early) + 1
     demand([save.round for save in f.history.saves][-1] == rounds + 1, "I3: the last round was never ended")
     check_server(f.plan, f.history)
     check_accepted(f.folder, f.history)

@@ -45,6 +45,8 @@ class Scenario:
     axes: tuple[int, ...] = ()  # The axes of one sample; () means a square picture.
     deltas: bool = False  # Broadcasts are rounded and sent as deltas.
     uplink: str = ""  # The stages by which devices round their updates; "" means that they do not.
+    # Bytes of each device in the run; 0 means no limit. No seed draws it: tests/simulator/test_budget.py sets it.
+    budget: int = 0
     starts: bool = False  # Processes read their first items late, with `Connected` anywhere among them.
 
     @property

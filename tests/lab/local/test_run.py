@@ -133,6 +133,41 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
     assert "this run has already ended: diverged: " in once_more.stdout and once_more.returncode == 1
 
 
+@pytest.mark.slow
+def test_a_run_whose_budgets_are_spent_says_so_with_exit_code_5_and_leaves_its_results(place):
+    options = ("small.toml", "--set", "rounds=6", "--set", "budget.price_per_gb=4", "--set")
+    done = protofleet("run", *options, "budget.bytes_per_device=220 kB", cwd=place)
+    assert done.returncode == 5, done.stderr + done.stdout
+    assert re.search(
+        r"^budget: a round transfers about 5\d\.\d kB .* holds 3 of 6 rounds$", done.stdout, re.MULTILINE
+    )
+    (said,) = (line for line in done.stderr.splitlines() if "ended early" in line)
+    assert said.startswith("protofleet: the run has ended early: the budget of 3 of 3 devices does not hold")
+    assert "Traceback" not in done.stderr
+    run = place / "runs" / "small"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["ended"] == "finished" and said.endswith(summary["stopped"])
+    assert "budget.bytes_per_device is 220.0 kB (cost 0.00088)" in summary["stopped"]
+    assert summary["rounds_done"] == 3 and len(read_rounds(run / "rounds.jsonl")) == 4
+    assert "This run was stopped after 3 of 6 rounds" in (run / "report.html").read_text()
+    seeds = protofleet("run", *options, "budget.bytes_per_device=220 kB", "--seeds", "0", cwd=place)
+    assert seeds.returncode == 0 and "1 of 1 runs are finished" in seeds.stdout
+    once_more = protofleet("run", *options, "budget.bytes_per_device=220 kB", "--seeds", "0", cwd=place)
+    assert once_more.returncode == 0 and "this run has already ended: finished" in once_more.stdout
+
+
+@pytest.mark.slow
+def test_a_budget_that_holds_no_round_is_refused_before_anything_starts(place):
+    done = protofleet("run", "small.toml", "--set", "budget.bytes_per_device=50 kB", cwd=place)
+    assert done.returncode == 2 and not (place / "runs").exists()
+    (said,) = done.stderr.splitlines()
+    assert (
+        "budget.bytes_per_device is 50.0 kB, but to join, one round and the evaluation at the end transfer"
+        in said
+    )
+    assert said.endswith("raise the limit, or send less with a codec, a smaller network or another method")
+
+
 def start(place, held=None):
     """Start a run of forty rounds, which takes some seconds, or as long as `held` holds it."""
     environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
