@@ -423,11 +423,11 @@ class RoundMachine:
         """End the training, then let the devices measure whose budget holds an evaluation."""
         yield from self._exhaust()
         self.next_round_at, self._look_at = 0.0, None
-        if self.round > self._last_round:
+        if self.evaluate:
+            yield from self._start(now)
+        else:
             yield Save(self.round, self.attempt, ())
             yield from self._finish()
-        else:
-            yield from self._start(now)
 
     def _is_held_back(self, now: float) -> bool:
         """Return whether the policy delays the next round.

@@ -22,7 +22,7 @@ from tests.support.small_federation import POLICY, assert_same, restart_in_each_
 
 DEVICES = ("device-0", "device-1", "device-2")
 PLENTY = BudgetSettings(bytes_per_device=10**9)
-THREE_ROUNDS = BudgetSettings(bytes_per_device=220_000)
+THREE_ROUNDS = BudgetSettings(bytes_per_device=235_000)
 A_MONTH = BudgetSettings(month_bytes_per_device=220_000)
 NOVEMBER = 1.795e9  # Unix time of 2026-11-18.
 
@@ -175,6 +175,20 @@ def test_rows_of_a_transaction_that_failed_are_written_by_the_next_one(tmp_path,
     assert charged(run)["device-1"] >= expected - 500
 
 
+def test_a_restarted_coordinator_has_the_same_devices_that_may_evaluate(tmp_path):
+    policy = replace(POLICY, rounds=3, quorum=2, cohort=2, evaluate_every=1)
+    run = simulation(tmp_path / "runs" / "run", "fedavg", policy=policy, budget=PLENTY)
+    run.run(until=lambda: run.service.run.machine.answered)
+    run.service.run.budget.spent.charge("device-1", 10**9)
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.waited_for)
+    before = run.service.run.machine
+    assert before.unfunded == {"device-1"} and before.present == before.cohort == ("device-0", "device-2")
+    run.kill("coordinator")
+    run.boot_coordinator()
+    after = run.service.run.machine
+    assert after is not before and (after.present, after.cohort) == (before.present, before.cohort)
+
+
 def test_a_run_without_a_budget_has_no_table_no_ledger_and_no_callback(tmp_path):
     run = simulation(tmp_path / "runs" / "run", "fedavg").run()
     spool = run.service.run.spool
@@ -211,7 +225,8 @@ def test_frames_under_the_name_of_another_device_are_charged_to_nobody(tmp_path)
         attempt(link, topic, frame)
     for frame in (b"", b"nonsense" * 1000, *(flipped(frame) for _, frame in own)):
         attempt(link, victim, frame)
-    for topic, frame in forged(run):
+    will = run.agents["device-1"].link.will(state)  # The device has signed it, and the broker publishes it.
+    for topic, frame in (*forged(run), *[(will.topic, will.frame)] * 5):
         attempt(link, topic, frame)
     assert charged(run) == before
     assert metered(run)["device-1"] > counted["device-1"] + 8_000, (
