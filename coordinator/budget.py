@@ -19,6 +19,7 @@ from protofleet.coordinator.observe.budget import BudgetState
 from protofleet.coordinator.round.events import Budgeted
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.round_bytes import RoundCost, describe_budget, round_bytes
+from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.month import MonthLedger, end_of_month, month_at
 from protofleet.coordinator.spool.spent import SpentBytes
 from protofleet.coordinator.spool.spool import Spool
@@ -129,10 +130,11 @@ class Budget:
         )
 
     def close(self) -> None:
-        """Write to the ledger for the last time. The next coordinator reports a damaged ledger."""
+        """Save the last bytes. The next coordinator reports a damaged ledger, or a folder that another one has."""
+        with contextlib.suppress(DamagedError, RunMismatchError):
+            self._spool.save_traffic()
+            self._write_ledger()
         if self._ledger is not None:
-            with contextlib.suppress(DamagedError):
-                self._write_ledger()
             self._ledger.close()
 
     def _begin_review(self, now: float) -> None:
