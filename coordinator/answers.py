@@ -84,7 +84,7 @@ class AnswerReceiver:
 
     def _problem_with(self, ask: Ask, update: Update, name: bytes, examples: int) -> Problem | None:
         try:
-            payload = self._reader.payload(update.arrays, update.base, self._gate.max_size)
+            payload = self._reader.payload(update.arrays, update.base, self._gate.max_size, name)
             problem = ask.problem_with(payload, examples, self._norm)
         except Rejected as fault:  # The form of a bundle, or of a record in a bundle, is wrong.
             return Problem(fault.reason, str(fault))

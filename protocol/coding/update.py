@@ -7,6 +7,7 @@ coded, and the bytes of a bundle are counted under its kind.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -17,7 +18,7 @@ from protofleet.protocol.coding.bundle import Bundle
 from protofleet.protocol.coding.coder import encode_kind, rules_of
 from protofleet.protocol.coding.floats import Floats
 from protofleet.protocol.settings.codec import CodecStage
-from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.arrays import DTYPES, Body
 from protofleet.protocol.wire.kinds import kind_in
 from protofleet.protocol.wire.messages import Array, Arrays
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -102,6 +103,11 @@ class DecodedArrays(Mapping[str, Array]):
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         return self._sources[name].dtype_and_shape(name)
+
+    def bytes_of(self, name: str) -> int:
+        dtype, shape = self.dtype_and_shape(name)
+        size: int = math.prod(shape) * DTYPES[dtype].itemsize
+        return size
 
     def flat(self, name: str, start: int, stop: int) -> Array:
         return self._sources[name].flat(name, start, stop)
