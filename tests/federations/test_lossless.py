@@ -20,6 +20,11 @@ HEADS = 1.02
 WELCOMES = 200  # bytes that the name of the codec takes in all welcomes together
 
 
+# One phase, small arrays, two phases, and updates of different sizes. The quick tests have the first and the last.
+SLOW = pytest.mark.slow
+SHAPES = ["fedavg", pytest.param("fedproto", marks=SLOW), pytest.param("fedpall", marks=SLOW), "fedplcc"]
+
+
 def simulated(folder, method, codec, network=None, **more):
     run = simulation(folder, method, **more)
     made = replace(run.plan, network=network) if network else run.plan
@@ -60,7 +65,7 @@ def test_arrays_that_have_not_changed_are_not_sent_again(tmp_path):
         assert sent(found[None].service, way) < 0.1 * sent(found["off"].service, way)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedpall", "fedplcc"])
+@pytest.mark.parametrize("method", SHAPES)
 def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
     whole = simulated(tmp_path / "whole", method, "off").run()
     run = simulated(tmp_path / "run", method, "lossless")
@@ -68,7 +73,7 @@ def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
     assert_same(whole, run.run())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedpall", "fedplcc"])
+@pytest.mark.parametrize("method", SHAPES)
 def test_bytes_before_coding_are_those_of_a_run_without_a_codec(tmp_path, method):
     lines = {}
     for codec in ("off", None):
@@ -93,7 +98,7 @@ def reads_no_codec(monkeypatch, *old):
     monkeypatch.setattr(hello, "hello_of", earlier)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedpall", "fedplcc"])
+@pytest.mark.parametrize("method", SHAPES)
 def test_a_device_that_reads_no_codec_gets_and_sends_what_it_does_without_a_codec(
     tmp_path, method, monkeypatch
 ):
