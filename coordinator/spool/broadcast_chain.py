@@ -86,16 +86,20 @@ class BroadcastChain:
         return (*earlier, *phases[: ended[-1] if ended else 0])
 
     def _reference(self, earlier: Sequence[ChainLink], arrays: Arrays) -> ChainLink | None:
-        """Return the newest broadcast that has all kinds that are coded as differences."""
-        kinds = {
-            kind for kind in coded_kinds(arrays, self._stages) if self._stages[kind].against == BROADCAST
-        }
-        if not kinds:
-            return None
+        """Return the newest broadcast with the most kinds that are coded as differences.
+
+        It must have all of these kinds that are rounded, because a rounded number without a reference loses more.
+        """
+        stages = {kind: self._stages[kind] for kind in coded_kinds(arrays, self._stages)}
+        kinds = {kind for kind, stage in stages.items() if stage.against == BROADCAST}
+        rounded = {kind for kind in kinds if stages[kind].rounds}
+        best, most = None, 0
         for link in reversed(earlier):
-            if self.store.has(link.base) and kinds <= {kind_in(name) for name in self.store.open(link.base)}:
-                return link
-        return None
+            if self.store.has(link.base):
+                held = kinds & {kind_in(name) for name in self.store.open(link.base)}
+                if rounded <= held and len(held) > most:
+                    best, most = link, len(held)
+        return best
 
     def _first(self, arrays: Arrays) -> tuple[ChainLink, ...]:
         """Return the first weights of the network as the first link, if a broadcast has the same weights.

@@ -45,9 +45,10 @@ def crossed(run, way):
     return sum(n for (direction, _), n in run.service.link.meter.wire.items() if direction == way)
 
 
-def test_first_weights_are_not_sent_and_whole_numbers_are_packed(tmp_path):
-    plain = simulated(tmp_path / "plain", "fedavg", "off", CNN).run()
-    run = simulated(tmp_path / "run", "fedavg", None, CNN).run()
+@pytest.mark.parametrize("method", ["fedavg", "fedlsa"])  # FedLSA broadcasts anchors with the weights.
+def test_first_weights_are_not_sent_and_whole_numbers_are_packed(tmp_path, method):
+    plain = simulated(tmp_path / "plain", method, "off", CNN).run()
+    run = simulated(tmp_path / "run", method, None, CNN).run()
     assert_same(plain, run)
     broadcasts = run.plan.rounds + 1
     assert sent(run.service, DOWN) <= HEADS * sent(plain.service, DOWN) * (broadcasts - 1) / broadcasts
