@@ -6,6 +6,7 @@ from the bytes of the rows, as a client does that knows no method.
 
 import contextlib
 import math
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protofleet.lab.contract.round_arrays import cheap_settings, smallest_answer
 from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
@@ -24,7 +26,6 @@ from protofleet.methods.nets import catalog as nets
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.tables import wanted_rows
 from tests.support.few_methods import of_each_shape
-from tools.pages.arrays import cheap_settings, smallest_answer
 
 CLASSES, EXAMPLES, NORM = 5, 40, 1e6
 ROOM = 1024  # Most bytes of a table.
@@ -49,10 +50,8 @@ def rounds_of(plan):
 
 @cache
 def questions(method):
-    plan = Plan(
-        method, CLASSES, 2, size=32, network=Network("cnn_bn", feature_size=6), hyper=cheap_settings(method)
-    )
-    return tuple(rounds_of(plan))
+    plan = Plan(method, CLASSES, 2, size=32, network=Network("cnn_bn", feature_size=6))
+    return tuple(rounds_of(replace(plan, hyper=cheap_settings(plan))))
 
 
 def packed(ask):
