@@ -14,7 +14,6 @@ from protofleet.runtime.command.arguments import (
     experiment_file,
     size_in_bytes,
 )
-from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
@@ -229,8 +228,11 @@ def add_advise(commands: Subparsers) -> None:
 def advise(options: argparse.Namespace) -> int:
     from protofleet.lab.report.comparison import read_groups
     from protofleet.lab.report.front import advice, front_of
+    from protofleet.protocol.settings.reader import SettingsError
 
     if options.budget is None and options.accuracy is None:
-        raise RunError("neither --budget nor --accuracy is given; give one of them, such as --budget 1MB")
+        raise SettingsError(
+            "neither --budget nor --accuracy is given; give one of them, such as --budget 1MB"
+        )
     print(advice(front_of(read_groups(options.folders, options.view)), options.budget, options.accuracy))
     return 0

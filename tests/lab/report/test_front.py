@@ -1,5 +1,7 @@
 """The front of accuracy over bytes: which runs nothing beats, and which run is advised for a budget."""
 
+import json
+
 import pytest
 
 from protofleet.cli.main import main
@@ -75,9 +77,67 @@ def test_one_seed_is_no_certainty(folders, capsys):
     assert "one seed says nothing about chance" in capsys.readouterr().out
 
 
+def stop(folder, rounds_done, rounds):
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"stopped": "each device has spent its budget", "rounds_done": rounds_done, "rounds": rounds}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_run_that_was_stopped_early_is_marked_and_is_not_advised(folders, tmp_path, capsys):
+    stop(tmp_path / "middle-s2", 1, 2)
+    page = tmp_path / "page.html"
+    assert main(["compare", *map(str, folders), "--front", "--html", str(page)]) == 0
+    mark = "middle (1 of 2 seeds stopped, one after 1 of 2 rounds)"
+    assert mark in capsys.readouterr().out.split("the front")[1] and mark in page.read_text()
+    assert main(["advise", *map(str, folders), "--accuracy", "0.6"]) == 0
+    said = capsys.readouterr().out
+    assert "(wasteful)" in said and said.endswith(f" Left out: {mark}.\n")
+    assert main(["advise", *map(str, folders), "--accuracy", "0.99"]) == 1
+    assert capsys.readouterr().err.endswith(f" Lower --accuracy. Left out: {mark}.\n")
+
+
+def test_without_a_run_that_reached_its_last_round_nothing_is_advised(folders, capsys):
+    stop(folders[0], 1, 2)
+    assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 1
+    assert "each run was stopped early: large (stopped after 1 of 2 rounds)" in capsys.readouterr().err
+
+
+def test_a_rule_that_ends_a_run_after_its_last_round_has_not_stopped_it_early(folders, capsys):
+    stop(folders[0], 2, 2)
+    assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 0
+    assert "stopped" not in capsys.readouterr().out
+
+
+CODECS = {
+    "": ("not set", "Use fedavg without a setting of codec (run)"),
+    'codec = "off"': ("off", "Use fedavg with codec off (run)"),
+    'codec.up.weights.form = "int8"': ("own stages", "Use fedavg with codec stages of its own (run)"),
+    None: ("not recorded", "Use fedavg with a codec that its folder does not record (run)"),
+}
+
+
+@pytest.mark.parametrize("settings", CODECS)
+def test_the_codec_of_a_run_is_named_as_its_settings_name_it(settings, tmp_path, capsys):
+    run = finished(tmp_path / "run", "run", [0.1, 0.2], settings=settings or "")
+    if settings is None:
+        (run / "experiment.toml").unlink()
+    shown, advised = CODECS[settings]
+    assert front_of(read_groups([run]))[0].codec == shown
+    assert main(["advise", str(run), "--budget", "1GB"]) == 0
+    assert advised in capsys.readouterr().out
+
+
 REFUSED = {
-    "--budget 1kB": "no run has at most 1.0 kB of tensors; tiny has the fewest",
-    "--accuracy 0.99": "no run reaches 99.0 %; large has the highest accuracy, 81.0 %",
+    "--budget 1kB": "no run has at most 1.0 kB of tensors; tiny has the fewest, 5.2 kB. Raise --budget.\n",
+    "--accuracy 0.99": "no run reaches 99.0 %; large has the highest accuracy, 81.0 %. Lower --accuracy.\n",
+    "--accuracy 0.99 --budget 600kB": (
+        "no run with at most 600.0 kB of tensors reaches 99.0 %; middle has the highest accuracy, 79.5 %. "
+        "Lower --accuracy.\n"
+    ),
+    "--accuracy 0.8 --budget 600kB": (
+        "no run with at most 600.0 kB of tensors reaches 80.0 %; middle has the highest accuracy, 79.5 %. "
+        "Raise --budget or lower --accuracy.\n"
+    ),
     "--budget 0B": "it is '0B', it must be a number and a unit, such as 1MB or '200 MB', from 1B to 1000TB",
     "--budget 1001TB": "it is '1001TB', it must be a number and a unit",
     "--budget much": "it must be a number and a unit, such as 1MB or '200 MB'",
@@ -88,7 +148,8 @@ REFUSED = {
 @pytest.mark.parametrize("options", REFUSED)
 def test_advice_that_cannot_be_given_says_why_and_the_way_out(options, folders, capsys):
     try:
-        assert main(["advise", *map(str, folders), *options.split()]) != 0
+        code = main(["advise", *map(str, folders), *options.split()])
     except SystemExit as ended:
-        assert ended.code == 2
+        code = ended.code
+    assert code == (1 if REFUSED[options].startswith("no run") else 2)
     assert REFUSED[options] in capsys.readouterr().err
