@@ -14,6 +14,7 @@ from protofleet.protocol.storage.store import DamagedError
 from protofleet.runtime.command.errors import RunError
 
 SUMMARY: Final = "summary.json"
+BEGUN: Final = ("experiment.toml", "rounds.jsonl", "coordinator")  # Any of them shows that a run has begun.
 Rounds = Sequence[Mapping[str, Any]]
 
 
@@ -48,21 +49,27 @@ def read_run(folder: Path) -> FinishedRun:
 
 def require_finished(folders: Sequence[Path]) -> None:
     """Raise RunError if a folder holds no finished run. The message names all such folders and says what to do."""
-    unfinished = [folder for folder in folders if not (folder / SUMMARY).exists()]
-    if not unfinished:
+    found = [folder for folder in folders if not (folder / SUMMARY).exists()]
+    if not found:
         return
-    earlier = [path for folder in unfinished for path in earlier_runs(folder)]
-    one = len(unfinished) == 1
-    words = f"{', '.join(map(str, unfinished))} {'holds' if one else 'hold'} no finished run: "
-    words += f"there is no {SUMMARY} in {'it' if one else 'them'}"
-    if earlier:
-        words += f"; earlier runs are in {', '.join(map(str, earlier))}"
-    if len(folders) > 1:
-        others = len(folders) - len(unfinished)
-        words += f"; finish {'it' if one else 'them'} first" + (
-            f", or name the other {others} alone" * (others > 0)
-        )
-    raise RunError(words)
+    missing = [folder for folder in found if not folder.exists()]
+    begun = [folder for folder in found if any((folder / name).exists() for name in BEGUN)]
+    other = [folder for folder in found if folder not in missing and folder not in begun]
+    earlier = [path for folder in found for path in earlier_runs(folder)]
+    words = [
+        _sentence(missing, "does not exist", "do not exist"),
+        _sentence(begun, f"holds no finished run: there is no {SUMMARY} in it; finish it first",
+                  f"hold no finished run: there is no {SUMMARY} in them; finish them first"),
+        _sentence(other, f"holds no run: there is no {SUMMARY} in it",
+                  f"hold no run: there is no {SUMMARY} in them"),
+        f"earlier runs are in {', '.join(map(str, earlier))}" if earlier else "",
+        f"name only the other {len(folders) - len(found)}" if len(folders) > len(found) else "",
+    ]  # fmt: skip
+    raise RunError("; ".join(filter(None, words)))
+
+
+def _sentence(folders: Sequence[Path], one: str, several: str) -> str:
+    return f"{', '.join(map(str, folders))} {one if len(folders) == 1 else several}" if folders else ""
 
 
 def earlier_runs(folder: Path) -> list[Path]:

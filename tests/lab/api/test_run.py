@@ -176,11 +176,11 @@ def test_what_is_no_experiment_is_refused():
         protofleet.run(7)
     with pytest.raises(protofleet.SettingsError, match="there is no file none.toml"):
         protofleet.run("none.toml")
-    with pytest.raises(protofleet.RunError, match="holds no finished run"):
+    with pytest.raises(protofleet.RunError, match="none does not exist"):
         protofleet.Result("none")
     with pytest.raises(protofleet.RunError, match="there are no runs to compare"):
         protofleet.compare([])
-    with pytest.raises(protofleet.RunError, match="holds no finished run"):
+    with pytest.raises(protofleet.RunError, match="none does not exist"):
         protofleet.compare("none")
 
 

@@ -278,14 +278,18 @@ def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
     (tmp_path / "afile").touch()
     with pytest.raises(RunError, match="cannot be written: .*; name another place"):
         write(tmp_path / "afile" / "page.html", "")
-    with pytest.raises(RunError, match="holds no finished run"):
+    with pytest.raises(RunError, match="holds no run: there is no summary.json in it; name only the other 4"):
         read_groups([*runs, tmp_path])
     put_aside = finished(tmp_path / "early.2", "early", [0.1, 0.2])
+    for name in ("begun", "late"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.toml").touch()
     with pytest.raises(RunError) as error:
-        read_groups([tmp_path / "early", *runs, tmp_path / "late"])
+        read_groups([tmp_path / "early", *runs, tmp_path, *(tmp_path / name for name in ("begun", "late"))])
     assert str(error.value) == (
-        f"{tmp_path}/early, {tmp_path}/late hold no finished run: there is no summary.json in them; "
-        f"earlier runs are in {put_aside}; finish them first, or name the other {len(runs)} alone"
+        f"{tmp_path}/early does not exist; {tmp_path}/begun, {tmp_path}/late hold no finished run: "
+        f"there is no summary.json in them; finish them first; {tmp_path} holds no run: there is no summary.json "
+        f"in it; earlier runs are in {put_aside}; name only the other {len(runs)}"
     )
     for content, words in (
         ("{", "cannot be read"),

@@ -98,7 +98,7 @@ def test_the_final_table_names_every_domain_and_the_mean(folder):
 
 
 def test_a_folder_without_a_finished_run_is_said_to_be_one(tmp_path):
-    with pytest.raises(RunError, match="holds no finished run"):
+    with pytest.raises(RunError, match="holds no run: there is no summary.json in it"):
         write_report(tmp_path)
 
 
