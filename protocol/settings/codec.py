@@ -23,7 +23,7 @@ FormName: TypeAlias = Literal[
 ]
 Reference: TypeAlias = Literal["nothing", "broadcast"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
-Keep = Annotated[int, Within(2, 1_000_000, also=((0, "only for other forms than ternary"),))]
+Keep = Annotated[int, Within(2, 1_000_000, also=((0, "the default, for forms other than ternary"),))]
 # Kinds whose numbers may be rounded. Labels and counts are whole numbers with a meaning of their own.
 ROUNDED_KINDS: Final = ("weights", "classifier", "amplifier", "prototypes", "anchors", "features")
 
@@ -70,12 +70,14 @@ class CodecSettings:
         for kind, stage in self.up.items():
             check_stage(f"codec.up.{kind}", kind, stage)
         for kind, stage in self.down.items():
-            check_stage(f"codec.down.{kind}", kind, stage)
-            if stage.feedback:
+            if (
+                stage.feedback
+            ):  # First, because the advice of check_stage would be to add settings to feedback.
                 raise SettingsError(
                     f"codec.down.{kind}.feedback is true; leave it out: each broadcast already contains what "
                     "rounding has lost of earlier broadcasts"
                 )
+            check_stage(f"codec.down.{kind}", kind, stage)
 
     @property
     def rounds(self) -> bool:

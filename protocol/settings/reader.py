@@ -84,12 +84,20 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
             raise SettingsError(f"--set {assignment!r} is not of the form table.key=value")
         *tables, key = path.strip().split(".")
         place = changed
-        for name in tables:
+        for depth, name in enumerate(tables, 1):
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise SettingsError(f"--set {assignment!r}: {name} is not a table")
+                where = ".".join(tables[:depth])
+                raise SettingsError(f"--set {assignment!r}: {_no_table(where, place, path.strip())}")
         place[key] = _value(text.strip())
     return changed
+
+
+def _no_table(where: str, value: object, path: str) -> str:
+    return (
+        f"{where} is not a table, but {_show(value)}; a single value and the key {path} cannot be mixed: leave out "
+        f"{where} = {_show(value)}, or leave out this --set"
+    )
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
@@ -207,13 +215,17 @@ def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
     """
     inner = [hint for hint in hints if hint is not type(None)]
     words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]
-    if not words or not isinstance(value, str):
+    if not words or len(inner) == 1:
         return inner[0]
-    if len(inner) > 1 and value not in typing.get_args(words[0]):
-        known = ", ".join(map(_show, typing.get_args(words[0])))
-        other = "a table" if dataclasses.is_dataclass(inner[0]) else "a number"
-        raise SettingsError(f"{where} is {_show(value)}, but must be {known} or {other}")
-    return words[0]
+    names, a_table = typing.get_args(words[0]), dataclasses.is_dataclass(inner[0])
+    is_word = isinstance(value, str)
+    fits = value in names if is_word else isinstance(value, Mapping) or not a_table
+    if not fits:
+        other = "a table" if a_table else "a number"
+        raise SettingsError(
+            f"{where} is {_show(value)}, but must be {', '.join(map(_show, names))} or {other}"
+        )
+    return words[0] if is_word else inner[0]
 
 
 def _typed(hint: Any, value: object, where: str) -> Any:

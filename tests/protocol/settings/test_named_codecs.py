@@ -9,7 +9,7 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.codec import EXACT, ROUNDED_KINDS, CodecSettings, CodecStage
 from protofleet.protocol.settings.named_codecs import NAMED, read_codec, stages_of, written_codec
-from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
+from protofleet.protocol.settings.reader import SettingsError, decode, override, parse_toml
 from tests.support.small_experiment import TWO
 
 
@@ -72,6 +72,17 @@ def test_an_experiment_takes_a_name_or_tables():
     )
     with pytest.raises(SettingsError, match='codec is "tiny", but must be .*"small".* or a table'):
         decode(Experiment, {**table, "codec": "tiny"})
+    for wrong, shown in ((5, "5"), ([1], r"\[1\]")):
+        with pytest.raises(SettingsError, match=f'^codec is {shown}, but must be .*"small".* or a table$'):
+            decode(Experiment, {**table, "codec": wrong})
+
+
+def test_a_name_and_stages_that_are_mixed_are_refused_with_the_way_out():
+    words = 'codec is not a table, but "small"; a single value and the key codec.up.weights.form cannot be mixed: '
+    with pytest.raises(SettingsError, match=words + 'leave out codec = "small", or leave out this --set'):
+        override({}, ["codec=small", "codec.up.weights.form=int8"])
+    with pytest.raises(SettingsError, match='leave out codec.up = "small", or'):
+        override({}, ["codec.up=small", "codec.up.weights.form=int8"])
 
 
 def stages(form):
@@ -80,8 +91,11 @@ def stages(form):
     ]
 
 
-def test_feedback_of_a_broadcast_is_refused_with_the_reason():
-    stage = {"form": "int8", "against": "broadcast", "feedback": True}
+@pytest.mark.parametrize(
+    "stage", [{"form": "int8", "against": "broadcast"}, {"form": "int8"}, {"form": "ternary"}, {}]
+)
+def test_feedback_of_a_broadcast_is_refused_with_the_reason(stage):
+    stage = {**stage, "feedback": True}
     with pytest.raises(SettingsError, match=r"codec\.down\.weights\.feedback is true; leave it out"):
         decode(CodecSettings, {"down": {"weights": stage}})
 
@@ -89,3 +103,11 @@ def test_feedback_of_a_broadcast_is_refused_with_the_reason():
 def test_a_codec_without_stages_is_refused():
     with pytest.raises(SettingsError, match="codec has no stage"):
         CodecSettings()
+
+
+def test_a_keep_out_of_bounds_says_with_which_forms_it_is_left_out():
+    words = (
+        r"keep is 1, it must be 0 \(the default, for forms other than ternary\), or at least 2 and at most"
+    )
+    with pytest.raises(SettingsError, match=words):
+        decode(CodecSettings, {"up": {"weights": {"keep": 1}}})
