@@ -15,6 +15,7 @@ from protofleet.protocol.coding.coder import encode_kind
 from protofleet.protocol.settings.named_codecs import stages_of
 
 DIGITS = Path(__file__).parents[2] / "experiments" / "digits"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def costs_of(capsys, *arguments):
@@ -54,6 +55,12 @@ def test_the_codec_of_a_run_that_sets_none_rounds_nothing(capsys):
     found, about = costs_of(capsys, "fedavg")
     up = found["fedavg"]["up"]
     assert "codec not set" in about and 0 <= up["expected"] - up["before"] < 200
+
+
+def test_the_page_of_codecs_has_the_computed_bytes_of_an_update_that_is_not_made_smaller(capsys):
+    up = costs_of(capsys, "fedproto")[0]["fedproto"]["up"]
+    page = " ".join((DOCS / "codecs.md").read_text().split())
+    assert f"computes {up['expected']:,} bytes for such an update, and {up['before']:,} bytes with" in page
 
 
 def test_an_experiment_is_computed_with_its_own_codec_and_agrees_with_the_measured_bytes(capsys, tmp_path):
