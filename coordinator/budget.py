@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from protofleet.coordinator.observe.budget import BudgetState
-from protofleet.coordinator.round.events import Budgeted
+from protofleet.coordinator.observe.budget import BudgetState, BudgetWait
+from protofleet.coordinator.round.events import Budgeted, Stage
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.round_bytes import RoundCost, describe_budget, round_bytes
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -65,11 +65,19 @@ class Budget:
         self.without_round: dict[str, set[str]] = {name: set() for name in self.limits}
         self._without_evaluation: dict[str, set[str]] = {name: set() for name in self.limits}
         self._reported: Budgeted | None = None
+        self._month_ends = 0.0  # Unix time at which the month of the last review ends.
+        self._able = 0  # Number of enrolled devices whose budgets hold one more round, at the last review.
+        self.wait: BudgetWait | None = (
+            None  # The reason why no round begins before the next month, if there is one.
+        )
         self._used = dict.fromkeys(
             self.limits, 0
         )  # Largest number of bytes of a device, at the last full review.
         self.wake_at = 0.0
-        log.info("budget: %s", describe_budget(settings, plan, plan.rounds), extra=fields(event="budget"))
+        if self._ledger is not None:
+            self._in_other_runs = self._ledger.of_others(month_at(wall()), self.spent.name)
+        words = describe_budget(settings, plan, plan.rounds, self._in_other_runs)
+        log.info("budget: %s", words, extra=fields(event="budget"))
 
     def packet(self, topic: str, size: int) -> None:
         """Charge one packet to the devices that will receive it, or to the device that has sent it.
@@ -118,6 +126,28 @@ class Budget:
         self.spent.end_round()
         self.wake_at = 0.0
 
+    def note_wait(self) -> bool:
+        """Decide whether the run now waits for the next month; return whether this has changed."""
+        m, spent = self._machine, self.without_round.get(MONTH, set())
+        waits = m.stage is Stage.GATHERING and not m.next_round_at and spent and self._able < m.policy.quorum
+        until = self._month_ends if waits else 0.0
+        if until == (self.wait.until if self.wait else 0.0):
+            return False
+        self.wait = BudgetWait(until, self._wait_words(until)) if waits else None
+        if self.wait:
+            log.warning("%s", self.wait.words, extra=fields(event="budget_wait"))
+        return True
+
+    def _wait_words(self, until: float) -> str:
+        spent, enrolled, m = self.without_round[MONTH], self._enrolled(), self._machine
+        count = f"{len(spent.intersection(enrolled))} of {len(enrolled)} devices"
+        return (
+            f"round {m.round} waits until {utc_words(until)}: {self._words(MONTH)} and does not hold one more round "
+            f"of {count}: {self._used_words(MONTH, sorted(spent))}; "
+            f"policy.quorum is {m.policy.quorum}; wait, or stop the run and resume it with a larger "
+            "budget.month_bytes_per_device"
+        )
+
     def until(self) -> float:
         """Return the Unix time at which the budget of the month begins anew."""
         return end_of_month(self._wall())
@@ -125,8 +155,9 @@ class Budget:
     def state(self) -> BudgetState:
         """Return the state for observers. Any thread may call this method."""
         spent = {name: len(devices) for name, devices in self.without_round.items()}
+        price = self.settings.price_per_gb
         return BudgetState(
-            MappingProxyType(self.limits), MappingProxyType(self._used), spent, self.settings.price_per_gb
+            MappingProxyType(self.limits), MappingProxyType(self._used), spent, price, self.wait
         )
 
     def close(self) -> None:
@@ -144,6 +175,7 @@ class Budget:
         if month > self.spent.month:
             self._write_ledger()
             self.spent.begin_month(month)
+        self._month_ends = self.until()
         if self._ledger is not None:
             self._write_ledger()
             self._in_other_runs = self._ledger.of_others(self.spent.month, self.spent.name)
@@ -175,10 +207,11 @@ class Budget:
 
     def _event(self) -> Budgeted:
         run = self.without_round.get(RUN, set())
-        enrolled = self._enrolled() if run else frozenset()
-        spent = len(run.intersection(enrolled))
+        no_round = frozenset().union(*self.without_round.values())
+        enrolled = frozenset(self._enrolled()) if no_round else frozenset()
+        spent, self._able = len(run.intersection(enrolled)), len(enrolled - no_round)
         return Budgeted(
-            frozenset().union(*self.without_round.values()),
+            no_round,
             frozenset().union(*self._without_evaluation.values()),
             spent,
             len(enrolled) - spent,
@@ -192,21 +225,23 @@ class Budget:
             name = "money_per_device"
         return f"budget.{name} is {human_bytes(size)}{self.settings.cost_words(size)}"
 
+    def _used_words(self, limit: str, devices: Sequence[str]) -> str:
+        named = ", ".join(
+            f"{device} ({human_bytes(used)} used{self.settings.cost_words(used)})"
+            for device in devices[:MOST_NAMED]
+            for used in [self._counted(limit, device)]
+        )
+        return named + (f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else "")
+
     def _say_who_is_spent(self, found: Budgeted) -> None:
         before = self._reported.no_round if self._reported else frozenset()
         new = sorted(found.no_round - before)
         for limit in self.limits:
             if devices := [device for device in new if device in self.without_round[limit]]:
-                named = ", ".join(
-                    f"{device} ({human_bytes(used)} used{self.settings.cost_words(used)})"
-                    for device in devices[:MOST_NAMED]
-                    for used in [self._counted(limit, device)]
-                )
-                more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
                 until = "for the rest of the run" if limit == RUN else f"until {utc_words(self.until())}"
                 log.warning(
-                    "%s, which does not hold one more round of %s%s: no task is sent there %s",
-                    self._words(limit), named, more, until, extra=fields(event="budget"),
+                    "%s, which does not hold one more round of %s: no task is sent there %s",
+                    self._words(limit), self._used_words(limit, devices), until, extra=fields(event="budget"),
                 )  # fmt: skip
         if back := sorted(before - found.no_round):
             log.info("budget: %d devices get tasks again", len(back), extra=fields(event="budget"))

@@ -27,6 +27,8 @@ BLOCK: Final = 140  # Bytes of the message around each block.
 TABLE: Final = 1_100
 # Bytes of the messages with which a device joins a run: states, hello and welcome.
 JOIN: Final = 3_500
+MONTH: Final = "budget.month_bytes_per_device"
+NOTHING: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,17 @@ def limits_of(budget: BudgetSettings) -> Mapping[str, int]:
         money = budget.money_per_device is not None and run != budget.bytes_per_device
         found["budget.money_per_device" if money else "budget.bytes_per_device"] = run
     if budget.month_bytes_per_device is not None:
-        found["budget.month_bytes_per_device"] = int(budget.month_bytes_per_device)
+        found[MONTH] = int(budget.month_bytes_per_device)
     return found
 
 
-def describe_budget(budget: BudgetSettings, plan: Plan, rounds: int) -> str:
-    """Describe in one line how many rounds fit in each limit."""
+def describe_budget(
+    budget: BudgetSettings, plan: Plan, rounds: int, in_other_runs: Mapping[str, int] = NOTHING
+) -> str:
+    """Describe in one line how many rounds fit in each limit.
+
+    `in_other_runs` has the bytes of each device in the other runs of this month.
+    """
     of_round = round_bytes(plan)
     size = f"{human_bytes(of_round.training)}{budget.cost_words(of_round.training)}"
     if not of_round.has_arrays:
@@ -105,9 +112,12 @@ def describe_budget(budget: BudgetSettings, plan: Plan, rounds: int) -> str:
             f"the size of a round is not known before the first round, {why}; its messages alone transfer {size} for "
             "each device"
         )
-    words = [
-        f"{name} {human_bytes(limit)}{budget.cost_words(limit)} holds {fit:,} of {rounds:,} rounds"
-        for name, limit in limits_of(budget).items()
-        for fit in [min(rounds, rounds_that_fit(limit, of_round))]
-    ]
+    words, most = [], max(in_other_runs.values(), default=0)
+    for name, limit in limits_of(budget).items():
+        used = most if name == MONTH else 0
+        fit = min(rounds, rounds_that_fit(limit - used, of_round))
+        why = f", because other runs of this month have used up to {human_bytes(used)} of it" if used else ""
+        words.append(
+            f"{name} {human_bytes(limit)}{budget.cost_words(limit)} holds {fit:,} of {rounds:,} rounds{why}"
+        )
     return f"a round transfers about {size} for each device; {'; '.join(words)}"

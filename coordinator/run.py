@@ -191,7 +191,7 @@ class Run:
         """Continue the run with a new connection."""
         if self.queue.is_held:
             self._begin()
-        self.attendance.gathering(self._waits_for_devices, self._context.now)
+        self._note_attendance(self._context.now)
         if step := self._too_large:
             self._too_large = None
             self._server_stepped(step)
@@ -239,9 +239,11 @@ class Run:
         if self.budget and isinstance(event, Joined | Left | Unenrolled):
             self.budget.note_presence(event.device)
         changed = self.machine.stage is not before or bool(held_back) != bool(self.machine.next_round_at)
+        if self.budget:
+            changed |= self.budget.note_wait()
         if self._context.connected and (changed or isinstance(event, Advanced)):
             self._set_here_timer(now)
-            self.attendance.gathering(self._waits_for_devices, now)
+            self._note_attendance(now)
         self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
         # At the end of a round, the observers write its result before the Save of the next round is carried
         # out. Otherwise a crash could lose the result.
@@ -268,6 +270,10 @@ class Run:
     def _waits_for_devices(self) -> bool:
         """Return whether the run waits only for devices before it can begin a round."""
         return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
+
+    def _note_attendance(self, now: float) -> None:
+        waits_for_month = self.budget is not None and self.budget.wait is not None
+        self.attendance.gathering(self._waits_for_devices and not waits_for_month, now)
 
     def _set_here_timer(self, now: float) -> None:
         if self._waits_for_devices or self.machine.stage is Stage.COLLECTING:

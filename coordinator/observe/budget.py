@@ -9,6 +9,14 @@ from prometheus_client.core import GaugeMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetWait:
+    """The reason why a run begins no round before the next month."""
+
+    until: float  # Unix time at which the next month begins.
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetState:
     """The state of the budgets. Each mapping has an entry for each limit that is set, "run" or "month"."""
 
@@ -16,6 +24,7 @@ class BudgetState:
     used: Mapping[str, int]  # Largest number of bytes of a device so far.
     spent: Mapping[str, int]  # Number of devices whose budget does not hold one more round.
     price_per_gb: float
+    wait: BudgetWait | None = None  # None if the run does not wait for the next month.
 
 
 class BudgetSeries:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.observe.budget import BudgetWait
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
@@ -94,6 +95,7 @@ class Journal:
         self._meter_asked = Meter()
         # The Unix time that was last reported to the sinks as the start of the next round.
         self._next_round_at = 0.0
+        self._budget_wait: BudgetWait | None = None  # The last wait that was reported to the sinks.
         self._present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
         self._lacking = set[str]()  # Names of metrics whose missing values were already reported.
         self._energy = RoundEnergy()
@@ -111,6 +113,8 @@ class Journal:
         return self._record.round, RoundTraffic.of(crossed, self._run.now - self._began_at)
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
+        # Report the wait before the end of the round, so that the display of this end estimates no time.
+        self._note_budget_wait(run)
         match event:
             case Joined(device):
                 self._note_presence("joined", device, now)
@@ -128,6 +132,15 @@ class Journal:
             self._next_round_at = run.next_round_at
             if self._next_round_at:
                 self._tell_sinks("held_back", round=run.round, until=self._next_round_at)
+
+    def _note_budget_wait(self, run: RunView) -> None:
+        """Report to the sinks that the run waits for the next month, because budgets are spent, or waits no more."""
+        wait = run.budget.wait if run.budget else None
+        if wait == self._budget_wait:
+            return
+        self._budget_wait = wait
+        until, words = (wait.until, wait.words) if wait else (0.0, "")
+        self._tell_sinks("budget_wait", round=run.round, until=until, reason=words)
 
     def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
         rate, left = round(progress.bytes_per_second), round(progress.seconds_left, 1)

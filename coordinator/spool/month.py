@@ -39,6 +39,17 @@ def end_of_month(wall: float) -> float:
     return datetime(year, month, 1, tzinfo=timezone.utc).timestamp()
 
 
+def bytes_in_other_runs(folder: Path, run: str, wall: float) -> Counter[str]:
+    """Return the bytes of each device in the other runs of the month, or nothing if there is no ledger.
+
+    `run` is the name of the run that is left out, in the ledger.
+    """
+    if not (folder / LEDGER).exists():
+        return Counter()
+    with contextlib.closing(MonthLedger(folder, Disk(durable=False), False)) as ledger:
+        return ledger.of_others(month_at(wall), run)
+
+
 class MonthLedger:
     def __init__(self, folder: Path, disk: Disk, is_expected: bool) -> None:
         """Open the ledger in `folder`. If `is_expected`, this run has written to the ledger before."""

@@ -7,9 +7,12 @@ are one number. A device's row has the value of this number when the device join
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
@@ -17,6 +20,15 @@ from protofleet.coordinator.spool.index import Index
 
 # Tables of a run with a budget. Other runs do not have these tables.
 TABLES: Final = ("budgeted", "exhausted", "spent")
+
+
+def name_in_ledger(spool: Path) -> str:
+    """Return the name of a run in the ledger of the month; "" if the run has not begun or has no budget."""
+    address = f"{spool.absolute().as_uri()}?mode=ro"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as db:
+        row = db.execute("SELECT name FROM budgeted").fetchone()
+        return str(row[0]) if row else ""
+    return ""
 
 
 @dataclass(slots=True)

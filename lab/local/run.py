@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import selectors
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,9 @@ from protofleet.coordinator.round_bytes import describe_budget
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.begun import has_ended_a_round
+from protofleet.coordinator.spool.index import INDEX_FILE
+from protofleet.coordinator.spool.month import bytes_in_other_runs
+from protofleet.coordinator.spool.spent import name_in_ledger
 from protofleet.edge_client.compute import available_cores, gpu_pays
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.federation.brokers.local import LocalBroker, MutualTls, find_broker
@@ -41,8 +45,10 @@ from protofleet.lab.local.sole_use import InUseError, alone, cannot_be_made, sol
 from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.lab.trackers.destinations import Destination
 from protofleet.lab.trackers.following import tracking
+from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.address import BrokerAddress, preflight
 from protofleet.protocol.wire.class_names import Names
 from protofleet.protocol.wire.names import COORDINATOR
@@ -128,9 +134,7 @@ def run_processes(
     with broker_of_run(experiment, folder) as broker, display as progress:
         progress.print(f"broker: {broker.description}")
         if experiment.budget is not None:
-            progress.print(
-                f"budget: {describe_budget(experiment.budget, experiment.plan, experiment.rounds)}"
-            )
+            progress.print(f"budget: {forecast(experiment, experiment.budget, folder)}")
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
             progress.print(f"processes: each process starts a new interpreter, because {NO_FORK}")
         if compute != experiment.compute:
@@ -155,6 +159,19 @@ def run_processes(
     report = write_report(folder)
     display.show_result(final_table(folder))
     return report
+
+
+def forecast(experiment: Experiment, budget: BudgetSettings, folder: Path) -> str:
+    """Describe how many rounds fit in the budget of each device, after the other runs of this month."""
+    used: Mapping[str, int] = {}
+    if budget.month_bytes_per_device is not None:
+        name = name_in_ledger(folder / "coordinator" / INDEX_FILE)
+        try:
+            used = bytes_in_other_runs(folder.parent, name, time.time())
+        except DamagedError as error:
+            raise RunError(str(error)) from None
+    of_devices = {device: size for device, size in used.items() if device in experiment.shards}
+    return describe_budget(budget, experiment.plan, experiment.rounds, of_devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,6 +287,61 @@ def test_the_runs_of_a_folder_share_the_month_and_a_later_run_waits_for_the_next
     assert all(140_000 < size < 220_000 for size in charged(second).values())
 
 
+def test_a_run_that_waits_for_the_next_month_tells_its_log_and_its_events_why_and_until_when(
+    tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    (tmp_path / "runs").mkdir()
+    ledger = MonthLedger(tmp_path / "runs", Disk(durable=False), False)
+    ledger.save(202611, "earlier", dict.fromkeys(DEVICES, 180_000))
+    wall, sink = {"at": NOVEMBER}, Entries()
+    run = simulation(
+        tmp_path / "runs" / "later", "fedavg", policy=replace(POLICY, rounds=1), budget=A_MONTH,
+        wall=lambda: wall["at"],
+    )  # fmt: skip
+    keep_journal(run.service.run, [sink])
+    run.run(until=lambda: run.clock.now > 300.0)
+    (wait,) = sink.found("budget_wait")
+    assert (wait["round"], wait["until"]) == (1, end_of_month(NOVEMBER)) and wait["reason"] in caplog.messages
+    for words in (
+        "round 1 waits until 2026-12-01 00:00 UTC: budget.month_bytes_per_device is 220.0 kB",
+        "of 3 of 3 devices: device-0 (18",
+        "resume it with a larger budget.month_bytes_per_device",
+    ):
+        assert words in wait["reason"]
+    assert (
+        "holds 0 of 1 rounds, because other runs of this month have used up to 180.0 kB of it" in caplog.text
+    )
+    assert "waiting for devices" not in caplog.text
+    wall["at"] = end_of_month(NOVEMBER) + 1
+    run.run()
+    assert sink.found("budget_wait")[1:] == [{"round": 1, "until": 0.0, "reason": ""}]
+
+
+def test_the_end_of_a_round_is_told_after_the_wait_that_follows_it(tmp_path):
+    run, sink = budgeted(tmp_path, A_MONTH, rounds=6, wall=lambda: NOVEMBER)[0], Entries()
+    keep_journal(run.service.run, [sink])
+    run.run(until=lambda: run.service.run.budget.wait)
+    kinds = [what for what, _ in sink.entries if what in ("round", "budget_wait")]
+    assert len(kinds) > 1 and kinds == [*["round"] * (len(kinds) - 2), "budget_wait", "round"]
+
+
+class Entries:
+    """A sink that keeps all entries."""
+
+    def __init__(self):
+        self.entries = []
+
+    def entry(self, what, details):
+        self.entries.append((what, dict(details)))
+
+    def round_ended(self, record):
+        self.entries.append(("round", record))
+
+    def found(self, kind):
+        return [details for what, details in self.entries if what == kind]
+
+
 @pytest.mark.slow
 def test_a_restart_writes_its_own_total_over_the_earlier_one(tmp_path):
     run, _ = budgeted(tmp_path, BudgetSettings(month_bytes_per_device=10**9), rounds=3, wall=lambda: NOVEMBER)

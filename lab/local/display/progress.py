@@ -37,6 +37,10 @@ class RunState:
     # Seconds of pause between two rounds; infinite if the settings do not determine the pause.
     pause_seconds: float = 0.0
     held_until: float = 0.0  # Unix time before which the next round must not begin; 0 if it may begin now.
+    # Unix time until which the run waits, because budgets of the month are spent; 0 if it does not wait.
+    budget_until: float = 0.0
+    waiting_round: int = 0  # The round that waits for the next month.
+    budget_words: str = ""  # The reason of this wait while it is not printed yet; else "".
     round: int = 0
     phase: str = "waiting for devices"
     cohort: list[str] = field(default_factory=list)
@@ -59,10 +63,12 @@ class RunState:
                 self.present = roster
             case {"event": "asked", "round": int(number), "phase": str(phase), "cohort": [*cohort]}:
                 self.round, self.phase, self.cohort, self.answered = number, phase, cohort, []
-                self.held_until = 0.0
+                self.held_until = self.budget_until = 0.0
                 self.transfers, self.asked = {}, self.asked + 1
             case {"event": "held_back", "round": int(number), "until": float(until)}:
                 self.round, self.held_until = number, until
+            case {"event": "budget_wait", "round": int(number), "until": float(until), "reason": str(words)}:
+                self.waiting_round, self.budget_until, self.budget_words = number, until, words
             case {"event": "transfer", "device": str(device)}:
                 self.transfers[device] = transfer_words(event)
             case {"event": "answered", "device": str(device)}:
@@ -95,7 +101,7 @@ class RunState:
 
         The estimate uses the mean time of the last five rounds and the pauses that the policy prescribes.
         """
-        if not self.round_seconds or self.pause_seconds == math.inf:
+        if not self.round_seconds or self.pause_seconds == math.inf or self.budget_until:
             return None
         recent = self.round_seconds[-5:]
         a_round = sum(recent) / len(recent) + self.pause_seconds
@@ -106,6 +112,21 @@ class RunState:
         if self.held_until:
             opening = opening_words(self.held_until, time.time())
             return f"round {self.round} of {self.rounds} begins at {opening} or later"
+        if self.budget_until:
+            month = opening_words(self.budget_until, time.time())
+            return f"waiting for the next month, at {month}: budgets are spent"
+        return self.place
+
+    def take_budget_words(self) -> str:
+        """Return the reason of a wait once, after the end of the round before it was shown; else ""."""
+        if len(self.round_seconds) < self.waiting_round - 1:
+            return ""
+        words, self.budget_words = self.budget_words, ""
+        return words
+
+    @property
+    def place(self) -> str:
+        """Return the round and the phase that were asked last."""
         if self.round > self.rounds:
             return "final evaluation"
         if self.phase == "evaluate":
@@ -173,6 +194,8 @@ class ProgressDisplay:
         self._state.apply(event)
         if not self._interactive and (text := self.describe(event)):
             self.print(text)
+        if words := self._state.take_budget_words():
+            self.print(words)
 
     def describe(self, event: dict[str, Any]) -> str:
         """Return the line that is printed for an event if there is no terminal; "" if the event needs no line."""
@@ -204,7 +227,7 @@ class ProgressDisplay:
             case "returned":
                 return f"{event['device']}: answer to round {event['round']} counts again"
             case "round":
-                done = f"{p.stage} took {event['seconds']:.1f} s"
+                done = f"{p.place} took {event['seconds']:.1f} s"
                 known = p.mean_accuracy is not None
                 mean = f", mean accuracy {p.mean_accuracy:.1%}{p.measured_by}" if known else ""
                 left = f", about {p.seconds_left:.0f} s left" if p.seconds_left else ""
@@ -215,7 +238,7 @@ class ProgressDisplay:
         p = self._state
         answered = (
             f": {len({*p.answered})} of {len(p.cohort)} have answered"
-            if p.cohort and not p.held_until
+            if p.cohort and not p.held_until and not p.budget_until
             else ""
         )
         elapsed = f"{time.monotonic() - p.started_at:.0f} s elapsed"

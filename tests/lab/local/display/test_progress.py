@@ -111,6 +111,33 @@ def test_a_pause_is_shown_and_the_time_left_counts_those_to_come():
     assert "round 2 of 4, train took 2.0 s" in written.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_wait_for_the_next_month_is_told_after_the_round_and_no_time_left_is_foretold(terminal):
+    written = io.StringIO()
+    progress = ProgressDisplay(4, Console(file=written, width=100, force_terminal=terminal))
+    progress.handle_line(json.dumps(asked(1, "ab")))
+    wait = {
+        "event": "budget_wait",
+        "round": 2,
+        "until": time.time() + 900.0,
+        "reason": "round 2 waits until then",
+    }
+    progress.handle_line(json.dumps(wait))
+    assert "waits" not in written.getvalue()
+    progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
+    assert written.getvalue().endswith("round 2 waits until then\n") and " left" not in written.getvalue()
+    assert terminal or "round 1 of 4, train took 2.0 s" in written.getvalue()
+    screen = Console(file=io.StringIO(), width=100)
+    screen.print(progress.render())
+    shown = screen.file.getvalue()
+    assert "waiting for the next month, at " in shown and " left" not in shown and "answered" not in shown
+    progress.handle_line(json.dumps({**wait, "until": 0.0, "reason": ""}))
+    assert written.getvalue().count("waits until") == 1
+    progress.handle_line(json.dumps(asked(2, "ab")))
+    progress.handle_line(json.dumps({"event": "round", **measured(2, "ab")}))
+    assert terminal or "about 4 s left" in written.getvalue()
+
+
 def test_no_time_is_foretold_where_rounds_begin_at_some_hours_alone():
     written = io.StringIO()
     progress = ProgressDisplay(4, Console(file=written, width=100), pause_seconds=math.inf)
