@@ -360,7 +360,8 @@ def prepare_folder(
 
     An unfinished run with the same settings is continued. The folder of any other earlier run with this name
     is renamed. But if an unfinished run with other settings has ended a round, its folder is renamed only
-    with `fresh`, so that no result is lost. With `resume`, an error is raised if there is no run to continue.
+    with `fresh`, so that no result is lost. With `resume`, an error is raised if there is no run to continue, and
+    the budget may differ.
     """
     folder = runs / experiment.name
     written = folder / "experiment.toml"
@@ -375,10 +376,15 @@ def prepare_folder(
         if same_settings(written, experiment):
             say(f"continuing the unfinished run in {folder}")
             return None
+        other_budget = same_settings(written, experiment, but_budget=True)
+        if resume and other_budget:
+            say(f"continuing the unfinished run in {folder} with another budget; the bytes so far count")
+            return None
         if has_ended_a_round(folder):
+            way_out = "continue this run with the new budget with --resume, " if other_budget else ""
             raise SettingsError(
-                f"{folder} holds an unfinished run with other settings; rename the folder of this run with --fresh, "
-                f"or give the new run another name with --set name=..."
+                f"{folder} holds an unfinished run with other settings; {way_out}rename the folder of this run with "
+                "--fresh, or give the new run another name with --set name=..."
             )
     earlier = renamed(folder)
     say(f"the earlier run is now in {earlier}")
@@ -436,12 +442,16 @@ def renamed(folder: Path) -> Path:
     return folder.rename(next(path for path in free if not path.exists()))
 
 
-def same_settings(written: Path, experiment: Experiment) -> bool:
+def same_settings(written: Path, experiment: Experiment, but_budget: bool = False) -> bool:
     """Return whether the settings in the file are the settings of the experiment.
 
-    A file of an earlier version may lack some settings. In that case, their defaults are compared.
+    A file of an earlier version may lack some settings. In that case, their defaults are compared. With `but_budget`,
+    the budget is not compared, because it changes no result of a round.
     """
     try:
-        return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)
+        earlier, now = recorded(decode(Experiment, experiment_table(written))), recorded(experiment)
     except SettingsError:
         return False
+    if but_budget:
+        earlier, now = ({k: v for k, v in one.items() if k != "budget"} for one in (earlier, now))
+    return earlier == now

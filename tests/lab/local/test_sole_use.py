@@ -12,10 +12,10 @@ import torch
 
 from protofleet.cli.main import main
 from protofleet.lab.local import batch
-from protofleet.lab.local.experiment import read_experiment
+from protofleet.lab.local.experiment import read_experiment, recorded
 from protofleet.lab.local.run import giving_back, prepare_folder
 from protofleet.lab.local.sole_use import InUseError, sole_use
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.reader import SettingsError, write_toml
 from protofleet.runtime.command.errors import RunError, StoppedError
 from tests.lab.local.test_run import ROOT, lines, place, protofleet, start, wait_for_rounds
 from tests.support.held_run import HeldRun
@@ -122,6 +122,21 @@ def test_a_run_that_has_ended_a_round_is_not_put_aside_by_itself(file, tmp_path,
         (tmp_path / "two" / name).write_text("torn")
     with pytest.raises(SettingsError, match="holds an unfinished run with other settings"):
         prepare_folder(read_experiment(file, []), tmp_path, fresh=False)
+
+
+def test_a_run_is_resumed_with_another_budget_but_not_with_other_rounds(file, tmp_path, capsys):
+    (tmp_path / "two").mkdir()
+    written = read_experiment(file, ["budget.bytes_per_device=5 MB"])
+    (tmp_path / "two" / "experiment.toml").write_text(write_toml(recorded(written)))
+    (tmp_path / "two" / "rounds.jsonl").write_text("torn")
+    raised = ["budget.bytes_per_device=9 MB", "budget.month_bytes_per_device=1 GB"]
+    for other in (raised, []):
+        prepare_folder(read_experiment(file, other), tmp_path, fresh=False, resume=True)
+        assert "with another budget; the bytes so far count" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match="continue this run with the new budget with --resume, rename"):
+        prepare_folder(read_experiment(file, raised), tmp_path, fresh=False)
+    with pytest.raises(SettingsError, match="other settings; rename the folder of this run"):
+        prepare_folder(read_experiment(file, [*raised, "rounds=7"]), tmp_path, fresh=False, resume=True)
 
 
 def finished(runs):
