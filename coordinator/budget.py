@@ -66,6 +66,8 @@ class Budget:
         self._without_evaluation: dict[str, set[str]] = {name: set() for name in self.limits}
         self._reported: Budgeted | None = None
         self._month_ends = 0.0  # Unix time at which the month of the last review ends.
+        self._said = frozenset[str]()  # Devices without a task, as logged last.
+        self._place = machine.round, machine.attempt  # The round and the attempt of the last decision.
         self._able = 0  # Number of enrolled devices whose budgets hold one more round, at the last review.
         self.wait: BudgetWait | None = (
             None  # The reason why no round begins before the next month, if there is one.
@@ -101,6 +103,7 @@ class Budget:
     def resume(self) -> None:
         """Treat as present only the devices that the machine treats as present after a restart."""
         self.spent.keep_present(self._machine.roster)
+        self._place = self._machine.round, self._machine.attempt
 
     def note_presence(self, device: str) -> None:
         self.spent.set_present(device, device in self._machine.roster)
@@ -117,7 +120,6 @@ class Budget:
             return None
         if (found := self._event()) == self._reported:
             return None
-        self._say_who_is_spent(found)
         self._reported = found
         return found
 
@@ -198,7 +200,7 @@ class Budget:
         """Decide for each of these devices what its budget holds; return whether anything has changed."""
         changed, evaluation = False, self._of_round.evaluation
         for device in devices:
-            a_round = max(self._of_round.training, self.spent.largest(device))
+            a_round = self._a_round(device)
             for name, limit in self.limits.items():
                 left = limit - self._counted(name, device)
                 changed |= set_member(self.without_round[name], device, left < a_round + evaluation)
@@ -233,18 +235,43 @@ class Budget:
         )
         return named + (f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else "")
 
-    def _say_who_is_spent(self, found: Budgeted) -> None:
-        before = self._reported.no_round if self._reported else frozenset()
-        new = sorted(found.no_round - before)
-        for limit in self.limits:
-            if devices := [device for device in new if device in self.without_round[limit]]:
-                until = "for the rest of the run" if limit == RUN else f"until {utc_words(self.until())}"
-                log.warning(
-                    "%s, which does not hold one more round of %s: no task is sent there %s",
-                    self._words(limit), self._used_words(limit, devices), until, extra=fields(event="budget"),
-                )  # fmt: skip
-        if back := sorted(before - found.no_round):
+    def say_who_is_left_out(self) -> None:
+        """Log the devices that newly get no task; call this method after each decision of the machine.
+
+        During a round, its bytes are not complete, so nothing is logged. Nothing is logged if no round follows.
+        """
+        m, place = self._machine, (self._machine.round, self._machine.attempt)
+        if place == self._place and m.stage is not Stage.GATHERING:
+            return
+        self._place = place
+        no_round = self._reported.no_round if self._reported else frozenset()
+        new, back, self._said = no_round - self._said, self._said - no_round, no_round
+        if m.stage is Stage.FINISHED or m.is_last_evaluation:
+            return
+        parts = [
+            f"{self._words(limit)}, which does not hold one more round and the last evaluation of "
+            f"{self._left_words(limit, devices)}: no task is sent there {until}"
+            for limit in self.limits
+            if (devices := sorted(new & self.without_round[limit]))
+            for until in ["for the rest of the run" if limit == RUN else f"until {utc_words(self.until())}"]
+        ]
+        if parts:
+            log.warning("round %d: %s", m.round, "; ".join(parts), extra=fields(event="budget"))
+        if back:
             log.info("budget: %d devices get tasks again", len(back), extra=fields(event="budget"))
+
+    def _left_words(self, limit: str, devices: Sequence[str]) -> str:
+        evaluation = human_bytes(self._of_round.evaluation)
+        named = ", ".join(
+            f"{device} ({human_bytes(left)} left, needed {human_bytes(self._a_round(device))} and {evaluation})"
+            for device in devices[:MOST_NAMED]
+            for left in [max(0, self.limits[limit] - self._counted(limit, device))]
+        )
+        more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+        return f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}, {named}{more}"
+
+    def _a_round(self, device: str) -> int:
+        return max(self._of_round.training, self.spent.largest(device))
 
 
 def set_member(members: set[str], name: str, is_member: bool) -> bool:

@@ -240,6 +240,7 @@ class Run:
             self.budget.note_presence(event.device)
         changed = self.machine.stage is not before or bool(held_back) != bool(self.machine.next_round_at)
         if self.budget:
+            self.budget.say_who_is_left_out()
             changed |= self.budget.note_wait()
         if self._context.connected and (changed or isinstance(event, Advanced)):
             self._set_here_timer(now)

@@ -29,6 +29,9 @@ class MachineReader(Protocol):
     def base(self) -> bytes: ...
 
     @property
+    def is_last_evaluation(self) -> bool: ...
+
+    @property
     def next_round_at(self) -> float: ...
 
     @property

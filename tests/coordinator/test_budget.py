@@ -1,5 +1,6 @@
 """Whole federations with a budget: each byte is charged once to the right device, also if the coordinator dies."""
 
+import re
 import sqlite3
 from collections import Counter
 from dataclasses import replace
@@ -316,6 +317,30 @@ def test_a_run_that_waits_for_the_next_month_tells_its_log_and_its_events_why_an
     wall["at"] = end_of_month(NOVEMBER) + 1
     run.run()
     assert sink.found("budget_wait")[1:] == [{"round": 1, "until": 0.0, "reason": ""}]
+
+
+def test_a_round_logs_once_who_is_left_out_with_what_is_needed_and_left_after_the_round_before(
+    tmp_path, caplog
+):
+    policy = replace(POLICY, rounds=3, quorum=1)
+    run = simulation(tmp_path / "runs" / "run", "fedavg", policy=policy, budget=PLENTY)
+    run.run(until=lambda: run.service.run.machine.waited_for)
+    for device in ("device-1", "device-2"):
+        run.service.run.budget.spent.charge(device, 10**9 - 90_000)
+    run.run(until=lambda: run.service.run.machine.answered)
+    assert "does not hold" not in caplog.text, "the bytes of the round are not complete"
+    run.run()
+    (line,) = [one for one in caplog.messages if "does not hold" in one]
+    assert line.startswith(
+        "round 2: budget.bytes_per_device is 1.00 GB, which does not hold one more round and the"
+    )
+    assert re.search(r"of 2 devices, device-1 \([0-9.]+ kB left, needed .*B and 29.8 kB\), device-2 \(", line)
+
+
+def test_no_device_is_said_to_be_left_out_if_no_round_follows(tmp_path, caplog):
+    run, _ = budgeted(tmp_path, rounds=3)
+    run.run()
+    assert run.service.run.budget.without_round[RUN] and "does not hold" not in caplog.text
 
 
 def test_the_end_of_a_round_is_told_after_the_wait_that_follows_it(tmp_path):
