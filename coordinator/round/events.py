@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from protofleet.protocol.wire.reasons import Problem
 
@@ -81,6 +81,10 @@ class Blamed:
     tried: bool = False  # True if a test has shown that the server half can go on without the blamed updates.
     # True if one update is left out only to see whether the next round then reaches its quorum.
     trial: bool = False
+
+
+# The first words of the reason for which a run has ended, if its budgets are spent.
+BUDGETS_SPENT: Final = "the budget of"
 
 
 @dataclass(frozen=True, slots=True)

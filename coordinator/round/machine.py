@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from protofleet.coordinator.round.cohort import CohortSelection
 from protofleet.coordinator.round.events import (
+    BUDGETS_SPENT,
     Accept,
     Advance,
     Advanced,
@@ -414,7 +415,7 @@ class RoundMachine:
         b = self.budget
         self._exhausted_after = self.round - 1
         self.exhausted = (
-            f"the budget of {b.spent} of {b.spent + b.able} devices does not hold one more round ({b.words}), and "
+            f"{BUDGETS_SPENT} {b.spent} of {b.spent + b.able} devices does not hold one more round ({b.words}), and "
             f"policy.quorum is {self.policy.quorum}"
         )
         yield Exhaust(self.round - 1, self.exhausted)

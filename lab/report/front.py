@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Final
 
+from protofleet.coordinator.observe.summary_file import was_stopped_by_a_budget
 from protofleet.lab.report.comparison import ComparedRun, Group
 from protofleet.lab.report.comparison_tables import Table
 from protofleet.lab.report.drawing.charts import ChartLine, line_chart
@@ -26,7 +27,7 @@ TITLE: Final = "Accuracy over bytes: the front"
 NOTE: Final = (
     f"Accuracy is the mean over the last {LAST} evaluations, over domains and seeds; ± is the standard error over "
     "the seeds. Bytes are all tensors of a run, in both directions. A run is on the front if no other run has a "
-    "higher accuracy with as few bytes. `protofleet advise` leaves out runs that were stopped early."
+    "higher accuracy with as few bytes. `protofleet advise` leaves out runs that a budget has stopped."
 )
 NOT_SET: Final = "not set"
 OWN_STAGES: Final = "own stages"
@@ -103,8 +104,11 @@ def _codec_of(run: ComparedRun) -> str:
 
 
 def _stopped_of(runs: Sequence[ComparedRun]) -> str:
-    """Return how early the shortest of these runs has ended; "" if no run ended before its last round."""
-    found = [run.summary for run in runs if run.summary.get("stopped")]
+    """Return how early the shortest of these runs has ended because of a budget; "" if there is no such run.
+
+    A run that `policy.stop` has ended is whole: it ended because it had learned enough.
+    """
+    found = [run.summary for run in runs if was_stopped_by_a_budget(run.summary)]
     found = [summary for summary in found if summary["rounds_done"] < summary["rounds"]]
     if not found:
         return ""

@@ -57,7 +57,9 @@ def test_coded_updates_take_fewer_bytes_and_both_ends_count_the_same(tmp_path, m
     assert by_devices == sent(run)
 
 
-@pytest.mark.parametrize("method", STAGES)
+@pytest.mark.parametrize(
+    "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in STAGES]
+)
 def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
     whole = coded(tmp_path / "whole", method, STAGES[method]).run()
     run = coded(tmp_path / "run", method, STAGES[method])

@@ -60,7 +60,9 @@ def test_deltas_take_fewer_bytes_than_broadcasts(tmp_path, method):
     assert holds_the_newest(run) == set(run.agents)
 
 
-@pytest.mark.parametrize("method", STAGES)
+@pytest.mark.parametrize(
+    "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in STAGES]
+)
 def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
     whole = coded(tmp_path / "whole", method, STAGES[method]).run()
     run = coded(tmp_path / "run", method, STAGES[method])

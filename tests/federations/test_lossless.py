@@ -20,9 +20,9 @@ HEADS = 1.02
 WELCOMES = 200  # bytes that the name of the codec takes in all welcomes together
 
 
-# One phase, small arrays, two phases, and updates of different sizes. The quick tests have the first and the last.
+# One phase, small arrays, two phases, and updates of different sizes. The quick tests have the first.
 SLOW = pytest.mark.slow
-SHAPES = ["fedavg", pytest.param("fedproto", marks=SLOW), pytest.param("fedpall", marks=SLOW), "fedplcc"]
+SHAPES = ["fedavg", *(pytest.param(name, marks=SLOW) for name in ("fedproto", "fedpall", "fedplcc"))]
 
 
 def simulated(folder, method, codec, network=None, **more):
@@ -45,7 +45,9 @@ def crossed(run, way):
     return sum(n for (direction, _), n in run.service.link.meter.wire.items() if direction == way)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlsa"])  # FedLSA broadcasts anchors with the weights.
+@pytest.mark.parametrize(
+    "method", ["fedavg", pytest.param("fedlsa", marks=SLOW)]
+)  # FedLSA broadcasts anchors with the weights.
 def test_first_weights_are_not_sent_and_whole_numbers_are_packed(tmp_path, method):
     plain = simulated(tmp_path / "plain", method, "off", CNN).run()
     run = simulated(tmp_path / "run", method, None, CNN).run()
@@ -115,7 +117,7 @@ def test_a_device_that_reads_no_codec_gets_and_sends_what_it_does_without_a_code
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "off"), ("off", None), ("lossless", None)])
-@pytest.mark.parametrize("method", ["fedavg", "fedplcc"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedplcc", marks=SLOW)])
 def test_a_coordinator_that_starts_again_with_another_setting_changes_no_bit(tmp_path, method, before, after):
     whole = simulated(tmp_path / "whole", method, "off").run()
     run = simulated(tmp_path / "run", method, before)

@@ -60,7 +60,9 @@ def test_a_model_that_is_broadcast_for_an_evaluation_and_for_a_round_counts_once
     assert [line["uncoded"] for line in found] == [line["payload"] for line in plain]
 
 
-@pytest.mark.parametrize("method", BOTH)
+@pytest.mark.parametrize(
+    "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in BOTH]
+)
 def test_a_coordinator_that_restarts_in_each_round_counts_the_same(tmp_path, method):
     whole = records(tmp_path / "whole", method, BOTH[method])
     run, file = observed(tmp_path / "run", method, BOTH[method])

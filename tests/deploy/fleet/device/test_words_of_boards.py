@@ -152,7 +152,9 @@ def test_a_state_that_is_nonsense_is_refused_with_its_value():
         read_state("board-1", CommandResult(0, "ActiveState=active\0NRestarts=many\0", ""))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))]
+)
 def test_arbitrary_status_and_facts_end_no_command_of_another_board(both, capsys, monkeypatch, seed):
     """Every field has arbitrary bytes at once, and each effect is a line about this board.
 
