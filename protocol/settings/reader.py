@@ -21,7 +21,7 @@ else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
 from protofleet.protocol.settings.bounds import Within
-from protofleet.protocol.settings.size import FORM, ByteSize
+from protofleet.protocol.settings.size import FORM, ByteSize, likely_size
 from protofleet.protocol.settings.suggest import there_are
 
 T = TypeVar("T")
@@ -128,7 +128,8 @@ def decode_file(
 def decode(cls: type[T], table: object, where: str = "") -> T:
     """Return an instance of a dataclass from a table of its fields, with all values checked."""
     if not isinstance(table, Mapping):
-        raise SettingsError(f"{where or 'the settings'} is {_show(table)}, but must be a table")
+        meant = _key_of_size(cls, table, where)
+        raise SettingsError(f"{where or 'the settings'} is {_show(table)}, but must be a table{meant}")
     hints = _hints(cls)  # type: ignore[arg-type]  # every class can be hashed
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:
@@ -144,6 +145,14 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
         raise
     except ValueError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+def _key_of_size(cls: type[T], value: object, where: str) -> str:
+    """Suggest the first key of a table that takes a size, if the value is a size; else return ""."""
+    if isinstance(value, bool | float) or ByteSize.from_toml(value) is None:
+        return ""
+    sizes = [key for key, hint in _hints(cls).items() if "ByteSize" in str(hint)]  # type: ignore[arg-type]
+    return f"; did you mean {_join(where, sizes[0])}?" if sizes else ""
 
 
 @functools.lru_cache(maxsize=256)
@@ -259,7 +268,10 @@ def _plain(hint: Any, value: object, where: str) -> Any:
         return value
     if hint is ByteSize:
         if (size := ByteSize.from_toml(value)) is None:
-            raise SettingsError(f"{where} is {_show(value)}, but must be a whole number of bytes, or {FORM}")
+            hint_words = likely_size(value)
+            raise SettingsError(
+                f"{where} is {_show(value)}, but must be a whole number of bytes, or {FORM}{hint_words}"
+            )
         return size
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:

@@ -22,6 +22,19 @@ def bytes_in(text: str) -> float | None:
     return size if 1 <= size <= LARGEST_SIZE else None
 
 
+def likely_size(value: object) -> str:
+    """Suggest the size that a person has meant by a wrong value, as words for an error; "" if it is not clear."""
+    if isinstance(value, float) and value.is_integer() and 1 <= value <= LARGEST_SIZE:
+        return f"; a number with a point or an exponent, such as 1e6, is no whole number: write {int(value)}"
+    if not isinstance(value, str):
+        return ""
+    right = {f"{unit}b".lower(): f"{unit}B" for unit in FACTORS}
+    number = value.rstrip("bBkKmMgGtT")
+    unit = right.get(value[len(number) :].lower())
+    meant = f"{number}{unit}"
+    return f"; did you mean {meant!r}?" if unit and meant != value and bytes_in(meant) is not None else ""
+
+
 class ByteSize(int):
     """A number of bytes in a settings file. It is written as text with a unit, or as a whole number of bytes."""
 

@@ -25,6 +25,24 @@ def test_another_form_is_refused_with_the_key_and_the_units(wrong):
     assert ByteSize.from_toml(True) is None
 
 
+@pytest.mark.parametrize(("wrong", "words"), [
+    ('"200 mb"', "did you mean '200 MB'"),
+    ('"5KB"', "did you mean '5kB'"),
+    ("1e6", "such as 1e6, is no whole number: write 1000000"),
+])  # fmt: skip
+def test_a_mistake_in_a_size_gets_the_form_that_was_meant(wrong, words):
+    with pytest.raises(SettingsError, match=words):
+        budget(f"bytes_per_device = {wrong}")
+
+
+@pytest.mark.parametrize(
+    ("value", "ending"), [("5MB", r"\; did you mean budget.bytes_per_device\?"), ("much", "")]
+)
+def test_a_size_in_place_of_the_table_gets_the_key_that_takes_it(value, ending):
+    with pytest.raises(SettingsError, match=f"budget is .*, but must be a table{ending}$"):
+        decode(BudgetSettings, value, "budget")
+
+
 @pytest.mark.parametrize("wrong", [0, -5, 10**15 + 1])
 def test_a_number_of_bytes_has_bounds(wrong):
     with pytest.raises(SettingsError, match="budget.bytes_per_device is -?[0-9]+, it must be at least 1"):
