@@ -131,6 +131,11 @@ def bundle_bytes(data: bytes) -> int:
     return MOST_RAW
 
 
+def delta_bytes(data: bytes) -> int:
+    """Return the bytes that a bundle of a delta may have: the broadcast of these targets has MOST_RAW bytes."""
+    return 2 * MOST_RAW + SLACK
+
+
 def bundles() -> list[bytes]:
     changed = {name: (value * 1.5).astype(value.dtype) for name, value in SHOWN.items()}
     found = [encode_kind(changed, stage, SHOWN, {}).data for stage in STAGES]

@@ -36,7 +36,7 @@ from protofleet.protocol.wire.messages import BlockRequest, Update
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
 from tests.deploy.fleet.boards import GOOD, NOW, WANTED
-from tests.fuzz.coded import BUNDLES, RECORDS, bundle_bytes
+from tests.fuzz.coded import BUNDLES, RECORDS, bundle_bytes, delta_bytes
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import MANIFEST, ONE_OF_EACH
 from tests.support.lying_device import encoded, parts_of, with_table
@@ -206,7 +206,8 @@ TARGETS = {
     "message": Target(message, Rejected, messages, 0.24),
     "body": Target(body, Rejected, bodies, 0.19),
     **{
-        name: Target(run, Rejected, seeds, 0.02, bundle_bytes) for name, (run, seeds) in BUNDLES.items()
+        name: Target(run, Rejected, seeds, 0.02, delta_bytes if "delta" in name else bundle_bytes)
+        for name, (run, seeds) in BUNDLES.items()
     },
     **{
         name: Target(run, Rejected, seeds, 0.005, most) for name, (run, most, seeds) in RECORDS.items()
