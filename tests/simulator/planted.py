@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
+from protofleet.coordinator.spool import update_reader
 from protofleet.protocol.settings.reader import decode, read_toml
 
 
@@ -58,6 +59,8 @@ def planted(bug: Bug) -> Iterator[None]:
     found = dict(vars(broken))
     broken.__dict__.update({name: value for name, value in vars(module).items() if isinstance(value, type)})
     with contextlib.ExitStack() as stack:
+        # The updates here are small. If their decoded arrays were kept, a fault in a later reading would not be seen.
+        stack.enter_context(mock.patch.object(update_reader, "SMALL", -1))
         for name, value in found.items():
             real = getattr(module, name, None)
             if isinstance(value, type) and isinstance(real, type) and value.__module__ == bug.module:
