@@ -19,6 +19,7 @@ from protofleet.methods.contract.base import Ask, Member, Payload, Reply, Round,
 from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import ITEM_BYTES, TensorSpec
+from protofleet.protocol.wire.kinds import kind_in
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class CrossingArray:
 
     @property
     def kind(self) -> str:
-        return self.name.partition(".")[0]
+        return kind_in(self.name)
 
     @property
     def bytes(self) -> int:

@@ -83,15 +83,18 @@ def _beats(points: Sequence[FrontPoint], place: int) -> str:
 
 
 def _point(group: Group) -> FrontPoint:
-    accuracies = []
-    for run in group.runs:
-        last = run.points_by_all(group.view)[-LAST:]
-        if not last:
-            raise RunError(f"{run.folder} has no accuracy of all present devices in the view {group.view}")
-        accuracies.append(fmean(point.accuracy["mean"] for point in last))
+    accuracies = [last_accuracy(run, group.view) for run in group.runs]
     spent = fmean(run.total_bytes("payload", "up", "down") for run in group.runs)
     codec, stopped = _codec_of(group.runs[0]), _stopped_of(group.runs)
     return FrontPoint(group.name, group.method, codec, spent, tuple(accuracies), stopped)
+
+
+def last_accuracy(run: ComparedRun, view: str) -> float:
+    """Return the accuracy of a run: the mean over the domains and over its last evaluations."""
+    last = run.points_by_all(view)[-LAST:]
+    if not last:
+        raise RunError(f"{run.folder} has no accuracy of all present devices in the view {view}")
+    return fmean(point.accuracy["mean"] for point in last)
 
 
 def _codec_of(run: ComparedRun) -> str:
@@ -155,7 +158,7 @@ def front_picture(points: Sequence[FrontPoint]) -> list[str]:
 def advice(points: Sequence[FrontPoint], budget: float | None, accuracy: float | None) -> str:
     """Return one sentence that names the best run within a budget, or the run with the fewest bytes for an accuracy.
 
-    Runs that were stopped early are left out, and a second sentence names them. Raise RunError if no run fits.
+    Runs that a budget has stopped are left out, and a second sentence names them. Raise RunError if no run fits.
     """
     early = ", ".join(p.label for p in points if p.stopped)
     left_out = f" Left out: {early}." if early else ""

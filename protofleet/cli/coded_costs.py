@@ -134,11 +134,7 @@ def of_methods(names: Sequence[str], codec: Any) -> tuple[str, list[CodedCost]]:
 
 def text(about: str, costs: Sequence[CodedCost]) -> str:
     head = f"{'':14}{'before':>13}{'at most':>13}{'expected':>13}"
-    found = [
-        "Bytes of arrays that a device sends (up) and receives (down) in a round, before and after coding.",
-        about,
-    ]
-    found += ["", head]
+    found = [TITLE, about, "", head]
     for cost in costs:
         found += [line(f"{cost.name} up", cost.up), line(f"{'':{len(cost.name)}} down", cost.down)]
     return "\n".join([*found, "", NOTE])

@@ -23,7 +23,7 @@ from typing import Final
 
 from protofleet.lab.report.comparison import ComparedRun, read_comparable_run
 from protofleet.lab.report.finished_run import SUMMARY
-from protofleet.lab.report.front import LAST
+from protofleet.lab.report.front import last_accuracy
 from protofleet.lab.report.measured_codecs import (
     PATH,
     MeasuredCodec,
@@ -47,9 +47,8 @@ Runs = Mapping[int, ComparedRun]  # Run of each seed.
 
 
 def accuracy_of(run: ComparedRun) -> float:
-    """Return the accuracy of a run in percent: the mean over its last evaluations."""
-    last = run.points_by_all(run.summary["reports"])[-LAST:]
-    return 100 * fmean(point.accuracy["mean"] for point in last)
+    """Return the accuracy of a run in percent."""
+    return 100 * last_accuracy(run, run.summary["reports"])
 
 
 def bytes_of(run: ComparedRun, name: str) -> int:
