@@ -228,12 +228,11 @@ class Budget:
         return f"budget.{name} is {human_bytes(size)}{self.settings.cost_words(size)}"
 
     def _used_words(self, limit: str, devices: Sequence[str]) -> str:
-        named = ", ".join(
-            f"{device} ({human_bytes(used)} used{self.settings.cost_words(used)})"
-            for device in devices[:MOST_NAMED]
-            for used in [self._counted(limit, device)]
-        )
-        return named + (f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else "")
+        def used_by(device: str) -> str:
+            used = self._counted(limit, device)
+            return f"{human_bytes(used)} used{self.settings.cost_words(used)}"
+
+        return first_devices(devices, used_by)
 
     def say_who_is_left_out(self) -> None:
         """Log the devices that newly get no task; call this method after each decision of the machine.
@@ -262,13 +261,13 @@ class Budget:
 
     def _left_words(self, limit: str, devices: Sequence[str]) -> str:
         evaluation = human_bytes(self._of_round.evaluation)
-        named = ", ".join(
-            f"{device} ({human_bytes(left)} left, needed {human_bytes(self._a_round(device))} and {evaluation})"
-            for device in devices[:MOST_NAMED]
-            for left in [max(0, self.limits[limit] - self._counted(limit, device))]
-        )
-        more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
-        return f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}, {named}{more}"
+
+        def left_for(device: str) -> str:
+            left = max(0, self.limits[limit] - self._counted(limit, device))
+            return f"{human_bytes(left)} left, needed {human_bytes(self._a_round(device))} and {evaluation}"
+
+        count = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}"
+        return f"{count}, {first_devices(devices, left_for)}"
 
     def _a_round(self, device: str) -> int:
         return max(self._of_round.training, self.spent.largest(device))
@@ -280,6 +279,12 @@ def set_member(members: set[str], name: str, is_member: bool) -> bool:
         return False
     (members.add if is_member else members.discard)(name)
     return True
+
+
+def first_devices(devices: Sequence[str], words: Callable[[str], str]) -> str:
+    """Return the names of the first devices, each with its words in brackets, and the number of the other devices."""
+    named = ", ".join(f"{device} ({words(device)})" for device in devices[:MOST_NAMED])
+    return named + (f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else "")
 
 
 def utc_words(at: float) -> str:
