@@ -77,7 +77,7 @@ def line_of(text: str, path: Sequence[str]) -> int:
 
 def override(table: Table, assignments: Sequence[str]) -> Table:
     """Return a copy of a table, changed by assignments `a.b=value`. A value that is not TOML counts as a string."""
-    changed = _copy(table)
+    changed, keys = _copy(table), list[str]()
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
@@ -89,7 +89,12 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
             if not isinstance(place, dict):
                 where = ".".join(tables[:depth])
                 raise SettingsError(f"--set {assignment!r}: {_no_table(where, place, path.strip())}")
+        if earlier := [one for one in keys if one.startswith(f"{path.strip()}.")]:
+            raise SettingsError(
+                f"--set {assignment!r} would undo --set {earlier[0]}=...; leave out one of the two"
+            )
         place[key] = _value(text.strip())
+        keys.append(path.strip())
     return changed
 
 

@@ -85,6 +85,15 @@ def test_a_name_and_stages_that_are_mixed_are_refused_with_the_way_out():
         override({}, ["codec.up=small", "codec.up.weights.form=int8"])
 
 
+def test_an_assignment_that_would_undo_an_earlier_assignment_is_refused():
+    words = r"--set 'codec=small' would undo --set codec\.up\.weights\.form=\.\.\.; leave out one of the two"
+    with pytest.raises(SettingsError, match=words):
+        override({}, ["codec.up.weights.form=int8", "codec=small"])
+    in_file = {"codec": {"up": {"weights": {"form": "int8"}}}}
+    assert override(in_file, ["codec=small"]) == {"codec": "small"}, "a file may be overridden"
+    assert override({}, ["seed=1", "seed=2"]) == {"seed": 2}, "the last of two equal keys counts"
+
+
 def stages(form):
     return decode(CodecSettings, {"down": {"weights": {"form": form, "against": "broadcast"}}}).down[
         "weights"
