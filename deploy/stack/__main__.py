@@ -111,7 +111,7 @@ def check(options: argparse.Namespace) -> int:
 
 def _demand_nothing_runs(stack: Stack, fresh: bool) -> None:
     """Raise SettingsError if the new settings would end the present run and `fresh` is false."""
-    run = unfinished_run(stack) if has_other_settings(stack) else None
+    run = unfinished_run(stack) if has_other_settings(stack, but_budget=True) else None
     if run is None or not compose.is_running(stack.folder):
         return
     if not fresh:

@@ -20,16 +20,14 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
     """Return the folder of an earlier run that must be put aside before the new run begins, or None.
 
     Only an earlier run with the name of the new run is put aside. Raise SettingsError if the earlier run is
-    unfinished and has other settings, unless `fresh` is true.
+    unfinished and has other settings, unless `fresh` is true. An unfinished run may continue with another budget.
     """
-    written = written_settings(stack)
-    if (
-        not stack.run_folder.exists()
-        or written is None
-        or (same_settings(written, stack.experiment) and not fresh)
-    ):
+    written, unfinished = written_settings(stack), not (stack.run_folder / "summary.json").exists()
+    if not stack.run_folder.exists() or written is None:
         return None
-    if not fresh and not (stack.run_folder / "summary.json").exists():
+    if not fresh and same_settings(written, stack.experiment, but_budget=unfinished):
+        return None
+    if not fresh and unfinished:
         raise SettingsError(
             f"{stack.run_folder} holds an unfinished run with other settings; to continue that run, use `make "
             "up` with its settings; FRESH=1 renames its results and begins a new run; ARGS='--set name=NAME' gives "
@@ -38,10 +36,13 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
     return stack.run_folder
 
 
-def has_other_settings(stack: Stack) -> bool:
-    """Return whether the containers of this folder were started earlier with other settings."""
+def has_other_settings(stack: Stack, but_budget: bool = False) -> bool:
+    """Return whether the containers of this folder were started earlier with other settings.
+
+    With `but_budget`, another budget does not count, because the run continues with it.
+    """
     last = stack.folder / EXPERIMENT_FILE
-    return last.exists() and not same_settings(last, stack.experiment)
+    return last.exists() and not same_settings(last, stack.experiment, but_budget)
 
 
 def unfinished_run(stack: Stack) -> Path | None:

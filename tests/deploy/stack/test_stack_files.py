@@ -153,6 +153,20 @@ def test_another_method_keeps_results_keys_and_metrics_of_the_one_before(finishe
     assert run.with_name("tiny.2").exists(), "an unfinished one, as that was asked for"
 
 
+def test_an_unfinished_run_continues_with_another_budget_in_new_containers(finished, docker, tmp_path):
+    asked = docker('case "$*" in *"ps --status running"*) echo id ;; esac')
+    assert main(["up", *finished, "--set", "budget.bytes_per_device=10 MB"]) == 0
+    before, more = len(asked()), [*finished, "--set", "budget.bytes_per_device=20 MB"]
+    assert main(["check", *more]) == 0 and main(["up", *more]) == 0
+    assert " down " in asked()[before:], "the containers get the new settings"
+    run = tmp_path / "s" / "state" / "coordinator" / "tiny"
+    assert not run.with_name("tiny.1").exists()
+    assert read_toml(run / "experiment.toml")["budget"]["bytes_per_device"] == 20_000_000
+    (run / "summary.json").write_text("{}")
+    assert main(["up", *finished, "--set", "budget.bytes_per_device=30 MB"]) == 0
+    assert run.with_name("tiny.1").exists(), "a run that has ended does not continue"
+
+
 def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for(
     finished, docker, tmp_path, capsys
 ):
