@@ -159,6 +159,7 @@ class Summary:
     class_names: tuple[str, ...] = ()
     ended: str = ""
     stopped: str = ""
+    stopped_by: str = ""
     seconds: float = 0.0
     payload: Ways = field(default_factory=lambda: Ways({}, {}))
     uncoded: dict[str, dict[str, int]] = field(default_factory=dict)

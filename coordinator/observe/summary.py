@@ -63,6 +63,7 @@ def summarise(
         "class_names": list(run.class_names),
         "ended": f"diverged: {run.diverged}" if run.diverged else "finished",
         "stopped": "" if run.diverged else run.ended_early,
+        "stopped_by": "" if run.diverged else run.ended_by,
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
         "uncoded": totals(lines, "uncoded") if run.plan.coding else {},

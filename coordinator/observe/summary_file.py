@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.observe.record import Summary, odd_summary
-from protofleet.coordinator.round.events import BUDGETS_SPENT
 from protofleet.coordinator.spool.index import row_checksum
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
@@ -44,7 +43,3 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def _seal(summary: Mapping[str, Any]) -> str:
     return row_checksum("summary", json.dumps(summary, allow_nan=False)).hex()
-
-
-def was_stopped_by_a_budget(summary: Mapping[str, Any]) -> bool:
-    return str(summary.get("stopped", "")).startswith(BUDGETS_SPENT)

@@ -169,6 +169,11 @@ class RunView:
         return self._machine.exhausted or self._machine.stopped
 
     @property
+    def ended_by(self) -> str:
+        """Return the settings that have ended the training before its last round: "budget", "policy.stop" or ""."""
+        return "budget" if self._machine.exhausted else "policy.stop" if self._machine.stopped else ""
+
+    @property
     def answered(self) -> frozenset[str]:
         return frozenset(self._machine.answered)
 

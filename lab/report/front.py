@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Final
 
-from protofleet.coordinator.observe.summary_file import was_stopped_by_a_budget
 from protofleet.lab.report.comparison import ComparedRun, Group
 from protofleet.lab.report.comparison_tables import Table
 from protofleet.lab.report.drawing.charts import ChartLine, line_chart
@@ -111,7 +110,7 @@ def _stopped_of(runs: Sequence[ComparedRun]) -> str:
 
     A run that `policy.stop` has ended is whole: it ended because it had learned enough.
     """
-    found = [run.summary for run in runs if was_stopped_by_a_budget(run.summary)]
+    found = [run.summary for run in runs if run.summary.get("stopped_by") == "budget"]
     found = [summary for summary in found if summary["rounds_done"] < summary["rounds"]]
     if not found:
         return ""

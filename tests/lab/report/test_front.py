@@ -77,9 +77,9 @@ def test_one_seed_is_no_certainty(folders, capsys):
     assert "one seed says nothing about chance" in capsys.readouterr().out
 
 
-def stop(folder, rounds_done, rounds, why="the budget of 6 of 6 devices does not hold one more round"):
+def stop(folder, rounds_done, rounds, by="budget"):
     summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"stopped": why, "rounds_done": rounds_done, "rounds": rounds}
+    summary |= {"stopped": "words", "stopped_by": by, "rounds_done": rounds_done, "rounds": rounds}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -103,7 +103,7 @@ def test_without_a_run_that_reached_its_last_round_nothing_is_advised(folders, c
 
 
 def test_a_run_that_ended_by_its_rule_or_in_its_last_round_was_not_stopped_early(folders, capsys):
-    for early in ({"rounds_done": 2}, {"rounds_done": 1, "why": "validation did not rise for 5 rounds"}):
+    for early in ({"rounds_done": 2}, {"rounds_done": 1, "by": "policy.stop"}):
         stop(folders[0], **early, rounds=2)
         assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 0
         assert "stopped" not in capsys.readouterr().out
