@@ -270,7 +270,7 @@ class Budget:
         return f"{count}, {first_devices(devices, left_for)}"
 
     def _a_round(self, device: str) -> int:
-        return max(self._of_round.training, self.spent.largest(device))
+        return self._of_round.one_more(self.spent.largest(device))
 
 
 def set_member(members: set[str], name: str, is_member: bool) -> bool:

@@ -1,20 +1,24 @@
 """The bytes that one device transfers in a round, in closed form: the arrays of the method, and estimated messages.
 
 The closed form does not contain arrays whose size depends on the samples of a device, such as features. With a codec
-it contains no arrays, because their coded size is not known before the first round. In both cases, the bytes that a
-device has transferred in earlier rounds replace the closed form (coordinator/budget.py).
+it has the expected size of the coded arrays, or their largest size if the size depends on the numbers. The bytes that
+a device has transferred in earlier rounds replace the closed form (coordinator/budget.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final
 
+from protofleet.coordinator.coded_cost import coded_cost
+from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.contract.round_arrays import UnknownArraysError
 from protofleet.protocol.link.base import INLINE
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.settings.budget import BudgetSettings
@@ -23,49 +27,81 @@ from protofleet.protocol.wire.blocks import DEFAULT_BLOCK
 # Bytes of the messages of one phase without arrays: task, request for blocks, update and receipt.
 MESSAGES: Final = 360 + 275 + 700 + 253
 BLOCK: Final = 140  # Bytes of the message around each block.
-# Bytes of the description of the arrays in a message; a FedAvg message has about 1,100 of them.
+# Bytes of the description of the arrays in a message; a FedAvg message has about 1,100 of them. Coded arrays have
+# their description in the coded bytes, so little is left.
 TABLE: Final = 1_100
+CODED_TABLE: Final = 150
 # Bytes of the messages with which a device joins a run: states, hello and welcome.
 JOIN: Final = 3_500
 MONTH: Final = "budget.month_bytes_per_device"
 NOTHING: Final[Mapping[str, int]] = {}
 
 
+class Arrays(Enum):
+    """How well the bytes of the arrays of a round are known before the first round."""
+
+    COUNTED = "counted"
+    AT_MOST = "at most"  # With a codec whose size depends on the numbers: no round is larger.
+    UNKNOWN = "unknown"  # Only messages are counted.
+
+
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     training: int
     evaluation: int  # A broadcast, and an update without arrays.
-    has_arrays: bool = (
-        True  # False if only messages are counted, because the size of the arrays is not known.
-    )
+    arrays: Arrays = Arrays.COUNTED
 
     @property
     def reserve(self) -> int:
         """Return the bytes that a device must have left to get a task: a round, and the evaluation at the end."""
         return self.training + self.evaluation
 
+    def one_more(self, largest: int) -> int:
+        """Return the bytes of one more round of a device; `largest` is its largest round so far, or 0."""
+        return largest if largest and self.arrays is Arrays.AT_MOST else max(self.training, largest)
+
+    def least(self) -> RoundCost:
+        """Return the part that every round transfers."""
+        return RoundCost(MESSAGES, MESSAGES, Arrays.UNKNOWN) if self.arrays is Arrays.AT_MOST else self
+
 
 def round_bytes(plan: Plan) -> RoundCost:
     up, down, known = array_bytes(plan)
-    with_arrays = MESSAGES + body_bytes(down)
-    return RoundCost(with_arrays + body_bytes(up), with_arrays, known)
+    table = TABLE if plan.codec is None else CODED_TABLE
+    with_arrays = MESSAGES + body_bytes(down, table)
+    return RoundCost(with_arrays + body_bytes(up, table), with_arrays, known)
 
 
-def array_bytes(plan: Plan) -> tuple[int, int, bool]:
-    """Return the bytes of arrays that a device sends and receives in a round, and whether these bytes are known."""
-    cost_of = plan.variant.cost
-    if cost_of is None or plan.codec is not None:
-        return 0, 0, False
+def array_bytes(plan: Plan) -> tuple[int, int, Arrays]:
+    """Return the bytes of arrays that a device sends and receives in a round, and how well they are known."""
+    if (cost_of := plan.variant.cost) is None:
+        return 0, 0, Arrays.UNKNOWN
     half = plan.client_half(NoSamples(), "")
-    cost = cost_of(Sizes(half.model, held=plan.classes, public=PublicSet().batches))
-    return sum(cost.bytes_up.values()), sum(cost.bytes_down.values()), True
+    sizes = Sizes(half.model, held=plan.classes, public=PublicSet().batches)
+    if plan.codec is not None:
+        return coded_bytes(plan, sizes)
+    cost = cost_of(sizes)
+    return sum(cost.bytes_up.values()), sum(cost.bytes_down.values()), Arrays.COUNTED
 
 
-def body_bytes(arrays: int) -> int:
+def coded_bytes(plan: Plan, sizes: Sizes) -> tuple[int, int, Arrays]:
+    """Return the same as `array_bytes` for a run with a codec, with one sample on the device."""
+    members = [Member(f"device-{place}", 1, (1,) * plan.classes) for place in range(2)]
+    sizes = replace(sizes, examples=1, clients=len(members))
+    try:
+        cost = coded_cost(replace(plan, rounds=max(2, plan.rounds)), members, sizes)
+    except UnknownArraysError:
+        return 0, 0, Arrays.UNKNOWN
+    if cost.up.expected is None or cost.down.expected is None:
+        return cost.up.most, cost.down.most, Arrays.AT_MOST
+    return cost.up.expected, cost.down.expected, Arrays.COUNTED
+
+
+def body_bytes(arrays: int, table: int) -> int:
     """Return the bytes of an object with these arrays, with its table and the messages around its blocks."""
     if not arrays:
         return 0
-    size = arrays + TABLE
+    size = arrays + table
     return size + BLOCK * (-(-size // DEFAULT_BLOCK) if size > INLINE else 1)
 
 
@@ -75,7 +111,7 @@ def rounds_that_fit(limit: int, of_round: RoundCost) -> int:
 
 def demand_one_round(budget: BudgetSettings, plan: Plan) -> None:
     """Raise ValueError if a limit does not hold one round of this plan and the evaluation at the end."""
-    of_round = round_bytes(plan)
+    of_round = round_bytes(plan).least()
     least = JOIN + of_round.reserve
     for name, limit in limits_of(budget).items():
         if rounds_that_fit(limit, of_round) < 1:
@@ -106,18 +142,18 @@ def describe_budget(
     """
     of_round = round_bytes(plan)
     size = f"{human_bytes(of_round.training)}{budget.cost_words(of_round.training)}"
-    if not of_round.has_arrays:
-        why = "with a codec" if plan.codec is not None else f"because {plan.method} states no cost"
+    if of_round.arrays is Arrays.UNKNOWN:
         return (
-            f"the size of a round is not known before the first round, {why}; its messages alone transfer {size} for "
-            "each device"
+            f"the size of a round is not known before the first round, because it does not follow from the cost of "
+            f"{plan.method}; its messages alone transfer {size} for each device"
         )
+    about, least = ("at most ", "at least ") if of_round.arrays is Arrays.AT_MOST else ("about ", "")
     words, most = [], max(in_other_runs.values(), default=0)
     for name, limit in limits_of(budget).items():
         used = most if name == MONTH else 0
         fit = min(rounds, rounds_that_fit(limit - used, of_round))
         why = f", because other runs of this month have used up to {human_bytes(used)} of it" if used else ""
         words.append(
-            f"{name} {human_bytes(limit)}{budget.cost_words(limit)} holds {fit:,} of {rounds:,} rounds{why}"
+            f"{name} {human_bytes(limit)}{budget.cost_words(limit)} holds {least}{fit:,} of {rounds:,} rounds{why}"
         )
-    return f"a round transfers about {size} for each device; {'; '.join(words)}"
+    return f"a round transfers {about}{size} for each device; {'; '.join(words)}"

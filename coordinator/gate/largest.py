@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protofleet.methods.contract.base import Ask
-from protofleet.methods.contract.wants import TensorSpec, most_bytes
-from protofleet.protocol.coding.sizes import ExpectedArray, most_bytes_of_kind
+from protofleet.methods.contract.round_arrays import wanted_array
+from protofleet.methods.contract.wants import most_bytes
+from protofleet.protocol.coding.sizes import most_bytes_of_kind
 from protofleet.protocol.coding.update import name_of_bundle
 from protofleet.protocol.settings.codec import CodecStage
 from protofleet.protocol.wire.kinds import kind_in
@@ -22,14 +23,7 @@ def _largest_coded(ask: Ask, stages: Mapping[str, CodecStage]) -> int:
     plain = {name: spec for name, spec in ask.wants.items() if kind_in(name) not in stages}
     total = most_bytes(plain)
     for kind, stage in stages.items():
-        wanted = [_expected(n, spec, ask) for n, spec in ask.wants.items() if kind_in(n) == kind]
+        wanted = [wanted_array(name, spec, ask) for name, spec in ask.wants.items() if kind_in(name) == kind]
         if wanted:
             total += len(name_of_bundle(kind)) + 64 + most_bytes_of_kind(wanted, stage)
     return total
-
-
-def _expected(name: str, spec: TensorSpec, ask: Ask) -> ExpectedArray:
-    shape = tuple(spec.most if isinstance(dim, str) else dim for dim in spec.shape)
-    sent = ask.payload.get(name)
-    alike = sent is not None and (str(sent.dtype), tuple(sent.shape)) == (f"torch.{spec.dtype}", spec.shape)
-    return ExpectedArray(name, spec.dtype, shape, alike)

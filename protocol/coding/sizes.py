@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from protofleet.protocol.coding import forms, leb, rows
 from protofleet.protocol.coding.coder import most_kept, planned_form
@@ -23,14 +22,22 @@ BUNDLE_HEAD: Final = 16
 TERNARY_PADDING: Final = 3  # largest number of padding bytes: each of the three streams may need one
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedArray:
-    """An array that an update may have."""
+class ExpectedArray(Protocol):
+    """An array that an update or a broadcast may have."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]  # the largest possible shape, if a length is not fixed
-    in_broadcast: bool  # whether the broadcast has an array of this name, dtype and shape
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the largest possible shape, if a length is not fixed."""
+        ...
+
+    @property
+    def in_broadcast(self) -> bool:
+        """Return whether the broadcast has an array of this name, dtype and shape."""
+        ...
 
 
 def most_bytes_of_kind(arrays: Sequence[ExpectedArray], stage: CodecStage) -> int:

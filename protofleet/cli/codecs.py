@@ -71,14 +71,15 @@ def measured_text(method: MeasuredMethod) -> str:
 
 def bits_of(name: Any) -> dict[str, dict[str, float]]:
     """Return, for each kind and direction, the largest size of an array's element in bits."""
-    from protofleet.protocol.coding.sizes import ExpectedArray, most_bytes_of_kind
+    from protofleet.methods.contract.round_arrays import CrossingArray
+    from protofleet.protocol.coding.sizes import most_bytes_of_kind
     from protofleet.protocol.settings.named_codecs import stages_of
 
     found: dict[str, dict[str, float]] = {}
     for kind in ("weights", "prototypes"):
         codec = stages_of(name, (kind,))
         assert codec is not None
-        array = ExpectedArray(f"{kind}.a", "float32", SHAPE, in_broadcast=True)
+        array = CrossingArray(f"{kind}.a", "float32", SHAPE, in_broadcast=True, phase="")
         stages = {"up": codec.up[kind], "down": codec.down[kind]}
         numbers = SHAPE[0] * SHAPE[1]
         found[kind] = {way: 8 * most_bytes_of_kind([array], stages[way]) / numbers for way in WAYS}

@@ -141,7 +141,9 @@ def list_coded_costs(listing: Listing, name: str, codec: str) -> int:
         else of_methods([name] if name else names(), codec)
     )
     listing.line(text(about, costs))
-    listing.end({"about": " ".join(about.split()), "costs": [asdict(cost) for cost in costs]})
+    listing.end(
+        {"about": " ".join(about.split()), "costs": [{"name": name, **asdict(cost)} for name, cost in costs]}
+    )
     return 0
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits
-from protofleet.lab.contract.round_arrays import cheap_settings, tasks_of_rounds
 from protofleet.methods.contract.base import Member, Payload
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.round_arrays import cheap_settings, tasks_of_rounds
 from protofleet.methods.contract.wants import table_of
 from protofleet.protocol.wire.messages import ArraySpec
 from tools.pages.generated_table import DOCS, replace_table

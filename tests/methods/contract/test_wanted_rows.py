@@ -17,10 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofleet.lab.contract.round_arrays import cheap_settings, smallest_answer
 from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.round_arrays import cheap_settings, smallest_answer
 from protofleet.methods.contract.wants import table_of
 from protofleet.methods.nets import catalog as nets
 from protofleet.protocol.settings.input_shape import InputShape

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from protofleet.methods.contract.round_arrays import CrossingArray
 from protofleet.protocol.coding.coder import encode_kind
-from protofleet.protocol.coding.sizes import ExpectedArray, expected_bytes_of_kind, most_bytes_of_kind
+from protofleet.protocol.coding.sizes import expected_bytes_of_kind, most_bytes_of_kind
 from protofleet.protocol.settings.codec import CodecStage
 
 STAGES = [
@@ -36,7 +37,7 @@ ARRAYS = st.dictionaries(
 
 
 def expected(arrays, referred):
-    return [ExpectedArray(n, value.dtype.name, value.shape, referred) for n, value in arrays.items()]
+    return [CrossingArray(n, value.dtype.name, value.shape, referred, "train") for n, value in arrays.items()]
 
 
 @settings(max_examples=150)

@@ -4,13 +4,12 @@ from collections import Counter
 
 import pytest
 
-from protofleet.lab.contract.round_arrays import round_arrays
-from protofleet.lab.contract.worlds import ContractError
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.overview import Reference
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.round_arrays import UnknownArraysError, round_arrays
 
 REFERENCE = Reference()
 QUICK = ("fedavg", "fedpall", "fedproto", "fedlsa")
@@ -52,5 +51,7 @@ def test_a_round_has_the_shapes_that_devices_send_and_names_the_phase():
 
 
 def test_arrays_that_do_not_follow_from_the_cost_are_refused():
-    with pytest.raises(ContractError, match="fedavg sends weights up in arrays whose shapes do not follow"):
+    with pytest.raises(
+        UnknownArraysError, match="fedavg sends weights up in arrays whose shapes do not follow"
+    ):
         found_for("fedavg", Cost(up={"weights": 7}, down={"weights": 7}))

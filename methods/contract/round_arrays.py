@@ -14,12 +14,15 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from protofleet.lab.contract.worlds import ContractError
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply, Round, ServerHalf
 from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import ITEM_BYTES, TensorSpec
 from protofleet.protocol.wire.kinds import kind_in
+
+
+class UnknownArraysError(ValueError):
+    """The shapes of the arrays do not follow from the cost of the method."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,11 @@ class RoundArrays:
 
 
 def round_arrays(plan: Plan, members: Sequence[Member], cost: Cost) -> RoundArrays:
-    """Return the arrays of a round after the first; raise ContractError if the cost has other bytes."""
+    """Return the arrays of a round after the first; raise UnknownArraysError if the cost has other bytes."""
     plan = replace(plan, hyper={**plan.hyper, **cheap_settings(plan)})
     first, second = (list(asks) for asks in tasks_of_rounds(plan.server_half(), members))
     earlier = {name: value for ask in first for name, value in ask.payload.items()}
-    wanted = [(_wanted(name, spec, ask), spec) for ask in second for name, spec in ask.wants.items()]
+    wanted = [(wanted_array(name, spec, ask), spec) for ask in second for name, spec in ask.wants.items()]
     up = [one for one, spec in wanted if not spec.optional or one.kind in cost.bytes_up]
     down = [
         CrossingArray(name, _dtype(value), tuple(value.shape), _is_like(earlier.get(name), value), ask.phase)
@@ -103,7 +106,7 @@ def _array(spec: TensorSpec, sent: Tensor | None) -> Tensor:
     return torch.full(shape, 1, dtype=dtype) if spec.low == 1 else torch.rand(shape).to(dtype)
 
 
-def _wanted(name: str, spec: TensorSpec, ask: Ask) -> CrossingArray:
+def wanted_array(name: str, spec: TensorSpec, ask: Ask) -> CrossingArray:
     """Return an array of an update; a free length is at first its largest value."""
     shape = tuple(spec.most if isinstance(dim, str) else dim for dim in spec.shape)
     sent = ask.payload.get(name)
@@ -129,7 +132,7 @@ def _sized(
         if sum(one.bytes for one in own) != size:
             own = [_with_rows(own[0], size)] if size and len(own) == 1 else []
         if sum(one.bytes for one in own) != size:
-            raise ContractError(
+            raise UnknownArraysError(
                 f"{plan.method} sends {kind} {way} in arrays whose shapes do not follow from its cost, {size:,} bytes"
             )
         found += own

@@ -1,0 +1,69 @@
+"""The bytes of a round that are computed before the run, with and without a codec."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.round_bytes import (
+    MESSAGES,
+    Arrays,
+    RoundCost,
+    demand_one_round,
+    describe_budget,
+    round_bytes,
+)
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.budget import BudgetSettings
+from protofleet.protocol.settings.size import ByteSize
+
+NETWORK = Network("cnn_bn")
+
+
+def plan(method, codec):
+    return Plan(method, 10, 12, size=16, network=NETWORK).with_codec(codec)
+
+
+def budget(size):
+    return BudgetSettings(bytes_per_device=ByteSize(size))
+
+
+def test_with_a_sparse_codec_the_expected_size_of_a_round_is_known_before_the_run():
+    plain, coded = round_bytes(plan("fedavg", "off")), round_bytes(plan("fedavg", "small"))
+    assert coded.arrays is Arrays.COUNTED and 30 < plain.training / coded.training < 36
+    words = describe_budget(budget(1_000_000), plan("fedavg", "small"), 12)
+    assert words == (
+        "a round transfers about 90.3 kB for each device; budget.bytes_per_device 1.0 MB holds 10 of 12 rounds"
+    )
+
+
+def test_a_limit_that_holds_no_round_with_a_sparse_codec_is_refused():
+    demand_one_round(budget(200_000), plan("fedavg", "small"))
+    with pytest.raises(ValueError, match=r"bytes_per_device is 100\.0 kB, but to join, one round and the"):
+        demand_one_round(budget(100_000), plan("fedavg", "small"))
+
+
+def test_if_the_size_depends_on_the_numbers_the_largest_size_is_told_and_nothing_else_is_refused():
+    coded = round_bytes(plan("fedproto", "small"))
+    assert coded.arrays is Arrays.AT_MOST and coded.training < round_bytes(plan("fedproto", "off")).training
+    words = describe_budget(budget(50_000), plan("fedproto", "small"), 12)
+    assert "a round transfers at most 5.2 kB" in words and words.endswith("holds at least 8 of 12 rounds")
+    demand_one_round(budget(7_000), plan("fedproto", "small"))
+    with pytest.raises(ValueError, match="bytes_per_device is 6"):
+        demand_one_round(budget(6_000), plan("fedproto", "small"))
+
+
+def test_a_measured_round_replaces_the_largest_size_but_not_a_counted_size():
+    largest, counted = RoundCost(1000, 500, Arrays.AT_MOST), RoundCost(1000, 500)
+    assert (largest.one_more(0), largest.one_more(300)) == (1000, 300)
+    assert (counted.one_more(0), counted.one_more(300), counted.one_more(1200)) == (1000, 1000, 1200)
+
+
+@pytest.mark.parametrize("codec", [None, "small"])
+def test_a_method_without_a_cost_has_only_its_messages(codec, monkeypatch):
+    of = plan("fedavg", codec)
+    monkeypatch.setattr(Method, "under", lambda self, hyper: replace(self, cost=None))
+    assert round_bytes(of) == RoundCost(MESSAGES, MESSAGES, Arrays.UNKNOWN)
+    assert "the size of a round is not known before the first round, because" in describe_budget(
+        budget(9_000), of, 12
+    )
