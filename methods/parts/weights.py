@@ -105,6 +105,12 @@ def named_weights(module: nn.Module, keys: Collection[str] | None = None) -> dic
     }
 
 
+def sent_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that are sent, as views: without buffers, and without a frozen backbone."""
+    learned = {name for name, _ in module.named_parameters()}
+    return {name: value.detach() for name, value in named_weights(module).items() if name in learned}
+
+
 def torch_device_of(module: nn.Module) -> torch.device:
     """Return the torch device on which a module computes.
 
