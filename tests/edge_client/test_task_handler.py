@@ -76,7 +76,7 @@ def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_o
     assert parts.context.problem.endswith("plan: the network takes 1 channel")
 
 
-@pytest.mark.parametrize("error", [SettingsError("another fednova.py"), PlugInError("mine.py:3")])
+@pytest.mark.parametrize("error", [SettingsError("another fedexp.py"), PlugInError("mine.py:3")])
 def test_a_plan_that_cannot_be_read_again_in_the_middle_of_a_run_is_refused_at_once(following, error):
     """The training process has died, and the one that replaces it finds a changed file."""
     following.tasks.take(following.question())

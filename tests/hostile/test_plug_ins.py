@@ -17,9 +17,9 @@ from tests.support.plug_ins import block, sha256
 
 FAREWELLS = 'protofleet_device_farewells_total{reason="cannot_follow"}'
 POLICY = Policy(quorum=2, gather=3, settle_seconds=0.5, grace_seconds=1.0, patience_seconds=60.0)
-CODE = block("adding-a-method.md", "fednova").replace(
-    "        taken = ",
-    "        if self.device.startswith('leaves'):\n            import sys; sys.exit(0)\n        taken = ",
+CODE = block("adding-a-method.md", "fedexp").replace(
+    "        moves = ",
+    "        if self.device.startswith('leaves'):\n            import sys; sys.exit(0)\n        moves = ",
 )
 WITHOUT_A_YIELD = CODE.replace(
     "class Client(", "    def round(self):\n        return None\n\n\nclass Client("
@@ -36,9 +36,9 @@ def written(path: Path, text: str = CODE) -> str:
 def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_on(tmp_path):
     """The changed file is on the disk of a device that allows the earlier file."""
     number, text = sha256(CODE), CODE + "# tampered with\n"
-    theirs = written(tmp_path / "coordinator" / "fednova.py")
-    here = written(tmp_path / "device" / "fednova.py")
-    changed = written(tmp_path / "changed" / "fednova.py", text)
+    theirs = written(tmp_path / "coordinator" / "fedexp.py")
+    here = written(tmp_path / "device" / "fedexp.py")
+    changed = written(tmp_path / "changed" / "fedexp.py", text)
     plugins = PlugIns((theirs,), (number,))
     names = ("a", "b", "forbids", "changed", "leaves", "leaves-child")
     with Federation(tmp_path, *names, policy=POLICY, method={"file": theirs}, plugins=plugins, rounds=2) as f:
@@ -55,7 +55,7 @@ def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_
         good.append(f.device("b", plugins=allowed))
         assert [f.wait_for_end(process) for process in (*good, coordinator)] == [0, 0, 0]
         heard, plan = f.log_of(coordinator), "this device cannot follow the run's plan: "
-        what = f"the run's method fednova is a plug-in with SHA-256 {number}"
+        what = f"the run's method fedexp is a plug-in with SHA-256 {number}"
         line = 1 + CODE[: CODE.index("import sys; ")].count("\n")
         left = (
             f"{here}:{line}: SystemExit: 0 (a plug-in ends no process; let it raise an error that says why), in run: "
@@ -63,7 +63,7 @@ def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_
         )
         for process, words in (
             (forbids, f"{what}, which this device does not allow; its owner can add the hash to plugins.allow"),
-            (other, f"{what}, but the file fednova.py on this device has SHA-256 {sha256(text)}"),
+            (other, f"{what}, but the file fedexp.py on this device has SHA-256 {sha256(text)}"),
             (leaves, left),
             (child, left),
         ):  # fmt: skip
@@ -81,7 +81,7 @@ def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_
 
 
 def test_a_coordinator_whose_method_does_not_yield_ends_with_its_line(tmp_path):
-    theirs = written(tmp_path / "plug" / "fednova.py", WITHOUT_A_YIELD)
+    theirs = written(tmp_path / "plug" / "fedexp.py", WITHOUT_A_YIELD)
     plugins = PlugIns((theirs,), (sha256(WITHOUT_A_YIELD),))
     policy = Policy(quorum=1, gather=1, settle_seconds=0.5)
     with Federation(tmp_path, "a", policy=policy, method={"file": theirs}, plugins=plugins) as f:

@@ -1,4 +1,4 @@
-"""Plug-ins that tests write: the FedNova of docs/adding-a-method.md, a network, data, and an installed package."""
+"""Plug-ins that tests write: the FedExP of docs/adding-a-method.md, a network, data, and an installed package."""
 
 from __future__ import annotations
 

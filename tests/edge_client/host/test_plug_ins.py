@@ -13,7 +13,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from tests.edge_client.host.test_overrides import Lab
 
 HASH = "ab" * 32
-TEXT = f'name = "a"\nfederation = "lab"\n[plugins]\nfiles = ["fednova.py", "/opt/x.py"]\nallow = ["{HASH}"]\n'
+TEXT = f'name = "a"\nfederation = "lab"\n[plugins]\nfiles = ["fedexp.py", "/opt/x.py"]\nallow = ["{HASH}"]\n'
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_the_owners_plain_settings_allow_files_that_lie_beside_them(tmp_path):
     path = tmp_path / "device.toml"
     path.write_text(TEXT)
     found = load_settings(path, "", []).settings.plugins
-    assert found.files == (str(tmp_path / "fednova.py"), "/opt/x.py") and found.allow == (HASH,)
+    assert found.files == (str(tmp_path / "fedexp.py"), "/opt/x.py") and found.allow == (HASH,)
 
 
 def test_unsigned_settings_allow_nothing_where_signed_ones_are_demanded(tmp_path, fleet):

@@ -172,18 +172,16 @@ def test_a_process_that_died_between_two_pieces_of_work_is_replaced_with_the_sam
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["plan", "data"])
 def test_a_process_that_replaces_another_says_which_plug_in_has_changed(tmp_path, trainer, where):
-    code = block("adding-a-method.md", "fednova") if where == "plan" else block("plug-ins.md", "blobs")
-    file = tmp_path / f"{'fednova' if where == 'plan' else 'blobs'}.py"
+    code = block("adding-a-method.md", "fedexp") if where == "plan" else block("plug-ins.md", "blobs")
+    file = tmp_path / f"{'fedexp' if where == 'plan' else 'blobs'}.py"
     file.write_text(code)
     plugins = PlugIns((str(file),), (sha256(code),))
     own = {"data": DataSettings(source="blobs", file=str(file), size=16)} if where == "data" else {}
     child = trainer(plugins=plugins, **own)
     plan = plan_of()
     if where == "plan":
-        plugins.take("method", "fednova", sha256(code))
-        plan = Plan(
-            "fednova", 10, 3, 1, 16, Network("cnn23"), {"epochs": 1}, plugins={"method": sha256(code)}
-        )
+        plugins.take("method", "fedexp", sha256(code))
+        plan = Plan("fedexp", 10, 3, 1, 16, Network("cnn23"), {"epochs": 1}, plugins={"method": sha256(code)})
     else:
         plan = replace(plan, classes=child.data.classes)
     job, ask = child.start(plan), asked(plan)
@@ -191,7 +189,7 @@ def test_a_process_that_replaces_another_says_which_plug_in_has_changed(tmp_path
     file.write_text(code + "# changed\n")
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(SettingsError, match=r"(fednova|blobs)\.py .*has SHA-256"):
+    with pytest.raises(SettingsError, match=r"(fedexp|blobs)\.py .*has SHA-256"):
         job.run(ask.phase, 2, to_numpy(ask.payload))
 
 

@@ -16,7 +16,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from tests.support.plug_ins import block, sha256
 from tests.support.small_federation import simulation
 
-CODE = block("adding-a-method.md", "fednova")
+CODE = block("adding-a-method.md", "fedexp")
 HASH = sha256(CODE)
 NETWORK = """from torch import nn
 from protofleet.methods.nets.base import Net
@@ -28,12 +28,12 @@ def build(image, classes, feature_size):
 
 NETWORK = network(build, smallest=2)
 """
-WORDS = f"the run's method fednova is a plug-in with SHA-256 {HASH}"
+WORDS = f"the run's method fedexp is a plug-in with SHA-256 {HASH}"
 
 
 @pytest.fixture
 def place(tmp_path):
-    (tmp_path / "fednova.py").write_text(CODE)
+    (tmp_path / "fedexp.py").write_text(CODE)
     (tmp_path / "mynet.py").write_text(NETWORK)
     return tmp_path
 
@@ -43,7 +43,7 @@ def plan(place):
     """Return the plan of a coordinator whose settings allow the plug-ins."""
     allowed = PlugIns((), (HASH, sha256(NETWORK)))
     return CoordinatorSettings(
-        "run", 2, 3, {"file": str(place / "fednova.py"), "epochs": 1}, size=8,
+        "run", 2, 3, {"file": str(place / "fedexp.py"), "epochs": 1}, size=8,
         network=Network(file=str(place / "mynet.py")), plugins=allowed,
     ).plan()  # fmt: skip
 
@@ -52,10 +52,10 @@ def test_a_plan_names_hashes_and_no_paths_and_comes_back_as_it_went(plan, place)
     table = json.loads(plan.encode())
     assert table["plugins"] == {"method": HASH, "network": sha256(NETWORK)}
     assert table["network"].keys() == {"name", "head"} and str(place) not in plan.encode().decode()
-    allowed = PlugIns((str(place / "fednova.py"), str(place / "mynet.py")), (HASH, sha256(NETWORK)))
+    allowed = PlugIns((str(place / "fedexp.py"), str(place / "mynet.py")), (HASH, sha256(NETWORK)))
     again = read_plan(plan.encode(), allowed)
     assert again == plan and again.digest == plan.digest
-    assert again.load().paper == "arXiv:2007.07481" and again.model().feature_size == 8
+    assert again.load().paper == "arXiv:2301.09604" and again.model().feature_size == 8
 
 
 def test_a_plan_without_plug_ins_says_nothing_of_them():
@@ -78,7 +78,7 @@ def test_an_unknown_hash_is_declined_even_where_another_device_of_the_process_ha
 
 
 def test_a_file_that_is_there_and_whose_hash_is_not_allowed_is_declined(plan, place):
-    files = (str(place / "fednova.py"), str(place / "mynet.py"))
+    files = (str(place / "fedexp.py"), str(place / "mynet.py"))
     for allow in ((), (sha256(NETWORK),)):
         with pytest.raises(
             PlugInError, match=f"{HASH}, which this device does not allow; its owner can add the hash"
@@ -87,20 +87,20 @@ def test_a_file_that_is_there_and_whose_hash_is_not_allowed_is_declined(plan, pl
 
 
 def test_a_file_that_was_changed_after_it_was_allowed_is_another_file(plan, place):
-    path = place / "fednova.py"
+    path = place / "fedexp.py"
     path.write_text(CODE + "# changed\n")
     with pytest.raises(PlugInError) as error:
         read_plan(plan.encode(), PlugIns((str(path),), (HASH,)))
     other = sha256(CODE + "# changed\n")
-    assert str(error.value) == f"{WORDS}, but the file fednova.py on this device has SHA-256 {other}"
+    assert str(error.value) == f"{WORDS}, but the file fedexp.py on this device has SHA-256 {other}"
 
 
 def test_another_file_of_the_same_name_is_said_to_be_one_allowed_or_not(plan, place):
     (place / "mine").mkdir()
-    path = place / "mine" / "fednova.py"
+    path = place / "mine" / "fedexp.py"
     path.write_text("METHOD = 1\n")
     for allow in ((), (sha256("METHOD = 1\n"),)):
-        with pytest.raises(PlugInError, match="but the file fednova.py on this device has"):
+        with pytest.raises(PlugInError, match="but the file fedexp.py on this device has"):
             read_plan(plan.encode(), PlugIns((str(path),), allow))
 
 
@@ -112,7 +112,7 @@ def test_an_allowed_hash_without_a_file_says_what_is_missing(plan, place):
 
 
 def test_the_file_of_an_allowed_plug_in_may_have_any_name(plan, place):
-    (place / "fednova.py").rename(place / "7.py")
+    (place / "fedexp.py").rename(place / "7.py")
     files = (str(place / "7.py"), str(place / "mynet.py"))
     assert read_plan(plan.encode(), PlugIns(files, (HASH, sha256(NETWORK)))) == plan
 
@@ -142,11 +142,11 @@ def test_what_comes_over_the_wire_is_a_hash_of_a_known_kind_or_it_is_declined(pl
     [
         {"network": {"name": "mynet", "file": "/etc/passwd"}},
         {"network": {"name": "mynet", "plugin": "0" * 64}},
-        {"method": "fednova", "plugins": {"network": sha256(NETWORK)}},
+        {"method": "fedexp", "plugins": {"network": sha256(NETWORK)}},
     ],
 )
 def test_nothing_but_plan_plugins_names_a_plug_in_over_the_wire(plan, place, change):
-    allowed = PlugIns((str(place / "fednova.py"), str(place / "mynet.py")), (HASH, sha256(NETWORK)))
+    allowed = PlugIns((str(place / "fedexp.py"), str(place / "mynet.py")), (HASH, sha256(NETWORK)))
     table = {**json.loads(plan.encode()), **change}
     with pytest.raises(SettingsError):
         read_plan(json.dumps(table).encode(), allowed)
@@ -155,14 +155,14 @@ def test_nothing_but_plan_plugins_names_a_plug_in_over_the_wire(plan, place, cha
 def test_a_coordinator_runs_only_what_its_own_settings_allow(place):
     def settings(**plugins):
         return CoordinatorSettings(
-            "run", 2, 3, {"file": str(place / "fednova.py")}, plugins=PlugIns(**plugins)
+            "run", 2, 3, {"file": str(place / "fedexp.py")}, plugins=PlugIns(**plugins)
         )
 
-    with pytest.raises(PlugInError, match=f"fednova.py has SHA-256 {HASH}, which is not allowed here"):
+    with pytest.raises(PlugInError, match=f"fedexp.py has SHA-256 {HASH}, which is not allowed here"):
         settings()
     assert settings(allow=(HASH,)).plan().plugins == {"method": HASH}
     named = CoordinatorSettings(
-        "run", 2, 3, {"name": "fednova"}, plugins=PlugIns((str(place / "fednova.py"),), (HASH,))
+        "run", 2, 3, {"name": "fedexp"}, plugins=PlugIns((str(place / "fedexp.py"),), (HASH,))
     )
     assert named.plan() == settings(allow=(HASH,)).plan()
 
@@ -200,9 +200,9 @@ NOTHING_SAID = type("About", (), {"can": (), "uses": (), "names": (), "metrics":
 
 
 def test_the_plug_in_learns_through_the_wire(plan, place, tmp_path):
-    from_file(place / "fednova.py", None)
+    from_file(place / "fedexp.py", None)
     run = simulation(
-        tmp_path / "run", "fednova", plugin=HASH, plugins=PlugIns((str(place / "fednova.py"),), (HASH,))
+        tmp_path / "run", "fedexp", plugin=HASH, plugins=PlugIns((str(place / "fedexp.py"),), (HASH,))
     ).run()
     assert run.service.finished
     answers = [agent.state.saved.answers[-1].metrics for agent in run.agents.values()]

@@ -32,7 +32,7 @@ def opens():
 
 @pytest.fixture
 def own(tmp_path):
-    path = tmp_path / "fednova.py"
+    path = tmp_path / "fedexp.py"
     path.write_text(TEXT)
     return from_file(path, None)[1]
 
@@ -65,7 +65,7 @@ def test_the_deepest_line_of_the_author_is_named_with_its_code_whatever_it_calle
 
 
 def test_the_line_that_was_run_is_shown_when_the_file_has_been_changed_since(own, tmp_path):
-    (tmp_path / "fednova.py").write_text("# nothing\n" * 20)
+    (tmp_path / "fedexp.py").write_text("# nothing\n" * 20)
     error = raised(own.deep)
     assert 'to_numpy({"x": 5})' in str(as_authors(error))
     assert place_of(error.__traceback__) == f' in {own.__file__}:6 (deep: to_numpy({{"x": 5}}))'
@@ -120,7 +120,7 @@ def test_a_worker_outlives_work_of_anybody_that_would_end_it():
 
 def test_a_command_in_which_a_plug_in_says_system_exit_has_not_been_done(own):
     options = type("Options", (), {"command": lambda self, options: own.leaves()})()
-    with pytest.raises(AuthorError, match="fednova.py:8: SystemExit: 0"):
+    with pytest.raises(AuthorError, match="fedexp.py:8: SystemExit: 0"):
         perform(options)
     options.command = lambda given: does(SystemExit(7))
     with pytest.raises(SystemExit, match="7"):

@@ -29,7 +29,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_file_is_one_line_with_the_deepest_line_of_its_own(tmp_path, text):
-    path = tmp_path / "fednova.py"
+    path = tmp_path / "fedexp.py"
     path.write_text(text)
     with pytest.raises(PlugInError) as error:
         from_file(path, None)
@@ -46,15 +46,15 @@ def test_an_interrupt_while_it_runs_is_the_users_own(tmp_path):
 
 
 def test_a_file_without_its_constant_says_which_one(tmp_path):
-    path = tmp_path / "fednova.py"
+    path = tmp_path / "fedexp.py"
     path.write_text("METHD = 1\n")
     _, module = from_file(path, None)
-    with pytest.raises(PlugInError, match=r"^fednova.py has no METHOD = Method\(...\)$"):
+    with pytest.raises(PlugInError, match=r"^fedexp.py has no METHOD = Method\(...\)$"):
         object_of("method", module)
-    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is int \(1\); write METHOD = Method"):
-        demand_type(1, str, "method", "fednova.py")
-    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is the class Path; write METHOD = Method"):
-        demand_type(Path, str, "method", "fednova.py")
+    with pytest.raises(PlugInError, match=r"^fedexp.py: METHOD is int \(1\); write METHOD = Method"):
+        demand_type(1, str, "method", "fedexp.py")
+    with pytest.raises(PlugInError, match=r"^fedexp.py: METHOD is the class Path; write METHOD = Method"):
+        demand_type(Path, str, "method", "fedexp.py")
 
 
 def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_path):

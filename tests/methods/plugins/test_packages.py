@@ -19,12 +19,12 @@ from tests.support.plug_ins import block, installed_package
 
 FILES = {
     "novas/__init__.py": '"""Methods."""\n',
-    "novas/fednova.py": block("adding-a-method.md", "fednova"),
+    "novas/fedexp.py": block("adding-a-method.md", "fedexp"),
     "novas/net.py": NETWORK,
     "novas/broken.py": "x = 1\nraise SystemExit(3)\n",
 }
 ENTRIES = {
-    "methods": "fednova = novas.fednova:METHOD\nbroken = novas.broken:METHOD\nfedavg = novas.broken:METHOD",
+    "methods": "fedexp = novas.fedexp:METHOD\nbroken = novas.broken:METHOD\nfedavg = novas.broken:METHOD",
     "networks": "nova_net = novas.net:NETWORK\nmlp = novas.broken:NETWORK",
     "data": "windows = novas.broken:DATA\nmnist = novas.broken:DATA",
 }
@@ -42,7 +42,7 @@ def site(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "names", "clash"),
     [
-        ("methods", ["broken", "fednova"], "method fedavg"),
+        ("methods", ["broken", "fedexp"], "method fedavg"),
         ("networks", ["nova_net"], "network mlp"),
         ("data", ["windows"], "data mnist"),
     ],
@@ -62,9 +62,9 @@ def test_lists_show_them_with_package_and_version_and_import_none(site, capsys, 
 
 
 def test_one_of_a_package_is_explained_and_a_broken_one_is_one_line_that_hurts_no_other(site, capsys):
-    assert main(["methods", "fednova"]) == 0
+    assert main(["methods", "fedexp"]) == 0
     said = capsys.readouterr().out
-    assert "FedNova (Wang et al." in said and re.search(
+    assert "FedExP (Jhunjhunwala et al." in said and re.search(
         r"^Bytes of arrays up [\d,]+, down [\d,]+, with network", said, re.MULTILINE
     )
     assert main(["methods", "broken"]) == 2
@@ -72,25 +72,25 @@ def test_one_of_a_package_is_explained_and_a_broken_one_is_one_line_that_hurts_n
 
 
 def test_a_file_of_ones_own_is_explained_by_its_path(tmp_path, capsys):
-    (tmp_path / "fednova.py").write_text(FILES["novas/fednova.py"])
-    assert main(["methods", str(tmp_path / "fednova.py")]) == 0
-    assert "FedNova (Wang et al." in capsys.readouterr().out
+    (tmp_path / "fedexp.py").write_text(FILES["novas/fedexp.py"])
+    assert main(["methods", str(tmp_path / "fedexp.py")]) == 0
+    assert "FedExP (Jhunjhunwala et al." in capsys.readouterr().out
 
 
 def experiment():
     return decode(Experiment, {
-        "name": "x", "rounds": 2, "classes": 10, "method": {"name": "fednova"}, "network": {"name": "nova_net"},
+        "name": "x", "rounds": 2, "classes": 10, "method": {"name": "fedexp"}, "network": {"name": "nova_net"},
         "data": {"source": "digits"}, "devices": {"count": 2},
     })  # fmt: skip
 
 
 def test_an_experiment_takes_them_by_name_and_its_plan_by_the_hash_of_their_files(site):
     plan = experiment().plan
-    number = digest_of(installed("method")["fednova"])
+    number = digest_of(installed("method")["fedexp"])
     assert json.loads(plan.encode())["plugins"] == {"method": number, "network": number}
     assert read_plan(plan.encode(), PlugIns((), (number,))) == plan
     with pytest.raises(
-        PlugInError, match=f"fednova is a plug-in with SHA-256 {number}, which this device does not"
+        PlugInError, match=f"fedexp is a plug-in with SHA-256 {number}, which this device does not"
     ):
         read_plan(plan.encode(), PlugIns())
 

@@ -33,7 +33,7 @@ for more in ([], [word for file in files for word in ("--plugin", file)]):
 """
 PAGE = (DOCS / "plug-ins.md").read_text()
 FILES = {name: block("plug-ins.md", name) for name in ("mynet", "blobs", "f1")}
-FILES["fednova"] = block("adding-a-method.md", "fednova")
+FILES["fedexp"] = block("adding-a-method.md", "fedexp")
 (TOML,) = re.findall(r"^```toml mine\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -54,10 +54,10 @@ def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkey
     experiment = read_experiment(place / "mine.toml", [])
     table = json.loads(experiment.plan.encode())
     assert table["plugins"] == {
-        "method": sha256(FILES["fednova"]), "network": sha256(FILES["mynet"]), "metrics": sha256(FILES["f1"])
+        "method": sha256(FILES["fedexp"]), "network": sha256(FILES["mynet"]), "metrics": sha256(FILES["f1"])
     }  # fmt: skip
     assert (table["method"], table["network"]["name"], experiment.data.source) == (
-        "fednova",
+        "fedexp",
         "mynet",
         "blobs",
     )
@@ -68,8 +68,8 @@ def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkey
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("fednova", "x = undefined\n", r"fednova.py:1: NameError: name 'undefined' is not defined"),
-        ("fednova", "METHD = 1\n", r"fednova.py has no METHOD = Method\(...\)"),
+        ("fedexp", "x = undefined\n", r"fedexp.py:1: NameError: name 'undefined' is not defined"),
+        ("fedexp", "METHD = 1\n", r"fedexp.py has no METHOD = Method\(...\)"),
         ("mynet", "NETWORK = 1\n", r"mynet.py: NETWORK is int \(1\); write NETWORK = network\(...\)"),
         ("f1", "METRICS = {'loss': print}\n", r"f1.py: METRICS has 'loss'; a name consists of small letters"),
     ],
@@ -109,13 +109,13 @@ def test_data_of_ones_own_are_told_of_like_all_others(place, capsys):
 def predicts_with_its_plug_ins_alone(place, model):
     """Assert, in a process that has loaded no plug-ins, that a model predicts only if its plug-in files are named."""
     Image.new("RGB", (8, 8), (220, 220, 220)).save(place / "x.png")
-    words = [str(place / "x.png"), str(model), str(place / "fednova.py"), str(place / "mynet.py")]
+    words = [str(place / "x.png"), str(model), str(place / "fedexp.py"), str(place / "mynet.py")]
     done = subprocess.run(
         [sys.executable, "-c", PREDICT, *words], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.count("code 2\n") == 1 and "light" in done.stdout.split("code 2")[1], done.stdout
     assert (
-        "fednova is a plug-in" in done.stderr
+        "fedexp is a plug-in" in done.stderr
         and "name its file: predict or export --plugin FILE" in done.stderr
     )
 
@@ -133,14 +133,14 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     said("run", "mine.toml")
     folder = place / "runs" / "mine"
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["method"] == "fednova" and summary["network"] == "mynet"
+    assert summary["method"] == "fedexp" and summary["network"] == "mynet"
     last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
     assert 0 <= last["figures"]["macro_f1.global.mean"] <= 1
     kept = read_toml(folder / "experiment.toml")
-    assert sorted(kept["plugins"]) == ["blobs.py", "f1.py", "fednova.py", "mynet.py"]
-    assert (folder / kept["method"]["file"]).read_text() == FILES["fednova"]
+    assert sorted(kept["plugins"]) == ["blobs.py", "f1.py", "fedexp.py", "mynet.py"]
+    assert (folder / kept["method"]["file"]).read_text() == FILES["fedexp"]
     # When a coordinator and a device run as services, neither of them keeps the files in the folder that is exported.
-    named = [word for file in ("fednova.py", "mynet.py", "f1.py") for word in ("--plugin", str(place / file))]
+    named = [word for file in ("fedexp.py", "mynet.py", "f1.py") for word in ("--plugin", str(place / file))]
     for one in ("coordinator", f"devices/{next((folder / 'devices').iterdir()).name}"):
         shutil.copytree(folder / one, place / "alone" / one)
         words = [
@@ -153,16 +153,16 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
         ]
         assert "is a plug-in" in said(*words, code=2 if one == "coordinator" else 1)
         said(*words, *named)
-    plug_ins = [place / file for file in ("fednova.py", "mynet.py", "f1.py")]
+    plug_ins = [place / file for file in ("fedexp.py", "mynet.py", "f1.py")]
     model = load_model(place / "alone" / "coordinator", which="last", plugins=plug_ins)
     assert model.classes == ("dark", "grey", "light")
     experiment = read_experiment(place / "mine.toml", [])
     assert same_settings(folder / "experiment.toml", experiment)
-    (place / "fednova.py").write_text(FILES["fednova"] + "# changed\n")
+    (place / "fedexp.py").write_text(FILES["fedexp"] + "# changed\n")
     assert not same_settings(folder / "experiment.toml", read_experiment(place / "mine.toml", []))
     (folder / "summary.json").rename(place / "summary.json")  # Like a run that was stopped.
     assert "an unfinished run with other settings" in said("run", "mine.toml", code=2)
-    (place / "fednova.py").write_text(FILES["fednova"])
+    (place / "fedexp.py").write_text(FILES["fedexp"])
     assert "continuing the unfinished run" in said("run", "mine.toml", "--resume")
     said("report", "runs/mine")
     assert "macro_f1 by domain over rounds" in (folder / "report.html").read_text()
@@ -170,7 +170,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     predicts_with_its_plug_ins_alone(tmp_path, folder / "models" / "last")
     seeds = said("run", "mine.toml", "--seeds", "1", "2", "--set", "devices.processes=1", "--set", "rounds=1")
     assert "2 of 2 runs are finished" in seeds
-    assert "fednova" in said("compare", "runs/mine-s1", "runs/mine-s2")
+    assert "fedexp" in said("compare", "runs/mine-s1", "runs/mine-s2")
     assert "chosen: method.lr = 0.02" in said(
         "sweep", "mine.toml", "--grid", "method.lr=0.02", "--set", "rounds=1"
     )
@@ -180,7 +180,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
 @pytest.mark.slow
 def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
     place, environment = written(tmp_path), {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name, checks in {"fednova": 24, "mynet": 9, "blobs": 5, "f1": 5}.items():
+    for name, checks in {"fedexp": 24, "mynet": 9, "blobs": 5, "f1": 5}.items():
         words = ["check", f"{name}.py", "--json", *(["--size", "8"] if name == "blobs" else [])]
         command = [sys.executable, "-c", WITHOUT_PYTEST, *words]
         done = subprocess.run(
@@ -195,9 +195,9 @@ def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (('"steps": eight_bytes(1)}, down', '"stops": eight_bytes(1)}, down'), "cost says "),
+        (('"length": eight_bytes(1)}, down', '"stops": eight_bytes(1)}, down'), "cost says "),
         (("METHOD =", "# the same\nMETHOD ="), ""),
-        (("        taken = ", "        raise ValueError('half')\n        taken = "), r".py:\d+: ValueError: half"),
+        (("        moves = ", "        raise ValueError('half')\n        moves = "), r".py:\d+: ValueError: half"),
     ],
 )  # fmt: skip
 def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change, words):
@@ -205,12 +205,12 @@ def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change,
     from protofleet.lab.contract.worlds import Subject
     from protofleet.lab.local.own_plugins import own_plugins
 
-    path = tmp_path / "fednova.py"
-    text = FILES["fednova"].replace(*change)
-    assert text != FILES["fednova"]
+    path = tmp_path / "fedexp.py"
+    text = FILES["fedexp"].replace(*change)
+    assert text != FILES["fedexp"]
     path.write_text(text)
     found = own_plugins([str(path)])
-    bench = checks.Bench(Subject("fednova", found.hashes[0], allowed=found.allowed()), tmp_path)
+    bench = checks.Bench(Subject("fedexp", found.hashes[0], allowed=found.allowed()), tmp_path)
     every = checks.of_method(bench)
     wanted = {name: every[name] for name in ("cost is what crosses",)}
     (outcome,) = checks.outcomes(wanted, str(path))
@@ -239,7 +239,7 @@ def test_a_rule_that_cannot_be_exported_is_said_by_the_check(tmp_path):
     from protofleet.lab.local.own_plugins import own_plugins
 
     path = tmp_path / "doubled.py"
-    path.write_text(FILES["fednova"].replace("class Client(fedavg.Client):\n", RULE))
+    path.write_text(FILES["fedexp"].replace("class Client(fedavg.Client):\n", RULE))
     found = own_plugins([str(path)])
     every = checks.of_method(
         checks.Bench(Subject("doubled", found.hashes[0], allowed=found.allowed()), tmp_path)

@@ -15,7 +15,7 @@ from tests.deploy.fleet.boards import jetson
 from tests.deploy.fleet.test_signed_releases import our_wheel
 from tests.support.plug_ins import block, sha256
 
-CODE = block("adding-a-method.md", "fednova")
+CODE = block("adding-a-method.md", "fedexp")
 FLEET = """
 root = "root"
 [software]
@@ -25,7 +25,7 @@ dependencies = "system"
 broker = {{ host = "broker.example" }}
 data = {{ source = "digits" }}
 [device.plugins]
-files = ["fednova.py"]
+files = ["fedexp.py"]
 [hosts.board-1]
 address = "board.example"
 [hosts.coordinator]
@@ -37,7 +37,7 @@ rounds = 3
 classes = 10
 method = {{ file = "{method}" }}
 metrics_host = "10.0.0.1"
-plugins = {{ files = ["fednova.py"] }}
+plugins = {{ files = ["fedexp.py"] }}
 """
 
 
@@ -49,8 +49,8 @@ def place(tmp_path_factory):
     return folder
 
 
-def control(place, number, code=CODE, method="fednova.py"):
-    (place / "fednova.py").write_text(code)
+def control(place, number, code=CODE, method="fedexp.py"):
+    (place / "fedexp.py").write_text(code)
     (place / "fleet.toml").write_text(FLEET.format(method=method))
     fleet = read_fleet(place / "fleet.toml")
     return ControlPlane(fleet, Releases(fleet, place / f"releases-{number}"), lambda name, fingerprint: True)
@@ -60,13 +60,13 @@ def test_files_lie_beside_the_wheels_and_settings_name_them_there_by_their_hash(
     made = control(place, 1)
     release = made.desired.release("board-1")
     listed = files_of(made.signer.release_folder(release))
-    assert listed["fednova.py"] == sha256(CODE) and (release.folder / MANIFEST).exists()
+    assert listed["fedexp.py"] == sha256(CODE) and (release.folder / MANIFEST).exists()
     table = tomllib.loads(made.desired.text("board-1"))
-    there = f"/opt/protofleet/wheels/{release.name}/fednova.py"
+    there = f"/opt/protofleet/wheels/{release.name}/fedexp.py"
     assert table["plugins"] == {"files": [there], "allow": [sha256(CODE)]}
     assert decode(DeviceSettings, table).plugins.allow == (sha256(CODE),)
     own = tomllib.loads(made.desired.text("coordinator"))
-    there = f"/opt/protofleet-coordinator/wheels/{made.desired.release('coordinator').name}/fednova.py"
+    there = f"/opt/protofleet-coordinator/wheels/{made.desired.release('coordinator').name}/fedexp.py"
     assert own["method"]["file"] == there and own["plugins"]["files"] == [there]
     assert str(place) not in made.desired.text("coordinator") + made.desired.text("board-1")
 
@@ -74,7 +74,7 @@ def test_files_lie_beside_the_wheels_and_settings_name_them_there_by_their_hash(
 def test_a_changed_file_is_another_release_with_other_settings(place):
     one = control(place, 2).desired.target("board-1", jetson()).desired
     other = control(place, 3, CODE + "# changed\n").desired.target("board-1", jetson()).desired
-    (place / "fednova.py").write_text(CODE)
+    (place / "fedexp.py").write_text(CODE)
     assert one.release != other.release and one.settings != other.settings
 
 
@@ -84,7 +84,7 @@ def test_without_plug_ins_the_release_has_the_name_that_it_had(place):
     assert (
         Releases(made.fleet, place / "plain").of("board-1").name != made.desired.release("coordinator").name
     )
-    assert plain["files"] == [str(place / "fednova.py")]
+    assert plain["files"] == [str(place / "fedexp.py")]
 
 
 def test_a_file_that_is_not_there_and_two_of_one_name_are_refused_before_anything_is_shipped(place):
@@ -92,6 +92,6 @@ def test_a_file_that_is_not_there_and_two_of_one_name_are_refused_before_anythin
     made.fleet.device["plugins"] = {"files": [str(place / "gone.py")]}
     with pytest.raises(SettingsError, match="gone.py: there is no such file"):
         made.desired.text("board-1")
-    made.fleet.device["plugins"] = {"files": [str(place / "fednova.py"), "/other/fednova.py"]}
-    with pytest.raises(SettingsError, match="two files with the name fednova.py"):
+    made.fleet.device["plugins"] = {"files": [str(place / "fedexp.py"), "/other/fedexp.py"]}
+    with pytest.raises(SettingsError, match="two files with the name fedexp.py"):
         made.desired.text("board-1")
