@@ -58,6 +58,7 @@ DEFAULTS = {
         "clip": 10.0, "rho": 0.9, "scale": 1.0, "fixed_scale": False, "lr_decay": 0.99,
         "final_fit": False,  # FedHP's comparison has a final fit; FedNH's own text has none.
     },
+    "fednova": {},
     "fedpall": {
         **PLAIN_SGD, "classifier": "paper", "mu": 0.7, "delta": 0.3, "tau": 3.0, "kl": "paper",
         "infonce": "standard", "use_kl": True, "use_infonce": True, "use_global_classifier": True,
