@@ -11,7 +11,10 @@ from protofleet.methods.contract.plan import Network, Plan, read_plan
 DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never change one.
     "adcol": "62ff60d9da02fd15dffd652eb94ee8e82922720bda47f53315ef5c22ae09f99c",
     "fcclplus": "1cd2e887ddcbe181045b5a930628037fe3d2122dc771f6c065d0d1e459371af8",
+    "fedadagrad": "1604198a97db72b327df87a2b7ed29cb4afb5462b7dec047d6100794e2514a5f",
+    "fedadam": "5be71f2158548aee5c6ab730ef2da553c3f63c831033d99f08d1c47b2673bdbd",
     "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",
+    "fedavgm": "33fb9b0d0f7be4a6250ebce34f7ea0b092e3bfd1d436fa3efaed585d0a761f0c",
     "fedbn": "1c753811e3bd862ea949ae525cc638853358362875f97a1a7ef41037bd54947a",
     "feddistill": "4ae066be4dd046301c219d5bc776eb77aec755ea55eb51f73ee8a7d7a832dda9",
     "fedga": "5ff41df1c578258fb703979521b21529afaf648f71f194cc7496dce4544b7ba2",
@@ -30,6 +33,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fedsa": "03950676a059e289679aa7c3213ea6d061fc24587ba4d8a95908ea30b129f18a",
     "fedsr": "59a4e22a39fd3c270563b2b25ef095de39d571194bcb967bdb6b5c0d3080bf2e",
     "fedtgp": "370c62d819d8fbef8a40aca0b7dc29d3de454ff70f58608e282c82610fea2341",
+    "fedyogi": "189f4ba5629e930709ec9826aa9d5a3617785e3e362f29ebb4f6ee9dea1a3175",
     "fml": "34ce6d105d8405a0c99eda5e11070df77952419ca41bc0e84f8cfe1fef9d1812",
     "fpl": "2980c340df7290f5d8064afad75d3b3fcba794382679bc491b0445c51eb5f160",
     "lgfedavg": "6f18ddce5c2e5604ec87f164301ff39ba4d3861d8145c88bb1badc0494901190",
