@@ -72,6 +72,7 @@ DEFAULTS = {
         "clients": 0,  # Our choice, as for ADCOL.
         "server_epochs": 1, **SERVERS_SGD,  # The batch is our choice.
     },
+    "fedper": {},
     "fedplcc": {
         "epochs": 10,
         "batch": 32,  # From FedPLVM's code; the text has none.

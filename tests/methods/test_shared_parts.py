@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from protofleet.methods import fedavg, fedbn, fedrep, lgfedavg
+from protofleet.methods import fedavg, fedbn, fedper, fedrep, lgfedavg, singleset
+from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.state import snapshot
@@ -29,12 +30,14 @@ from tests.methods.tiny import SHARDS, Shard, floats, play, same, server_of, tin
 
 HYPERS = {
     fedbn: LocalHyper(**LOCAL),
+    fedper: LocalHyper(**LOCAL),
     lgfedavg: LocalHyper(**LOCAL),
     fedrep: fedrep.Hyper(**LOCAL, head_epochs=3, base_epochs=2),
 }
 NORM = ("features.1.",)  # The norm of the tiny network.
 TRAVELS = {  # Which values travel, by the prefixes of their names, which the tests may know.
     fedbn: lambda key: not key.startswith(NORM),
+    fedper: lambda key: not key.startswith("head."),
     lgfedavg: lambda key: key.startswith("head."),
     fedrep: lambda key: not key.startswith("head."),
 }
@@ -133,6 +136,42 @@ def test_without_batch_norms_fedbn_is_fedavg():
         play(server, clients, number)
         play(other, others, number)
     assert same(server.payload(), other.payload())
+
+
+# FedPer
+
+
+def test_fedper_with_one_device_is_singleset():
+    server, clients = halves(fedper, HYPERS[fedper])
+    _, alone = halves(singleset, HYPERS[fedper])
+    for number in (1, 2, 3):
+        play(server, {"device-0": clients["device-0"]}, number)
+        alone["device-0"].begin(number)
+        alone["device-0"].run(Ask("train"))
+    assert same(clients["device-0"].model.state_dict(), alone["device-0"].model.state_dict())
+
+
+def test_fedper_trains_base_and_head_with_every_batch():
+    client = halves(fedper, replace(HYPERS[fedper], epochs=1, batch=100))[1]["device-0"]
+    before = snapshot(client.model.state_dict())
+    client.begin(1)
+    client.run(Ask("train"))
+    assert not [key for key, value in client.model.state_dict().items() if torch.equal(value, before[key])]
+
+
+def test_a_server_of_fedper_refuses_a_head_and_values_that_no_base_has():
+    server, clients = halves(fedper, HYPERS[fedper])
+    server.begin(1, [])
+    ask, client = next(server.round()), clients["device-0"]
+    right, name = snapshot(client.shared()), "weights.projector.weight"
+    assert ask.problem_with(right) is None and ask.problem_with(right, norm=1e-3) is not None
+    for key, value in (
+        ("weights.head.bias", torch.zeros(3)),
+        ("weights.features.1.running_var", torch.full((8,), -1.0)),
+        (name, torch.full((6, 8), float("nan"))),
+        (name, right[name][:1]),
+    ):
+        assert ask.problem_with({**right, key: value}) is not None
 
 
 # LG-FedAvg
