@@ -26,6 +26,10 @@ DEFAULTS = {
         **SERVERS_SGD,  # The batch is our choice.
         "clients": 0,  # Our choice: as many outputs as devices have taken part.
     },
+    "ditto": {
+        "lam": 1.0,  # Our choice from the grid 0.1, 0.5, 1, 2.
+        "personal_epochs": None,  # None means epochs.
+    },
     "fcclplus": {
         "epochs": 20, "batch": 128, "lr": 0.001, "public_lr": 0.001, "lr_last": 0.1, "temperature": 3.0,
         "tau": 0.02, "off_weight": 0.0051, "similarity": 3.0, "teacher": "own", "average": True,

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from protofleet.methods import (
     adcol,
+    ditto,
     fcclplus,
     fedadagrad,
     fedadam,
@@ -68,6 +69,7 @@ from tests.methods.tiny import (
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     adcol: adcol.Hyper(**LOCAL, server_batch=8),
+    ditto: ditto.Hyper(**LOCAL),
     fcclplus: fcclplus.Hyper(epochs=2, batch=8, temperature=1.0),
     fedadagrad: fedadagrad.Hyper(**LOCAL),
     fedadam: fedadam.Hyper(**LOCAL),

@@ -85,7 +85,13 @@ MAP = 4 * 16 * 16
 
 @pytest.mark.parametrize(
     ("method", "networks", "trained", "besides"),
-    [("fml", 2, 2, 0), ("moon", 3, 1, 0), ("fedgen", 1, 1, GENERATOR), ("fedkd", 2, 2, MAP)],
+    [
+        ("ditto", 2, 2, 0),
+        ("fml", 2, 2, 0),
+        ("moon", 3, 1, 0),
+        ("fedgen", 1, 1, GENERATOR),
+        ("fedkd", 2, 2, MAP),
+    ],
 )
 def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_keeps_its_pass(
     method, networks, trained, besides
@@ -262,6 +268,8 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
     [
         ("fedrep", {"head_epochs": 990, "base_epochs": 20}, "1,010"),
         ("fedrep", {"epochs": 1000}, "1,001"),
+        ("ditto", {"epochs": 501}, "1,002"),
+        ("ditto", {"epochs": 990, "personal_epochs": 11}, "1,001"),
         ("rucr", {"epochs": 5, "head_epochs": 996}, "1,001"),
         ("fedprox", {"epochs": 1001}, "1,001"),
     ],
