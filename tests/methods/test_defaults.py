@@ -26,6 +26,10 @@ DEFAULTS = {
         **SERVERS_SGD,  # The batch is our choice.
         "clients": 0,  # Our choice: as many outputs as devices have taken part.
     },
+    "apfl": {
+        "alpha": 0.5,  # Our choice from the grid 0.25, 0.5, 0.75.
+        "adaptive": False,  # The paper has both.
+    },
     "ditto": {
         "lam": 1.0,  # Our choice from the grid 0.1, 0.5, 1, 2.
         "personal_epochs": None,  # None means epochs.

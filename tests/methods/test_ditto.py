@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from protofleet.methods import ditto, fedavg, singleset
+from protofleet.methods import apfl, ditto, fedavg, singleset
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
 from tests.methods.plain import (
@@ -140,7 +140,7 @@ def test_the_last_evaluation_sends_nothing():
     assert set(next(server.round()).payload) == {f"weights.{key}" for key in network().state_dict()}
 
 
-@pytest.mark.parametrize("module", [ditto])
+@pytest.mark.parametrize("module", [apfl, ditto])
 def test_an_upload_with_a_wrong_array_is_refused(module):
     server, clients = halves(module, module.METHOD.Hyper(**LOCAL))
     server.begin(1, [member(name, client) for name, client in clients.items()])

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from protofleet.methods import (
     adcol,
+    apfl,
     ditto,
     fcclplus,
     fedadagrad,
@@ -69,6 +70,7 @@ from tests.methods.tiny import (
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     adcol: adcol.Hyper(**LOCAL, server_batch=8),
+    apfl: apfl.Hyper(**LOCAL, adaptive=True),
     ditto: ditto.Hyper(**LOCAL),
     fcclplus: fcclplus.Hyper(epochs=2, batch=8, temperature=1.0),
     fedadagrad: fedadagrad.Hyper(**LOCAL),

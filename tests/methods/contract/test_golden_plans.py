@@ -10,6 +10,7 @@ from protofleet.methods.contract.plan import Network, Plan, read_plan
 
 DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never change one.
     "adcol": "62ff60d9da02fd15dffd652eb94ee8e82922720bda47f53315ef5c22ae09f99c",
+    "apfl": "384ee36f33dcb7cda9d2e63dcf69ceba871bbedcc173ad47f05e04335164ef85",
     "ditto": "3da7fe1fa83fa19dddd9534736c69e3f15de39e2f4e49197f4916f39fbef974f",
     "fcclplus": "1cd2e887ddcbe181045b5a930628037fe3d2122dc771f6c065d0d1e459371af8",
     "fedadagrad": "1604198a97db72b327df87a2b7ed29cb4afb5462b7dec047d6100794e2514a5f",

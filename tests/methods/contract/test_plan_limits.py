@@ -86,6 +86,7 @@ MAP = 4 * 16 * 16
 @pytest.mark.parametrize(
     ("method", "networks", "trained", "besides"),
     [
+        ("apfl", 3, 2, 0),
         ("ditto", 2, 2, 0),
         ("fml", 2, 2, 0),
         ("moon", 3, 1, 0),
