@@ -40,7 +40,7 @@ from protofleet.methods.nets.generator import Generator, embedding_generator
 from protofleet.methods.parts.averaging import shares_of, weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, norms_of, train_norms
 from protofleet.methods.parts.optimizers import Adam
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.prototypes import bounded
 from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
@@ -208,10 +208,6 @@ def generated(G: Generator, counts: Tensor, size: int, generator: torch.Generato
     eps = torch.rand(size, G.noise, generator=generator, dtype=like.dtype)
     y = y.to(like.device)
     return G(eps.to(like.device), y), y
-
-
-def bounded(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, low=-LARGEST_NUMBER if spec.low is None else spec.low, high=LARGEST_NUMBER)
 
 
 def cost_under(hyper: Hyper, sizes: Sizes) -> Cost:

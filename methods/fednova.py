@@ -30,8 +30,8 @@ from protofleet.methods.parts.weights import WEIGHTS, weight_wants
 
 
 def normaliser(hyper: LocalHyper, examples: int) -> float:
-    """Return a_i of a device with this number of examples."""
-    return effective_steps(steps_of(hyper.epochs, hyper.batch, examples), hyper.momentum)
+    """Return a_i of a device with this number of examples; no examples count as one step."""
+    return effective_steps(max(1, steps_of(hyper.epochs, hyper.batch, examples)), hyper.momentum)
 
 
 class Server(fedavg.Server):

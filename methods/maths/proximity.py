@@ -17,6 +17,15 @@ def proximal(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     return 0.5 * torch.stack(gaps).sum()
 
 
+def linear(model: nn.Module, slopes: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of products of parameters and slopes, which adds the slopes to the gradient.
+
+    Parameters without slopes are left out.
+    """
+    products = [(w * slopes[name]).sum() for name, w in model.named_parameters() if name in slopes]
+    return torch.stack(products).sum()
+
+
 def prototype_mse(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     """Return the mean squared difference between a feature and its class's prototype, as in FedProto's code.
 

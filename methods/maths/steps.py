@@ -1,13 +1,15 @@
-"""The steps of local SGD: their number, and their number with momentum."""
+"""The steps of local SGD: their number, their number with momentum, and the mean gradient that they show."""
 
 from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 
 def steps_of(epochs: int, batch: int, examples: int) -> int:
-    """Return how many steps a device takes in a round; a device without examples counts as one step."""
-    return max(1, epochs * math.ceil(examples / batch))
+    """Return how many steps a device takes in a round."""
+    return epochs * math.ceil(examples / batch)
 
 
 def effective_steps(steps: int, momentum: float) -> float:
@@ -18,12 +20,7 @@ def effective_steps(steps: int, momentum: float) -> float:
     of almost equal numbers if rho is almost 1. Only sums and products are rounded, so the server and a device with
     another processor compute the same bits.
     """
-    done, total, last, power = (
-        0,
-        0.0,
-        0.0,
-        1.0,
-    )
+    done, total, last, power = 0, 0.0, 0.0, 1.0
     # `last` is 1 + rho + ... + rho^(done-1), by which the total grows with step `done`. `power` is rho^done.
     for bit in f"{steps:b}":
         total, last = total + done * last + power * total, last + power * last
@@ -32,3 +29,8 @@ def effective_steps(steps: int, momentum: float) -> float:
             done, last = done + 1, last + power
             total, power = total + last, power * momentum
     return total
+
+
+def mean_gradient(start: Tensor, end: Tensor, lr: float, steps: float) -> Tensor:
+    """Return the mean gradient of the steps between two models, in float64, because the difference is small."""
+    return (start.double() - end.double()) / (lr * steps)

@@ -8,6 +8,7 @@ embedding, or the `width` of the vectors that a method uses instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -54,6 +55,11 @@ def row_specs(
         rows: TensorSpec(("rows", width or model.embedding_size), dtype, most=MOST_EXAMPLES),
         labels: TensorSpec(("rows",), "int64", low=0, high=model.classes - 1, most=MOST_EXAMPLES),
     }
+
+
+def bounded(spec: TensorSpec) -> TensorSpec:
+    """Return the specification with bounds for its numbers; a lower bound that it has does not change."""
+    return replace(spec, low=-LARGEST_NUMBER if spec.low is None else spec.low, high=LARGEST_NUMBER)
 
 
 def table_specs(model: Net, *names: str) -> dict[str, TensorSpec]:

@@ -119,6 +119,7 @@ DEFAULTS = {
         "mu": 0.15, "tau": 0.9, "rectify_rounds": 20, "write_head": False, "virtual": 100, "lam_low": 0.35,
         "lam_high": 0.95, "head_epochs": 50, "head_batch": 256, "head_lr": 0.01,
     },
+    "scaffold": {"momentum": 0.0, "weights": "uniform", "send_controls": False},
     "singleset": {},
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ from protofleet.methods import (
     moon,
     perfedavg,
     rucr,
+    scaffold,
     singleset,
 )
 from protofleet.methods.contract.base import Ask, Reply, seeded
@@ -103,6 +104,7 @@ HYPERS = {
     moon: moon.Hyper(**LOCAL),
     perfedavg: perfedavg.Hyper(**LOCAL),
     rucr: rucr.Hyper(**LOCAL, virtual=20, head_epochs=3),
+    scaffold: scaffold.Hyper(**LOCAL),
     singleset: LocalHyper(**LOCAL),
 }
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))

@@ -30,10 +30,10 @@ from tests.over_broker.counting_proxy import CountingProxy
 from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.small_federation import CLASSES, POLICY, shard
 
-SCAFFOLD = Path(__file__).parents[1] / "methods" / "plugged" / "scaffold.py"
+VARIATES = Path(__file__).parents[1] / "methods" / "plugged" / "variates.py"
 HOME = Path(methods.__file__).parent
 PUBLIC = PublicSet(samples=16, batch=8)
-QUICK = "scaffold"  # A plug-in with a new kind of array: control variates.
+QUICK = "variates"  # A plug-in with a new kind of array: control variates.
 METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]
 
 
@@ -104,7 +104,7 @@ class Proxied(Federation):
             return self.recorder.watch(plan.client_half(data.train, name, validation=data.validation), name)
 
         agent.tasks.runner.start_job = local_jobs(build, data)
-        agent.tasks.runner.plugins = PlugIns((str(SCAFFOLD),) * len(self.plugins), self.plugins)
+        agent.tasks.runner.plugins = PlugIns((str(VARIATES),) * len(self.plugins), self.plugins)
         return agent, inbox
 
 
@@ -132,7 +132,7 @@ def closed_form(run):
 
 @contextmanager
 def proxied(tmp_path, broker, federation, method, codec="off"):
-    plugin = from_file(SCAFFOLD, allowed=None)[0].sha256 if method == QUICK else ""
+    plugin = from_file(VARIATES, allowed=None)[0].sha256 if method == QUICK else ""
     with CountingProxy(broker.address) as proxy:
         run = Proxied(tmp_path, proxy, federation, method, plugin, codec)
         try:

@@ -16,7 +16,7 @@ from protofleet.testing import simulate
 from tests.lab.api.test_simulate import DATA
 from tests.support.small_federation import POLICY, plan, simulation
 
-SCAFFOLD = Path(__file__).parents[1] / "plugged" / "scaffold.py"
+VARIATES = Path(__file__).parents[1] / "plugged" / "variates.py"
 QUICK = {"epochs": 1}
 LAZY = """from protofleet import Method
 from protofleet.methods import fedavg
@@ -91,15 +91,15 @@ def test_what_is_declared_and_never_sent_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_scaffold_divides_by_the_fleet_and_not_by_the_cohort(tmp_path):
+def test_a_plug_in_divides_by_the_fleet_and_not_by_the_cohort(tmp_path):
     """It also holds after a restart of the coordinator: N is the number of devices enrolled when the run began."""
-    source = from_file(SCAFFOLD, allowed=None)[0]
-    found = own_plugins([str(SCAFFOLD)], {})
+    source = from_file(VARIATES, allowed=None)[0]
+    found = own_plugins([str(VARIATES)], {})
     policy = replace(POLICY, quorum=1, cohort=1, rounds=3)
     runs = []
     for name in ("unbroken", "broken"):
         run = simulation(
-            tmp_path / name, "scaffold", policy=policy, plugin=source.sha256, plugins=found.allowed(),
+            tmp_path / name, "variates", policy=policy, plugin=source.sha256, plugins=found.allowed(),
             hyper={"epochs": 1},
         )  # fmt: skip
         if name == "broken":

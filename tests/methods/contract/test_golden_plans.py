@@ -43,6 +43,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "moon": "9c90a9a3a23f8aa3bac9072d3980ab5a597d2c464b03193f088fb92fe61934c1",
     "perfedavg": "1ca566be54b8586633b77700a45acde4ddbd9b4bf52d37be3543541e93fe9706",
     "rucr": "8d6d20db8aa2f4e6e4ec3d474b8b28934261104e789e2e28fcb3c07c3d7f3803",
+    "scaffold": "69201af9aebdf4bdd97900f5910650b87d9c985fa8f87b98770d52a60771591e",
     "singleset": "4e6872dd15eac0bf4432c3b4c8e3a4a16b4abe73daff09f0e38c234fb34bf23f",
 }
 FULL = Plan("fedplcc", 7, 30, 5, 64, Network("cnn4", 128, 32, "mlp"), {"lr": 0.05}, 1)

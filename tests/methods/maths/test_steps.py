@@ -24,5 +24,5 @@ def test_without_momentum_and_with_one_step_they_are_the_number_of_steps():
     assert effective_steps(1, 0.9) == 1.0
 
 
-def test_a_last_batch_that_is_not_full_is_a_step_and_no_examples_are_one_step():
-    assert [steps_of(3, 8, examples) for examples in (0, 1, 8, 9, 24)] == [1, 3, 3, 6, 9]
+def test_a_last_batch_that_is_not_full_is_a_step():
+    assert [steps_of(3, 8, examples) for examples in (0, 1, 8, 9, 24)] == [0, 3, 3, 6, 9]

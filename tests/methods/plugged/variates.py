@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020): FedAvg whose steps are corrected by control variates.
+"""Variates (after Karimireddy et al., ICML 2020): a plug-in in the form of SCAFFOLD as the paper has it.
 
 y_i <- y_i - lr (g_i - c_i + c)      c_i' = c_i - c + (x - y_i) / (K lr)      c <- c + 1/N sum_S (c_i' - c_i)
 """
