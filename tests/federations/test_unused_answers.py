@@ -16,8 +16,8 @@ POLICY = RunPolicy(
     rounds=5, quorum=2, cohort=0, gather=3, patience_seconds=60.0, grace_seconds=1.0, settle_seconds=1.0,
     straggler_factor=0.0,
 )  # fmt: skip
-SUMS = {"scaffold": "controls"}
-every_method = pytest.mark.parametrize("method", ["scaffold"])
+SUMS = {"scaffold": "controls", "feddyn": "moves"}
+every_method = pytest.mark.parametrize("method", ["scaffold", pytest.param("feddyn", marks=pytest.mark.slow)])
 NAME = "device-2"
 
 

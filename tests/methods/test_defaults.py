@@ -46,6 +46,7 @@ DEFAULTS = {
     "fedavgm": {"server_momentum": 0.9, "server_lr": 1.0},
     "fedbn": {},
     "feddistill": {"lam": 1.0, "proto_source": "training", "raw_targets": False},
+    "feddyn": {"momentum": 0.0, "clip": 10.0, "alpha": 0.01, "alpha_scale": "none", "report": "server"},
     "fedga": {"gap": "accuracy", "when": "next", "step": 0.2},
     "fedgen": {
         "generator": "trained", "noise": 32, "hidden": 512, "server_steps": 100, "server_batch": 10,

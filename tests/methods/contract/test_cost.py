@@ -40,6 +40,8 @@ OTHERWISE = [  # Settings that change what is sent.
     ("fedgen", {"hidden": 16, "noise": 5, "generator": "untrained"}),
     ("adcol", {"clients": 5}),
     ("adcol", {"clients": 5, "average_models": True}),
+    ("feddyn", {"alpha_scale": "size"}),
+    ("feddyn", {"report": "mean"}),
     ("scaffold", {"send_controls": True}),
 ]
 
