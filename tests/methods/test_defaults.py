@@ -53,6 +53,11 @@ DEFAULTS = {
         # The authors' value; the others are HtFLlib's, whose 0.1 is for a generator that no device receives.
         "server_lr": 3e-4,
     },
+    "fedgh": {
+        "server_epochs": 100, "server_lr": 0.01, "server_batch": 10,  # HtFLlib's; PFLlib has 1 epoch at rate 1.
+        "replay": True,  # Our choice; in the paper, the server learns from the rows of a round.
+        "min_count": 1,
+    },
     "fedhp": {
         "weight_decay": 1e-4, "lam": 0.1, "proto_lr": 0.005, "lh_reduction": "sum", "aggregation": "normalised",
         "final_fit": True, "reset_adam": False, "init_steps": 1000, "init_lr": 0.1, "init_momentum": 0.9,
