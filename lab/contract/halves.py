@@ -148,6 +148,7 @@ class Halves:
                         global_prototypes=down["prototypes"] // row, first_round=number == 1,
                         last_rounds="head" in up[n], ranks=ranks[n], ranks_down=ranks_down,
                         public=PublicSet().batches, known=len(set().union(*self.held)),
+                        held_by_all=sum(len(set(held)) for held in self.held),
                         mutual=getattr(client, "mutual", None),
                     ),
                     up[n],

@@ -75,6 +75,8 @@ class Sizes:
     mutual: Net | None = None  # Mutual network of all devices, if it differs from the device's own network.
     # Number of classes that at least one device has held before this round; None means all classes.
     known: int | None = None
+    # Sum of |C_j| over all devices j of the run; None means that each device holds all classes.
+    held_by_all: int | None = None
 
     @property
     def weights(self) -> Numbers:
@@ -93,6 +95,11 @@ class Sizes:
         The server of FedProto sends such a table.
         """
         return self.C if self.known is None else self.known
+
+    @property
+    def rows_of_all(self) -> int:
+        """Return the number of rows in the tables of all devices; a device has a row for each class that it holds."""
+        return self.clients * self.C if self.held_by_all is None else self.held_by_all
 
     @property
     def D(self) -> int:  # noqa: N802

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods.maths.geometry import unit
@@ -71,6 +72,24 @@ def own_prototypes(y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return a mask [B, G] of the prototypes of each sample's class, and a mask [B] of the samples that have one."""
     own = y.unsqueeze(1) == labels
     return own, own.any(dim=1)
+
+
+def contrast_with_sets(z: Tensor, y: Tensor, rows: Tensor, held: Tensor, tau: float) -> Tensor:
+    """Return the cross-entropy over the cosines with the rows of each of S sets, [S] (FedPCL).
+
+    The mask `held` [S, C] marks the classes of each set, and `rows` [R, D] has the rows of these classes, set by set.
+    A loss is the mean over the samples whose class is in the set. If there is no such sample, it is 0.
+    """
+    near = cosines(z, rows) / tau
+    scores = near.new_full((len(z), held.numel()), -math.inf)
+    scores[:, held.flatten()] = near
+    own = held[:, y].T  # [B, S]
+    found = F.cross_entropy(
+        scores.view(len(z), *held.shape)[own], y.unsqueeze(1).expand_as(own)[own], reduction="none"
+    )
+    losses = near.new_zeros(own.shape)
+    losses[own] = found
+    return losses.sum(dim=0) / own.sum(dim=0).clamp(min=1)
 
 
 def own_mean(losses: Tensor) -> Tensor:

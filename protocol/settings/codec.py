@@ -25,7 +25,7 @@ Reference: TypeAlias = Literal["nothing", "broadcast"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 Keep = Annotated[int, Within(2, 1_000_000, also=((0, "the default, for forms other than ternary"),))]
 # Kinds whose numbers may be rounded. Labels and counts are whole numbers with a meaning of their own.
-ROUNDED_KINDS: Final = ("weights", "classifier", "amplifier", "prototypes", "anchors", "features")
+ROUNDED_KINDS: Final = ("weights", "classifier", "amplifier", "prototypes", "sets", "anchors", "features")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ DEFAULTS = {
         "server_epochs": 1, **SERVERS_SGD,  # The batch is our choice.
     },
     "fedper": {},
+    "fedpcl": {"tau": 0.07, "min_count": 1},  # The temperature is our choice.
     "fedplcc": {
         "epochs": 10,
         "batch": 32,  # From FedPLVM's code; the text has none.

@@ -30,6 +30,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fednova": "9cee35d07d12768e78752191e92e1148811f108497c088eadb88703c55adf090",
     "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",
     "fedper": "3d43286a16b79c0ba156ecfd9a309464f64fd1f4c1e3c441518fb36d78ff5600",
+    "fedpcl": "9fb50da553039d26fec2b6b9be18f779ed70a158962441b3f5fc2a89a0f01f83",
     "fedplcc": "df3dbbd46ab45de524677634e2fa592254bf2c393bb59d8a18ce420844c603ac",
     "fedplvm": "33297fd99a30edb7dd704e3b044284cf11c30fceea16666a7f0c8343fa39fddb",
     "fedproto": "300616e534e4c6f97590c0d23e434eb1d4c724a945f823b6c82e736b5ff76a1c",
