@@ -275,6 +275,9 @@ class Method:
     # Function that gets the settings and the number of classes. It returns why the settings do not fit this number
     # of classes, or "" if they fit.
     misfit: Callable[[Any, int], str] | None = None
+    # Function that gets the settings and the run's network, on torch's meta device. It returns why the settings do
+    # not fit the network, or "" if they fit.
+    misfit_network: Callable[[Any, Net], str] | None = None
     # Settings that a user should lower if training diverges, in the order in which the advice lists them. Names that
     # are not fields of Hyper are ignored.
     calmer: tuple[str, ...] = ("lr",)
@@ -304,8 +307,8 @@ class Method:
             raise ValueError(
                 f"Method(reports={self.reports!r}): reports must be one of {', '.join(self.VIEWS)}"
             )
-        for name, call in {"cost": self.cost, "variant": self.variant, "misfit": self.misfit}.items():
-            if not (call is None or callable(call)):
+        for name in ("cost", "variant", "misfit", "misfit_network"):
+            if not ((call := getattr(self, name)) is None or callable(call)):
                 raise TypeError(f"Method({name}={call!r}): this argument must be a function")
         if not (self.arrays is None or isinstance(self.arrays, tuple)):
             raise TypeError(

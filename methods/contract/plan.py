@@ -202,14 +202,33 @@ class Plan:
         return metrics_of(self.plugins.get("metrics", ""))
 
     def demand_fit(self) -> None:
-        """Raise SettingsError if the method cannot learn with these settings and this number of classes.
+        """Raise SettingsError if the method cannot learn with these settings, this number of classes or this network.
 
         This function is called only when a run starts. So a model can still be opened if an earlier version trained
         the model with such settings.
         """
-        misfit = self.load().misfit
-        if misfit and (problem := misfit(self.settings(), self.classes)):
+        method, settings = self.load(), self.settings()
+        problem, of_network = (
+            method.misfit(settings, self.classes) if method.misfit else "",
+            method.misfit_network,
+        )
+        if not problem and of_network and (model := self._model_without_memory()) is not None:
+            problem = of_network(settings, model)
+        if problem:
             raise SettingsError(f"{self.method}: {problem}")
+
+    def _model_without_memory(self) -> Net | None:
+        """Return the network on torch's meta device, where tensors take no memory, or None if it cannot be made.
+
+        A device that cannot make the network refuses the plan later, with its own error (edge_client/limits.py).
+        """
+        try:
+            with torch.device("meta"):
+                return self.model()
+        except SettingsError:
+            raise
+        except (RuntimeError, ValueError, TypeError, OverflowError):
+            return None
 
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")

@@ -62,6 +62,15 @@ def average_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
     return merge_class_means((means, counts.clamp(max=1)) for means, counts in pieces)
 
 
+def scaled(means: Tensor, counts: Tensor, a: float | None = None) -> Tensor:
+    """Return a N_c P_c for the means P [C, D] and the counts N [C]; by default, `a` is C / (sum of the counts).
+
+    With this `a`, the row of a class of average size is its mean (TinyProto's adaptive scaling).
+    """
+    factor = len(counts) / max(int(counts.sum()), 1) if a is None else a
+    return means * counts.unsqueeze(1) * factor
+
+
 def _weighed(means: Tensor, counts: Tensor) -> Tensor:
     column = counts.unsqueeze(1)
     return torch.where(column > 0, means.double() * column, 0.0)

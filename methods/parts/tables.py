@@ -37,10 +37,14 @@ class TableServer(ServerHalf):
         self.learn(replies)
 
     def learn(self, replies: Sequence[Reply]) -> None:
-        merged, counts = self.merge(class_means_in(reply.payload, self.model.classes) for reply in replies)
+        merged, counts = self.merge(self.pieces(replies))
         held = counts > 0
         self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
         self.known = self.known | held
+
+    def pieces(self, replies: Sequence[Reply]) -> Iterable[ClassMeans]:
+        """Return the rows of each device, and the number of samples of each row."""
+        return (class_means_in(reply.payload, self.model.classes) for reply in replies)
 
     def wants(self) -> Mapping[str, TensorSpec]:
         return held_row_wants(self.model, width=self.width)

@@ -50,6 +50,7 @@ from protofleet.methods import (
     rucr,
     scaffold,
     singleset,
+    tinyproto,
 )
 from protofleet.methods.contract.base import Ask, Reply, seeded
 from protofleet.methods.contract.catalog import names
@@ -112,6 +113,7 @@ HYPERS = {
     rucr: rucr.Hyper(**LOCAL, virtual=20, head_epochs=3),
     scaffold: scaffold.Hyper(**LOCAL),
     singleset: LocalHyper(**LOCAL),
+    tinyproto: tinyproto.Hyper(**LOCAL),
 }
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))
 

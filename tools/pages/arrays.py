@@ -21,8 +21,8 @@ from tools.pages.generated_table import DOCS, replace_table
 PAGE: Final = DOCS / "protocol.md"
 # C is the number of classes, D the width of the embedding, and N the number of examples. These values are chosen
 # so that no other number in the tables is equal to one of them.
-C, D, N = 7, 48, 35
-SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
+C, D, N = 7, 57, 35
+SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2", D // C: "D // C"}
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
 

@@ -48,6 +48,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "rucr": "8d6d20db8aa2f4e6e4ec3d474b8b28934261104e789e2e28fcb3c07c3d7f3803",
     "scaffold": "69201af9aebdf4bdd97900f5910650b87d9c985fa8f87b98770d52a60771591e",
     "singleset": "4e6872dd15eac0bf4432c3b4c8e3a4a16b4abe73daff09f0e38c234fb34bf23f",
+    "tinyproto": "733a59fb8e33621e2e0326f85d4994b1e0735bade5e1cbccfc03d5ed5a3cc053",
 }
 FULL = Plan("fedplcc", 7, 30, 5, 64, Network("cnn4", 128, 32, "mlp"), {"lr": 0.05}, 1)
 FULL_BYTES = (
