@@ -37,6 +37,7 @@ class Stepper:
         """Set up a server half; `fleet` returns the number of devices of the run."""
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # Device -> reason why its update for the current phase is not used.
+        self._plan = plan
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
         self._fleet = fleet
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
@@ -48,9 +49,14 @@ class Stepper:
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member], evaluate: bool = False) -> Ask:
-        """Begin a round and return its first task. If `evaluate` is True, this is the task of the last evaluation."""
+        """Begin a round and return its first task. If `evaluate` is True, this is the task of the last evaluation.
+
+        Raise SettingsError at the start of the run if the server half cannot serve the fleet.
+        """
         self._excluded, self.aside = set(), {}
         self.server.fleet = max(self._fleet(), len(members))
+        if number == 1:
+            self._plan.demand_fleet_fit(self.server.fleet)
         self.server.begin(number, capped_members(members, self._weight_cap))
         evaluate = evaluate or number > self._rounds
         self._round = self._evaluation(self.server) if evaluate else round_of(self.server)

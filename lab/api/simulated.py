@@ -154,6 +154,7 @@ def plan_of(
             name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe, **shape
         )
         plan.demand_fit()
+        plan.demand_fleet_fit(len(data))
         return plan
     except ValueError as error:  # For example, the network cannot take samples of that shape.
         raise SettingsError(str(error)) from None

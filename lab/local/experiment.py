@@ -255,6 +255,7 @@ class Experiment:
                 plan.mutual_model()
             if plan.network.plugin:
                 plan.model()
+        plan.demand_fleet_fit(len(self.shards))
         if plan.init is not None:
             plan.model()
         if plan.variant.validates and not any(data.validation for data in self.shards.values()):

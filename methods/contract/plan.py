@@ -229,6 +229,15 @@ class Plan:
             raise
         except (RuntimeError, ValueError, TypeError, OverflowError):
             return None
+    def demand_fleet_fit(self, devices: int) -> None:
+        """Raise SettingsError if the coordinator cannot serve this number of devices with these settings."""
+        method = self.load()
+        if method.fleet_misfit is None:
+            return
+        with torch.device("meta"):  # Only shapes are needed.
+            model = self.mutual_model() if method.mutual else self.model()
+        if problem := method.fleet_misfit(self.settings(), model, devices):
+            raise SettingsError(f"{self.method}: {problem}")
 
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")

@@ -58,6 +58,7 @@ DEFAULTS = {
         "replay": True,  # Our choice; in the paper, the server learns from the rows of a round.
         "min_count": 1,
     },
+    "fedheal": {"threshold": 0.3, "beta": 0.4, "table_bytes": 1 << 30},  # The last is our choice.
     "fedhp": {
         "weight_decay": 1e-4, "lam": 0.1, "proto_lr": 0.005, "lh_reduction": "sum", "aggregation": "normalised",
         "final_fit": True, "reset_adam": False, "init_steps": 1000, "init_lr": 0.1, "init_momentum": 0.9,

@@ -23,6 +23,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fedga": "5ff41df1c578258fb703979521b21529afaf648f71f194cc7496dce4544b7ba2",
     "fedgen": "6795670245ea4be8a6d56ee80884cdacaf582c62fc4b3d6b99523be322ef4708",
     "fedgh": "8f213902a30bf17f1ae5c0277ae429267dee0fd2226b331d8cf0a426e46cc2f3",
+    "fedheal": "9532c34cb4e036fbcd3843a6ac22a5a7967b4e3e93bede2d9403c1073edaaa6b",
     "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
     "fedkd": "eb2a36e71a459b0525a491f13df9b533f233c3d03fd35c25747060e92fe32b6b",
     "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
