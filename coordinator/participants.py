@@ -9,7 +9,7 @@ from typing import Final
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.class_names import ClassNameVote
-from protofleet.coordinator.devices.domains import assign_domain
+from protofleet.coordinator.devices.domains import assign_domain, claim_problem
 from protofleet.coordinator.devices.hello_requests import HelloRequests
 from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
 from protofleet.coordinator.devices.limits import CoordinatorLimits, hello_problem
@@ -28,7 +28,7 @@ from protofleet.protocol.settings.named_codecs import written_codec
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import digest_of, packed
 from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, RoundStatus, Welcome, short_name
-from protofleet.protocol.wire.reasons import Problem
+from protofleet.protocol.wire.reasons import Problem, Reason
 from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
@@ -64,6 +64,7 @@ class Participants:
         # The last hello of each device, with its boot and sequence number.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
         self._needs_counts = plan.load().needs_counts
+        self._needs_domains = plan.variant.domains is not None
         self._enrolment_due = 0.0
         self.measures = names_of(plan.variant.views, plan.metrics())
         self._link.metric_names, self._link.kinds = tuple(sorted(self.measures)), plan.variant.kinds
@@ -182,8 +183,8 @@ class Participants:
             self._hello_requests.add(device, now)
             self._welcome(device)
             return
-        self.members[device] = Member(device, hello.examples, hello.counts)
         assign_domain(device, hello.domain, self.domains, self._limits.domains)
+        self.members[device] = Member(device, hello.examples, hello.counts, self.domains[device])
         self._question.device_holds(device, hello.holds)
         self.older_copies.hello_received(hello, self._link.last_heard(device)[0], self._machine.base, now)
         self._happen(Joined(device))
@@ -351,7 +352,13 @@ class Participants:
                 self._admit(hello)
 
     def _hello_problem(self, hello: Hello) -> Problem | None:
-        return hello_problem(hello, self._plan, self._limits, self._question.uses)
+        problem = hello_problem(hello, self._plan, self._limits, self._question.uses)
+        if problem or not self._needs_domains:
+            return problem
+        claim = hello.domain or hello.device
+        words = self._plan.domain_misfit(claim)
+        words = words or claim_problem(hello.device, claim, self.domains, self._limits.domains)
+        return Problem(Reason.UNFIT, words) if words else None
 
     def _welcome(self, device: str) -> None:
         names, can = self.name_vote.names, self._hellos[device][0].can if device in self._hellos else ()

@@ -29,6 +29,16 @@ def assign_domain(device: str, claim: str, known: dict[str, str], shared: Shared
         )  # fmt: skip
 
 
+def claim_problem(device: str, claim: str, known: Mapping[str, str], shared: Shared) -> str:
+    """Return why a method that reads domains cannot accept this claim, or "" if the device may have the domain."""
+    if (given := domain_of(device, claim, known, shared)) == claim:
+        return ""
+    return (
+        f"its domain {claim!r} counts as {given!r}, because a domain belongs to its first device or to the devices "
+        "that limits.domains lists; add the device to limits.domains, or give it back its first domain"
+    )
+
+
 def domain_of(device: str, claim: str, known: Mapping[str, str], shared: Shared) -> str:
     held = known.get(device)
     if listed(device, claim, shared):

@@ -44,7 +44,8 @@ def saved_devices(text: object) -> dict[str, SavedDevice]:
         match row:
             case [str(device), int(examples), [*counts], *rest] if all(isinstance(n, int) for n in counts):
                 domain, present = rest if len(rest) == 2 else ("", False)
-                member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
+                numbers = tuple(int(n) for n in counts)  # type: ignore[call-overload]
+                member = Member(device, examples, numbers, str(domain))
                 found[device] = SavedDevice(member, str(domain), bool(present))
             case _:
                 raise DamagedError("a row of the roster does not describe a device")

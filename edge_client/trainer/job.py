@@ -116,6 +116,7 @@ class LocalJob:
     ) -> None:  # fmt: skip
         """Make a job; `reports` is the model whose accuracy the method's paper reports, "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
+        half.domain = data.domain
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
         self._models = models or NO_MODELS

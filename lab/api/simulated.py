@@ -155,9 +155,16 @@ def plan_of(
         )
         plan.demand_fit()
         plan.demand_fleet_fit(len(data))
+        demand_known_domains(plan, {name: of.domain for name, of in data.items()})
         return plan
     except ValueError as error:  # For example, the network cannot take samples of that shape.
         raise SettingsError(str(error)) from None
+
+
+def demand_known_domains(plan: Plan, domains: Mapping[str, str]) -> None:
+    for name, domain in domains.items():
+        if problem := plan.domain_misfit(domain):
+            raise SettingsError(f"the device {name} cannot take part: {problem}")
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:
@@ -212,7 +219,9 @@ def device_data(name: str, data: Data) -> Shard:
 class Federation:
     def __init__(self, plan: Plan, data: Mapping[str, Shard], reboots: bool) -> None:
         self._plan, self._data, self._reboots = plan, dict(sorted(data.items())), reboots
-        self._members = [Member(name, len(of.train.y), self._counts(of)) for name, of in self._data.items()]
+        self._members = [
+            Member(name, len(of.train.y), self._counts(of), of.domain) for name, of in self._data.items()
+        ]
         self._server = plan.server_half()
         self._jobs = {name: self._job(name) for name in self._data}
         self._metrics: dict[str, dict[str, float]] = {}

@@ -256,6 +256,7 @@ class Experiment:
             if plan.network.plugin:
                 plan.model()
         plan.demand_fleet_fit(len(self.shards))
+        self._require_known_domains()
         if plan.init is not None:
             plan.model()
         if plan.variant.validates and not any(data.validation for data in self.shards.values()):
@@ -274,6 +275,13 @@ class Experiment:
                 "data.validation to a share, for example 0.1, or leave out policy.stop (test samples must not decide "
                 "when a run stops)"
             )
+
+    def _require_known_domains(self) -> None:
+        if not self.plan.variant.domains:
+            return
+        for domain, devices in self.devices_by_domain.items():
+            if problem := self.plan.domain_misfit(domain):
+                raise ValueError(f"the device {devices[0]} cannot take part: {problem}")
 
     def _require_fitting_networks(self) -> None:
         own = {"network": self.network, "mutual": self.mutual}

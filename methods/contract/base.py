@@ -64,6 +64,7 @@ class Member:
     counts: tuple[
         int, ...
     ] = ()  # Number of samples of each class, for methods whose field `needs_counts` is true.
+    domain: str = ""  # Domain of its data, as reports show it; "" stands for the device's name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class ClientHalf(ABC):
     # Validation samples of the device, or None. A method reads them only if it uses validation results in training.
     validation: Samples | None = None
     public: Sequence[Tensor] = ()  # Batches of the public set, for methods whose field `public` is true.
+    domain: str = ""  # Domain that the device states; "" stands for the device's name.
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
@@ -256,6 +258,9 @@ class Method:
     reports: str = "global"  # Model whose accuracy the paper reports: "global" or "personal".
     private: str = ""  # Description of the data that a device keeps from round to round and never sends.
     needs_counts: bool = False  # True if devices state their number of samples per class when they join.
+    # None if the method reads no domains. Otherwise the domains that devices may state; an empty tuple means any. A
+    # device that states the domain of other devices is then refused, and not only shown separately in reports.
+    domains: tuple[str, ...] | None = None
     alike: Alike = "network"  # Property that all devices of a run must have in common.
     # True if the server half has a mutual network, which each device trains in addition to its own network.
     mutual: bool = False

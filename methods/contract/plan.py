@@ -42,6 +42,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
 
 DEFAULT_NETWORK: Final = "cnn23"
+MOST_LISTED: Final = 12  # Most domains that an error message lists.
 
 # A function from the shape of a sample to the samples of the public set in this shape.
 PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]
@@ -238,6 +239,13 @@ class Plan:
             model = self.mutual_model() if method.mutual else self.model()
         if problem := method.fleet_misfit(self.settings(), model, devices):
             raise SettingsError(f"{self.method}: {problem}")
+
+    def domain_misfit(self, domain: str) -> str:
+        """Return why a device of this domain cannot take part, or "" if the method accepts the domain."""
+        allowed = self.variant.domains
+        if not allowed or domain in allowed:
+            return ""
+        return f"its domain is {domain!r}, and in method.domains {there_are(domain, allowed, MOST_LISTED)}"
 
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")

@@ -45,6 +45,10 @@ DEFAULTS = {
     "fedavg": {"final_fit": False},
     "fedavgm": {"server_momentum": 0.9, "server_lr": 1.0},
     "fedbn": {},
+    "feddap": {
+        "epochs": 10, "batch": 32, "lambda1": 1.0, "lambda2": 1.0, "tau": 0.02, "fusion_tau": 0.001,
+        "domains": (),
+    },
     "feddistill": {"lam": 1.0, "proto_source": "training", "raw_targets": False},
     "feddyn": {"momentum": 0.0, "clip": 10.0, "alpha": 0.01, "alpha_scale": "none", "report": "server"},
     "fedga": {"gap": "accuracy", "when": "next", "step": 0.2},

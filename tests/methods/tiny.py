@@ -105,7 +105,7 @@ def play(server: ServerHalf, clients: Mapping[str, ClientHalf], number: int) -> 
 
 def member(name: str, client: ClientHalf) -> Member:
     y = client.data.y
-    return Member(name, len(y), tuple(y.bincount(minlength=CLASSES).tolist()))
+    return Member(name, len(y), tuple(y.bincount(minlength=CLASSES).tolist()), client.domain)
 
 
 def answer(client: ClientHalf, ask: Ask, number: int) -> Payload:
