@@ -71,6 +71,25 @@ sha256 = "{sha256}"
 **Privacy.** The scores show what a network knows about the public images. The coordinator reads the scores of each
 device, and every device reads their mean. Each reader can test which images a network was trained on.
 The scores are no more private than weights, which FCCL+ sends too.
+
+## Methods that are missing
+
+Three newer methods for devices of different domains are missing, because their authors leave parts open.
+
+| method | what is known | what is open |
+|---|---|---|
+| F2DC | Code ([mala-lab/F2DC](https://github.com/mala-lab/F2DC), Apache-2.0) for the device: a mask on the feature \
+map in front of the pooling separates features of the class from features of the domain, and the second part is \
+corrected. | The weights of the devices in the "domain-aware" average: the code has two parameters for them and \
+computes no such weight. The code also fixes the learning rate at 0.1 and draws the random mask in the test too. |
+| FDSE | The abstract: shared layers extract features, personal layers erase the domain from them, and a penalty \
+compares the statistics of batch norms. | All formulas. We found no code. |
+| I2PFL | The abstract: prototypes of mixed samples on a device, and prototypes that are reweighted on the server. \
+| All formulas. We found no code. |
+
+A file with our guesses would not be the authors' method, and its results would say nothing about the paper. F2DC
+also needs feature maps, which a network of protofleet does not have to provide. If you have the text of one of these
+papers, [adding-a-method.md](adding-a-method.md) shows how to add the method.
 """
 MIDDLE: Final = """
 ## Bytes and settings
