@@ -12,7 +12,7 @@ Differences between the text and the public codes:
              of all other devices. The network of a device does not change while the device is absent, so its rows
              stay right. The rows of a device that never returns are kept too.
 
-The coordinator gets class means. The mean of one sample is the feature of this sample, so `min_count` = 2 is safer.
+The coordinator gets class means. The mean of one sample is the feature of this sample, so `least_samples` = 2 is safer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Hyper(LocalHyper):
     """Number of rows in a batch on the server."""
     replay: bool = True
     """If true, the server also learns from the last rows of devices that take no part in the round."""
-    min_count: Annotated[int, Within(1, LARGEST_COUNT)] = 1
-    """Smallest number of samples for which a device sends the mean of a class; with 1, a mean may be the feature of a
+    least_samples: Annotated[int, Within(1, LARGEST_COUNT)] = 1
+    """Least number of samples of a class for which a device sends the mean; with 1, a mean may be the feature of a
     single sample.
     """
 
@@ -93,11 +93,11 @@ class Client(SharedHead, SharingClient):
     def run(self, ask: Ask) -> Payload:
         self.learn(ask.phase)
         means, counts = class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
-        return class_rows(means, counts >= self.hyper.min_count)
+        return class_rows(means, counts >= self.hyper.least_samples)
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost, with `min_count` = 1. The paper leaves out the labels."""
+    """Return the cost, with `least_samples` = 1. The paper leaves out the labels."""
     up = {"prototypes": sizes.held * sizes.D, "labels": eight_bytes(sizes.held)}
     return Cost(up, {"weights": parameters(sizes.model.head)})
 

@@ -143,7 +143,7 @@ class Server(fedavg.Server):
             self.known[device] = Known(weight, rises, int(rounds), step, distance)
 
 
-def fleet_misfit(hyper: Hyper, model: Net, devices: int) -> str:
+def misfit_fleet(hyper: Hyper, model: Net, devices: int) -> str:
     size = COUNT * devices * count_learned(model)
     if size <= hyper.table_bytes:
         return ""
@@ -160,5 +160,5 @@ METHOD = Method(
     fedavg.Client,
     arrays=WEIGHTS,
     cost=fedavg.cost,
-    fleet_misfit=fleet_misfit,
+    misfit_fleet=misfit_fleet,
 )

@@ -7,7 +7,7 @@ No network is sent, and no head is trained. In round 1, devices only send their 
 among the rows of a term, the sample is left out of the mean of this term. A device predicts the class of its nearest
 own row, so it never predicts a class that it does not hold. The nearest global row is measured too.
 Privacy: every device receives the class means of every other device, and learns which classes it holds. The mean of
-one sample is the direction of this sample's feature, so `min_count` = 2 is safer.
+one sample is the direction of this sample's feature, so `least_samples` = 2 is safer.
 Differences from the paper, or between the public codes:
   positions  PFLlib sends the rows of a device in the order in which their labels were first seen, and takes a label
              as the position of its row. Here the mask `held` [K, C] tells the classes of a device's rows.
@@ -45,8 +45,8 @@ LARGEST = 2.0  # Bound of a number in a row. Rows have length 1, but a codec may
 class Hyper(LocalHyper):
     tau: Temperature = 0.07
     """Temperature of the cosines; the default is usual in contrastive losses, as no value of the paper was found."""
-    min_count: Annotated[int, Within(1, LARGEST_COUNT)] = 1
-    """Smallest number of samples for which a device sends the mean of a class; with 1, a mean may be the feature of a
+    least_samples: Annotated[int, Within(1, LARGEST_COUNT)] = 1
+    """Least number of samples of a class for which a device sends the mean; with 1, a mean may be the feature of a
     single sample.
     """
 
@@ -101,7 +101,7 @@ class Client(singleset.Client):
         z = unit(embed(self.model, self.data.x))
         means, counts = class_means(z, self.data.y, self.model.classes)
         self.own, self.held = unit(means), counts > 0
-        return class_rows(self.own, counts >= self.hyper.min_count)
+        return class_rows(self.own, counts >= self.hyper.least_samples)
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         assert self.sets is not None
@@ -133,7 +133,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost, with `min_count` = 1. The mask has a byte for each device and class."""
+    """Return the cost, with `least_samples` = 1. The mask has a byte for each device and class."""
     up = {"prototypes": sizes.held * sizes.D, "labels": eight_bytes(sizes.held)}
     marks = sizes.clients * sizes.C
     down = {

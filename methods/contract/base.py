@@ -285,7 +285,7 @@ class Method:
     misfit_network: Callable[[Any, Net], str] | None = None
     # Function that gets the settings, the network and N, the number of devices. It returns why the coordinator cannot
     # serve this number of devices, or "" if it can.
-    fleet_misfit: Callable[[Any, Net, int], str] | None = None
+    misfit_fleet: Callable[[Any, Net, int], str] | None = None
     # Settings that a user should lower if training diverges, in the order in which the advice lists them. Names that
     # are not fields of Hyper are ignored.
     calmer: tuple[str, ...] = ("lr",)
@@ -315,7 +315,7 @@ class Method:
             raise ValueError(
                 f"Method(reports={self.reports!r}): reports must be one of {', '.join(self.VIEWS)}"
             )
-        for name in ("cost", "variant", "misfit", "misfit_network", "fleet_misfit"):
+        for name in ("cost", "variant", "misfit", "misfit_network", "misfit_fleet"):
             if not ((call := getattr(self, name)) is None or callable(call)):
                 raise TypeError(f"Method({name}={call!r}): this argument must be a function")
         if not (self.arrays is None or isinstance(self.arrays, tuple)):

@@ -230,14 +230,15 @@ class Plan:
             raise
         except (RuntimeError, ValueError, TypeError, OverflowError):
             return None
+
     def demand_fleet_fit(self, devices: int) -> None:
         """Raise SettingsError if the coordinator cannot serve this number of devices with these settings."""
         method = self.load()
-        if method.fleet_misfit is None:
+        if method.misfit_fleet is None:
             return
         with torch.device("meta"):  # Only shapes are needed.
             model = self.mutual_model() if method.mutual else self.model()
-        if problem := method.fleet_misfit(self.settings(), model, devices):
+        if problem := method.misfit_fleet(self.settings(), model, devices):
             raise SettingsError(f"{self.method}: {problem}")
 
     def domain_misfit(self, domain: str) -> str:

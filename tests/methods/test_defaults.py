@@ -60,7 +60,7 @@ DEFAULTS = {
     "fedgh": {
         "server_epochs": 100, "server_lr": 0.01, "server_batch": 10,  # HtFLlib's; PFLlib has 1 epoch at rate 1.
         "replay": True,  # Our choice; in the paper, the server learns from the rows of a round.
-        "min_count": 1,
+        "least_samples": 1,
     },
     "fedheal": {"threshold": 0.3, "beta": 0.4, "table_bytes": 1 << 30},  # The last is our choice.
     "fedhp": {
@@ -92,7 +92,7 @@ DEFAULTS = {
         "server_epochs": 1, **SERVERS_SGD,  # The batch is our choice.
     },
     "fedper": {},
-    "fedpcl": {"tau": 0.07, "min_count": 1},  # The temperature is our choice.
+    "fedpcl": {"tau": 0.07, "least_samples": 1},  # The temperature is our choice.
     "fedplcc": {
         "epochs": 10,
         "batch": 32,  # From FedPLVM's code; the text has none.

@@ -171,7 +171,7 @@ def test_a_hostile_answer_is_refused(change, words):
 
 
 def test_a_mean_of_too_few_samples_is_not_sent():
-    _, clients = halves(fedgh, replace(HYPER, min_count=3))
+    _, clients = halves(fedgh, replace(HYPER, least_samples=3))
     server = fedgh.METHOD.Server(network(), HYPER, 7)
     assert play(server, {"device-2": clients["device-2"]}, 1)[0]["device-2"]["labels"].tolist() == [2]
 
@@ -182,7 +182,7 @@ def test_a_mean_of_too_few_samples_is_not_sent():
         ({"server_epochs": 0}, "server_epochs is 0, it must be at least 1"),
         ({"server_lr": 0.0}, "server_lr is 0.0, it must be above 0"),
         ({"server_batch": 0}, "server_batch is 0, it must be at least 1"),
-        ({"min_count": 0}, "min_count is 0, it must be at least 1"),
+        ({"least_samples": 0}, "least_samples is 0, it must be at least 1"),
     ],
 )
 def test_impossible_settings_name_value_and_limit(change, words):

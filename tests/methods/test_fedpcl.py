@@ -237,7 +237,7 @@ def test_a_device_refuses_rows_that_do_not_fit_their_mask():
 
 
 def test_a_mean_of_too_few_samples_is_not_sent_but_used_on_its_device():
-    clients = halves(fedpcl, replace(HYPER, min_count=3))[1]
+    clients = halves(fedpcl, replace(HYPER, least_samples=3))[1]
     client = clients["device-2"]
     assert client.run(Ask("train"))["labels"].tolist() == [2] and client.held.tolist() == [True, False, True]
 
@@ -245,7 +245,7 @@ def test_a_mean_of_too_few_samples_is_not_sent_but_used_on_its_device():
 def test_impossible_settings_name_value_and_limit():
     for change, words in (
         ({"tau": 0.0}, "tau is 0.0, it must be at least"),
-        ({"min_count": 0}, "min_count is 0"),
+        ({"least_samples": 0}, "least_samples is 0"),
     ):
         with pytest.raises(ValueError, match=words):
             replace(HYPER, **change)
