@@ -12,7 +12,8 @@ Differences between the text and the public codes:
              of all other devices. The network of a device does not change while the device is absent, so its rows
              stay right. The rows of a device that never returns are kept too.
 
-The coordinator gets class means. The mean of one sample is the feature of this sample, so `least_samples` = 2 is safer.
+The coordinator gets class means. The mean of one sample is the feature of this sample. So `least_samples` = 2 is
+safer.
 """
 
 from __future__ import annotations

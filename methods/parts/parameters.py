@@ -8,14 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from protofleet.methods.parts.weights import weights_of
+from protofleet.methods.parts.weights import sent_parameters
 
 
 def learned_in(module: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays of parameters, as views."""
-    own = weights_of(module)
-    names = (f"weights.{name}" for name, _ in module.named_parameters())
-    return {name: own[name] for name in names if name in own}
+    """Return the parameters that are sent, as views, under their names in messages."""
+    return {f"weights.{name}": value for name, value in sent_parameters(module).items()}
 
 
 def count_learned(module: nn.Module) -> int:
