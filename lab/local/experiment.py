@@ -285,10 +285,10 @@ class Experiment:
 
     def _require_fitting_networks(self) -> None:
         own = {"network": self.network, "mutual": self.mutual}
-        chosen = {f"{key}.name": one.name for key, one in own.items() if one and not one.file}
-        chosen |= {f"devices.networks[{i}]": name for i, name in enumerate(self.devices.networks)}
-        for key, name in chosen.items():
-            if problem := nets.misfit(name, self.input_shape, key, "data."):
+        chosen = {f"{key}.name": (one.name, one.own) for key, one in own.items() if one and not one.file}
+        chosen |= {f"devices.networks[{i}]": (name, {}) for i, name in enumerate(self.devices.networks)}
+        for key, (name, settings) in chosen.items():
+            if problem := nets.misfit(name, self.input_shape, key, "data.", settings):
                 raise ValueError(problem)
 
     @cached_property

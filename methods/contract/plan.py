@@ -34,7 +34,16 @@ from protofleet.methods.nets.base import Net
 from protofleet.methods.plugins.allowed import PLANNED, PlugIns, checked_hashes
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.plugins.packages import installed
-from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
+from protofleet.protocol.settings.bounds import (
+    Block,
+    Cells,
+    Channels,
+    Classes,
+    Pixels,
+    Rounds,
+    Seed,
+    Width,
+)
 from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.named_codecs import CodecName, short_table, stages_of
@@ -62,6 +71,14 @@ class Network:
     """
     head: str = "linear"
     """Form of the head, `linear` (the last layer of the network) or `mlp` (the deeper classifier of FedPall)."""
+    layer: Block | None = None
+    """Last block of the network `efficientnet_lite0` that is used, from 0 to 15, or 16 for its last convolution; if
+    left out, it is block 10.
+    """
+    pool: Cells | None = None
+    """Number of rows and of columns of cells to which the feature map is averaged; if left out, it is 3."""
+    image_size: Pixels | None = None
+    """Side in pixels to which the network enlarges its images; if left out, images are used as they are."""
     file: str = ""
     """Path of a Python file that defines the network; without `name`, the network has the name of the file."""
     plugin: str = ""
@@ -78,6 +95,14 @@ class Network:
             and self.name not in installed("network")
         ):
             raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
+        if problem := nets.foreign_setting(self.name, self.own):
+            raise ValueError(problem)
+
+    @property
+    def own(self) -> dict[str, int]:
+        """Return the settings that only some networks have, if they are given."""
+        every = {"layer": self.layer, "pool": self.pool, "image_size": self.image_size}
+        return {key: value for key, value in every.items() if value is not None}
 
     def taken(self, plugins: PlugIns) -> Network:
         """Return the network in the form for a plan, which names a plug-in by its hash and never by a path."""
@@ -121,7 +146,7 @@ class Plan:
             if (
                 network
                 and not network.plugin
-                and (problem := nets.misfit(network.name, shape, f"{key}.name"))
+                and (problem := nets.misfit(network.name, shape, f"{key}.name", own=network.own))
             ):
                 raise ValueError(problem)
         try:
@@ -275,7 +300,7 @@ class Plan:
         return nets.build(
             chosen.name, classes=self.classes, image=self.input_shape.axes,
             feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=seed,
-            plugin=chosen.plugin,
+            plugin=chosen.plugin, own=chosen.own,
         )  # fmt: skip
 
     def server_half(self) -> ServerHalf:

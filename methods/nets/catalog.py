@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from protofleet.methods.nets import cnn, zoo
+from protofleet.methods.nets import cnn, efficientnet_lite0, zoo
 from protofleet.methods.nets.base import Axes, Net, initialised_from
 from protofleet.methods.nets.cnn1d import SMALLEST as SMALLEST_CNN1D
 from protofleet.methods.nets.cnn1d import cnn1d
@@ -24,8 +24,9 @@ from protofleet.protocol.settings.suggest import there_are
 
 __all__ = ["Net", "build", "names"]
 
-# The arguments of a builder are the shape of a sample, the number of classes and feature_size.
-Builder: TypeAlias = Callable[[Any, int, int | None], Net]
+# The arguments of a builder are the shape of a sample, the number of classes, feature_size, and by their names those
+# of the network's own settings that are given.
+Builder: TypeAlias = Callable[..., Net]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,9 @@ class Recipe:
     # Number of channels of an image. If it is None, the network has as many channels as the samples.
     channels: int | None = None
     ranks: tuple[int, ...] = (3,)  # Numbers of axes of the samples: 1 vectors, 2 series, 3 images.
+    settings: tuple[str, ...] = ()  # Names of the network's own settings.
+    # Function (shape, own settings) -> why these settings do not fit samples of this shape, or "".
+    settings_misfit: Callable[..., str] = lambda shape, **own: ""
 
     def problem_with(self, shape: InputShape) -> str | None:
         if shape.rank not in self.ranks:
@@ -59,6 +63,13 @@ RECIPES: Mapping[str, Recipe] = {
     "cnn_fednh_conv": Recipe(cnn.fednh_backbone, cnn.SMALLEST),
     "cnn_bn": Recipe(cnn.batch_norm, cnn.SMALLEST_WITH_BATCH_NORM),
     "cnn1d": Recipe(cnn1d, SMALLEST_CNN1D, ranks=(2,)),
+    "efficientnet_lite0": Recipe(
+        efficientnet_lite0.efficientnet_lite0,
+        efficientnet_lite0.SMALLEST,
+        efficientnet_lite0.CHANNELS,
+        settings=efficientnet_lite0.SETTINGS,
+        settings_misfit=efficientnet_lite0.problem_with_settings,
+    ),
     "mlp": Recipe(perceptron, SMALLEST_PERCEPTRON, ranks=(1, 2, 3)),
     "resnet10": Recipe(resnet10, SMALLEST_RESNET10),
     **{name: Recipe(partial(zoo.wrapped, name), zoo.SMALLEST, zoo.CHANNELS) for name in zoo.BACKBONES},
@@ -67,23 +78,36 @@ RECIPES: Mapping[str, Recipe] = {
 
 SERIES = (6, 128)  # Shape of the sample with which networks for series are measured.
 HEADS = ("linear", "mlp")
+NONE: Mapping[str, int] = {}
 
 
-def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
+def misfit(
+    name: str, shape: InputShape, key: str = "network.name", table: str = "", own: Mapping[str, int] = NONE
+) -> str:
     """Return the reason why a network cannot take samples of this shape, and a change that helps.
 
     Return "" if the network can take the samples, or if it is not a network of protofleet. `key` is the setting with
     the name of the network. The message also names settings of the samples. `table` is the prefix of these names, for
-    example "data." in an experiment.
+    example "data." in an experiment. `own` are the network's own settings.
     """
     recipe = RECIPES.get(name)
-    if recipe is None or (problem := recipe.problem_with(shape)) is None:
+    if recipe is None:
         return ""
+    if (problem := recipe.problem_with(shape)) is None:
+        return recipe.settings_misfit(shape.axes, **own)
     if shape.rank not in recipe.ranks:
         return f'{key} is "{name}", which {problem}: {_others(shape) or f"change {table}shape"}'
     setting = "size" if recipe.channels in (None, shape.channels) else "channels"
     change = f"change {table}{setting if shape.is_square_picture else 'shape'}"
     return f'{key} is "{name}", which {problem}: {" or ".join(filter(None, (change, _others(shape))))}'
+
+
+def foreign_setting(name: str, given: Iterable[str]) -> str:
+    """Return why a network does not have one of these own settings, or "" if it has all of them."""
+    own = RECIPES[name].settings if name in RECIPES else ()
+    strange = next((key for key in given if key not in own), "")
+    having = [other for other in names() if strange in RECIPES[other].settings]
+    return strange and f"the network {name} has no setting {strange}; leave it out, or take {_either(having)}"
 
 
 def names() -> list[str]:
@@ -100,6 +124,7 @@ def build(
     head: str = "linear",
     seed: int = 0,
     plugin: str = "",
+    own: Mapping[str, int] = NONE,
 ) -> Net:
     """Return an untrained network on the CPU, which depends only on the arguments.
 
@@ -107,10 +132,13 @@ def build(
     network's own number; each builder states how it makes the features. `embedding_size` adds a linear projector of
     this width after the features (varphi of FedLSA). It replaces the network's own projector. `head` is one of HEADS:
     "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is the SHA-256 of a network that is a plug-in.
+    `own` are the network's own settings that are given.
     """
     recipe, shape = recipe_of(name, plugin), InputShape(image)
     if problem := recipe.problem_with(shape):
         raise ValueError(f"{name} {problem}; {_way_out(recipe, shape)}")
+    if problem := foreign_setting(name, own) or recipe.settings_misfit(shape.axes, **own):
+        raise ValueError(problem)
     if classes < 2:
         raise ValueError(
             f"classes is {classes}, but must be 2 or more: count the classes of the whole federation"
@@ -126,7 +154,7 @@ def build(
             "network's own size"
         )
     with initialised_from(seed):
-        model = recipe.make(shape.axes, classes, feature_size)
+        model = recipe.make(shape.axes, classes, feature_size, **own)
         if embedding_size is not None:
             model.project(embedding_size)
     if head == "mlp":

@@ -62,6 +62,8 @@ Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]
 Channels = Annotated[int, Within(1, 3)]
 Width = Annotated[int, Within(1, 65_536)]  # number of elements in a feature vector or an embedding
+Block = Annotated[int, Within(0, 16)]  # the blocks of EfficientNet-Lite0, and its last convolution
+Cells = Annotated[int, Within(1, 16)]
 Devices = Annotated[int, Within(0, LARGEST_COUNT)]
 Seconds = Annotated[float, Within(0, LONG_SECONDS)]
 PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
