@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Final, Literal, TypeAlias
 
 from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.packaged_weights import command_for
 from protofleet.methods.nets.weights_file import (
     WeightsFileError,
     as_first_weights,
@@ -66,6 +67,8 @@ class FirstWeights:
             raise SettingsError(f"the run's first weights, {self.name}, cannot be used: {error}") from None
 
     def _way_out(self) -> str:
+        if command := command_for(self.name):
+            return f"run `{command}` on this machine"
         return f"bring {self.name} to this machine and run `protofleet weights {self.name}`"
 
 

