@@ -90,6 +90,9 @@ class Proxied(Federation):
     def at(self, name):
         return self.proxy.address(name)
 
+    def data_of(self, i):
+        return shard(i)
+
     def coordinator(self):
         service, inbox = super().coordinator()
         self.coordinators = inbox
@@ -98,7 +101,7 @@ class Proxied(Federation):
 
     def device(self, name, i):
         agent, inbox = super().device(name, i)
-        data = shard(i)
+        data = self.data_of(i)
 
         def build(plan):
             return self.recorder.watch(plan.client_half(data.train, name, validation=data.validation), name)
