@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import torch
 from torch import Tensor
 
+from protofleet.edge_client.trainer.features import replaces_samples
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
 from protofleet.methods.contract.confusion import MOST_CLASSES, ConfusionClasses
 from protofleet.methods.contract.plan import Network, Plan, PublicImages
@@ -41,6 +42,10 @@ class DeviceLimits:
     """Largest memory, in bytes, of a network during training; 0 means the memory of the machine or its GPU."""
     disk_bytes: PositiveBytes = 8 << 30
     """Largest disk space, in bytes, of the device's state and one more update."""
+    features_bytes: Bytes = 256 << 20
+    """Largest disk space, in bytes, of the features that frozen backbones have computed; 0 means that they are not
+    stored.
+    """
     epochs: Epochs = 1000
     """Largest number of epochs of a round; this number is the sum of `epochs` and all `..._epochs` of the method
     except the server's.
@@ -104,6 +109,8 @@ class HalfBuilder:
             with meta:
                 half = plan.client_half(self.train, self.name, self.network, meta, public=self.public(plan))
                 features = FLOAT * len(self.train.y) * half.model.embedding_size
+                if replaces_samples(half):
+                    features += FLOAT * len(self.train.y) * half.model.feature_size
                 weights = sum(bytes_of(weights_of(network)) for network in half.networks())
                 return weights, bytes_of(half.state()), features
         except SettingsError:

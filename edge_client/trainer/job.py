@@ -20,6 +20,7 @@ from protofleet.edge_client.feature_snapshots import Snapshots, delete_earlier_e
 from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.broadcast import refusing_wrong_arrays, take_over
 from protofleet.edge_client.trainer.deadline import NEVER, Deadline
+from protofleet.edge_client.trainer.features import StoredFeatures, with_features
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.confusion import CONFUSION, MOST_CLASSES
@@ -113,18 +114,25 @@ class LocalJob:
         folder: Path = Path(), deadline: Deadline | None = None, work_seconds: float = NEVER,
         models: Models | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        features: StoredFeatures | None = None,
     ) -> None:  # fmt: skip
-        """Make a job; `reports` is the model whose accuracy the method's paper reports, "global" or "personal"."""
+        """Make a job; `reports` is the model whose accuracy the method's paper reports, "global" or "personal".
+
+        Features of a frozen backbone are read from `features` if they are stored there.
+        """
         self.half, self._data, self._reports = half, data, reports
         half.domain = data.domain
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
         self._models = models or NO_MODELS
         self._metrics, self._told = metrics or {}, set[str]()
+        self._stored, self._began = features, False
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
         with self._deadline.running(self._work_seconds), refusing_wrong_arrays(ask, number):
+            if not self._began:
+                self._data, self._began = with_features(self.half, self._data, self._stored), True
             payload, metrics = work(
                 self.half, self._data, ask, number, self._reports, self._metrics, self._models
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.public_images import public_images
 from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.trainer.deadline import Deadline
+from protofleet.edge_client.trainer.features import StoredFeatures
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
 from protofleet.edge_client.trainer.job import Job, LocalJob, Models, NoModels, ServedAndKept
 from protofleet.edge_client.trainer.kept_models import KeptModels
@@ -27,7 +29,7 @@ from protofleet.edge_client.trainer.slot_job import SlotJob
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan, PublicImages
 from protofleet.methods.served import kept
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.reader import SettingsError, encode
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.messages import Arrays
 
@@ -139,8 +141,13 @@ class LocalTrainer:
             snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
             deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
             models=ServedAndKept(self._served(plan, data), self._kept(plan, data)),
-            metrics=plan.metrics(),
+            metrics=plan.metrics(), features=self._features(plan),
         )  # fmt: skip
+
+    def _features(self, plan: Plan) -> StoredFeatures:
+        settings, network = self._settings, json.dumps(encode(self._network or plan.network), sort_keys=True)
+        folder, most = Path(settings.folder) / "features", settings.limits.features_bytes
+        return StoredFeatures(folder, most, network, Disk(settings.durable))
 
     def _served(self, plan: Plan, data: Shard) -> Models:
         return self._publisher.of(plan, data.names, scale_of(data)) if self._publisher else NoModels()

@@ -164,6 +164,10 @@ class ClientHalf(ABC):
     validation: Samples | None = None
     public: Sequence[Tensor] = ()  # Batches of the public set, for methods whose field `public` is true.
     domain: str = ""  # Domain that the device states; "" stands for the device's name.
+    # True if the half uses its samples in another way than as the input of the network `model`, for example if it
+    # changes pictures or trains another network. Otherwise a device replaces the samples by their features if the
+    # backbone of `model` is frozen.
+    uses_samples: bool = False
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None

@@ -285,7 +285,8 @@ class Plan:
         if self.init is not None and network in (None, self.network) and not torch.empty(0).is_meta:
             self.init.load_into(built)
         if self.freeze == "backbone":
-            built.freeze_backbone()
+            # A batch of vectors has two axes, as a batch of features has.
+            built.freeze_backbone(takes_features=self.input_shape.rank > 1)
         return built
 
     def mutual_model(self) -> Net:

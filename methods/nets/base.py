@@ -33,6 +33,7 @@ class Net(nn.Module):
     embedding_size: int
     classes: int
     backbone_is_frozen: bool = False
+    takes_features: bool = False  # True if the frozen features also take features that are already computed.
     # For a network of a plug-in: its file, and the shape of its samples. Error messages name both.
     made_in: str = ""
     made_for: Axes = ()
@@ -54,12 +55,18 @@ class Net(nn.Module):
         self.projector = nn.Identity() if projector is None else projector
         self.head = nn.Linear(self.embedding_size, classes, bias=head_bias)
 
-    def freeze_backbone(self) -> None:
+    def freeze_backbone(self, *, takes_features: bool = False) -> None:
         """Freeze the features: they are the same on all devices and never change.
 
-        Frozen features are not trained, not sent, and not saved in a state.
+        Frozen features are not trained, not sent, and not saved in a state. With `takes_features`, the frozen module
+        returns an input of two axes as it is. Then a device can compute the features of its samples once, and use
+        them in place of the samples. Samples must have other numbers of axes, as batches of series and images do.
         """
-        self.backbone_is_frozen = True
+        self.backbone_is_frozen, self.takes_features = True, takes_features
+        if takes_features:
+            # The class changes, because a module around the features would change the names of their weights.
+            kind = type(self.features)
+            self.features.__class__ = type(kind.__name__, (_TakesFeatures, kind), {})
         self.features.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Net:
@@ -83,6 +90,14 @@ class Net(nn.Module):
         """Return the class scores [B, classes] of samples."""
         scores: Tensor = self.head(self.embed(x))
         return scores
+
+
+class _TakesFeatures(nn.Module):
+    """The first base class of features that return computed features [B, feature_size] as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x if x.dim() == 2 else super().forward(x)
+        return found
 
 
 class Encoder(nn.Module):

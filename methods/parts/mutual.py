@@ -71,6 +71,7 @@ class MutualServer(ServerHalf):
 
 class MutualClient(ClientHalf):
     hyper: MutualHyper
+    uses_samples = True  # The mutual network learns from them.
 
     def __init__(
         self, model: Net, data: Samples, hyper: MutualHyper, seed: int, device: str, mutual: Net | None = None
