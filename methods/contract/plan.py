@@ -301,7 +301,7 @@ class Plan:
         return nets.build(
             chosen.name, classes=self.classes, image=self.input_shape.axes,
             feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=seed,
-            plugin=chosen.plugin, own=chosen.own,
+            plugin=chosen.plugin, own=tuple(chosen.own.items()),
         )  # fmt: skip
 
     def server_half(self) -> ServerHalf:

@@ -124,7 +124,7 @@ def build(
     head: str = "linear",
     seed: int = 0,
     plugin: str = "",
-    own: Mapping[str, int] = NONE,
+    own: tuple[tuple[str, int], ...] = (),
 ) -> Net:
     """Return an untrained network on the CPU, which depends only on the arguments.
 
@@ -132,12 +132,12 @@ def build(
     network's own number; each builder states how it makes the features. `embedding_size` adds a linear projector of
     this width after the features (varphi of FedLSA). It replaces the network's own projector. `head` is one of HEADS:
     "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is the SHA-256 of a network that is a plug-in.
-    `own` are the network's own settings that are given.
+    `own` are the names and values of the network's own settings that are given.
     """
     recipe, shape = recipe_of(name, plugin), InputShape(image)
     if problem := recipe.problem_with(shape):
         raise ValueError(f"{name} {problem}; {_way_out(recipe, shape)}")
-    if problem := foreign_setting(name, own) or recipe.settings_misfit(shape.axes, **own):
+    if problem := foreign_setting(name, dict(own)) or recipe.settings_misfit(shape.axes, **dict(own)):
         raise ValueError(problem)
     if classes < 2:
         raise ValueError(
@@ -154,7 +154,7 @@ def build(
             "network's own size"
         )
     with initialised_from(seed):
-        model = recipe.make(shape.axes, classes, feature_size, **own)
+        model = recipe.make(shape.axes, classes, feature_size, **dict(own))
         if embedding_size is not None:
             model.project(embedding_size)
     if head == "mlp":

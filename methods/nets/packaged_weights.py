@@ -80,7 +80,7 @@ def weights_of_package(name: str, layer: int) -> tuple[str, dict[str, Tensor]]:
     weights = {f"features.{package.renamed(key)}": value for key, value in found.items()}
     with torch.device("meta"):
         shape = (3, SMALLEST_SIDE, SMALLEST_SIDE)
-        network = catalog.build(package.network, classes=2, image=shape, own={"layer": layer})
+        network = catalog.build(package.network, classes=2, image=shape, own=(("layer", layer),))
     wanted = [key for key in network.state_dict() if key.startswith("features.")]
     if missing := [key for key in wanted if key not in weights]:
         raise WeightsFileError(f"its file does not contain {some(missing)}")

@@ -16,7 +16,7 @@ NAME = "efficientnet_lite0"
 
 
 def built(classes=10, side=32, **own):
-    return nets.build(NAME, classes=classes, image=(3, side, side), own=own)
+    return nets.build(NAME, classes=classes, image=(3, side, side), own=tuple(own.items()))
 
 
 def weightless(classes=10, side=32, **own):

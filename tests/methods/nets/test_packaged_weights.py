@@ -70,7 +70,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def first_blocks(seed=5):
-    return nets.build(NETWORK, classes=3, image=(3, 16, 16), seed=seed, own={"layer": LAYER})
+    return nets.build(NETWORK, classes=3, image=(3, 16, 16), seed=seed, own=(("layer", LAYER),))
 
 
 def converted(capsys, *options):
@@ -165,7 +165,7 @@ def test_the_published_weights_know_a_daisy(capsys):
     assert path.stat().st_size == PACKAGE.size
     last = torch.load(path, weights_only=True)
     _, found = weights_of_package(NAME, 16)
-    network = nets.build(NETWORK, classes=1000, image=(3, 224, 224), own={"layer": 16, "pool": 1}).eval()
+    network = nets.build(NETWORK, classes=1000, image=(3, 224, 224), own=(("layer", 16), ("pool", 1))).eval()
     load_from(network, {**found, "head.weight": last["_fc.weight"], "head.bias": last["_fc.bias"]})
     flower = torch.tensor(load_sample_image("flower.jpg")).permute(2, 0, 1)[None].float()
     x = torch.nn.functional.interpolate(flower, (224, 224), mode="bilinear", antialias=True) / 127.5 - 1
