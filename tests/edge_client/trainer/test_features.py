@@ -14,6 +14,7 @@ from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.trainer.features import PIECE, StoredFeatures, computed, with_features
 from protofleet.edge_client.trainer.job import LocalJob
 from protofleet.lab.simulation.federation import Simulation
+from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.state import snapshot
@@ -57,7 +58,7 @@ def job_of(plan, features=None, data=None):
 def first_phase(plan, job):
     """Run the first phase of the first round; return the arrays that a device sends, and its metrics."""
     server = plan.server_half()
-    server.begin(1, [])
+    server.begin(1, [Member("a", len(job.half.data.y))])
     ask = next(server.round())
     payload, metrics = job.run(ask.phase, 1, to_numpy(snapshot(ask.payload)))
     return {name: torch.from_numpy(value.copy()) for name, value in payload.items()}, metrics
