@@ -19,7 +19,7 @@ from protofleet.methods.served.template import with_room
 from tests.methods.served.trained import NAMES, device_0, model_of, plan_of
 
 # With these settings the methods predict by prototypes and also measure the classifier.
-UNSAID = {method: {"prototype"} for method in ("fedproto", "fedsa", "fedtgp")}
+UNSAID = {method: {"prototype"} for method in ("fedproto", "fedsa", "fedtgp", "tinyproto")}
 every_method = pytest.mark.parametrize("method", sorted(NAMES))
 
 
