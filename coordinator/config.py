@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
 from protofleet.methods.contract.catalog import names
@@ -171,7 +172,7 @@ def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     name = table.get("name", Path(file_of_method(table)).stem or None)
     if not isinstance(name, str):
         raise SettingsError('method.name is missing; add a name under [method], for example name = "fedlsa"')
-    return name, {key: value for key, value in table.items() if key not in ("name", "file")}
+    return name, {key: value for key, value in without_unused(table, name).items() if key not in IDENTITY}
 
 
 def file_of_method(table: dict[str, Any]) -> str:

@@ -11,8 +11,8 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.reader import SettingsError, Table, line_of, merge, override
 from protofleet.protocol.settings.suggest import there_are
 
-# Settings of the training on a device. They mean the same for each method, so they stay when the method
-# changes.
+# Settings of the training on a device. They mean the same for each method that trains, so they stay when the method
+# changes. A method that trains nothing ignores those that were set before it was named.
 OF_ALL_METHODS: Final = frozenset({"epochs", "batch", "lr", "momentum", "weight_decay", "clip"})
 IDENTITY: Final = ("name", "file")
 
@@ -131,12 +131,20 @@ def _settings_of(method: str) -> list[str] | None:
     return sorted(one.name for one in fields(load(method).Hyper)) if method in names() else None
 
 
+def without_unused(table: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return the settings of a method, without settings of the local training if the method does not train."""
+    known = None if table.get("file") else _settings_of(method)
+    return {k: v for k, v in table.items() if known is None or k in known or k not in OF_ALL_METHODS}
+
+
 def _demand_known(owners: _Owners, final: Mapping[str, Any]) -> None:
     """Raise SettingsError if a layer sets a setting that the method does not have; the message names the line."""
     known = _settings_of(owners.named)
     if final.get("file") or known is None:
         return
-    for key, (layer, _) in owners.setters.items():
+    for key, (layer, owner) in owners.setters.items():
+        if key in OF_ALL_METHODS and owner != owners.named:
+            continue
         if key in final and key not in known and key not in IDENTITY:
             raise SettingsError(
                 f"{layer.place(key)}: method.{key} is not a setting of {owners.named}; {there_are(key, known)}"

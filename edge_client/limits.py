@@ -20,6 +20,7 @@ from protofleet.methods.contract.confusion import MOST_CLASSES, ConfusionClasses
 from protofleet.methods.contract.plan import Network, Plan, PublicImages
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.local import BATCH
 from protofleet.methods.parts.weights import weights_of
 from protofleet.methods.plugins.errors import place_of
 from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, PositiveBytes, Within
@@ -119,8 +120,11 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """Return the largest number of samples in one step of training on the device's data or public data."""
-        own = min(int(plan.settings().batch), len(self.train.y))
+        """Return the largest number of samples in one step on the device's data or public data.
+
+        A method that trains nothing has no setting `batch`.
+        """
+        own = min(int(getattr(plan.settings(), "batch", BATCH)), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
     def _demand_memory(self, size: int) -> None:

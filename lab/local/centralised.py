@@ -138,8 +138,16 @@ def shards_of(experiment: Experiment) -> Mapping[str, Shard]:
 
 
 def local_settings(experiment: Experiment) -> LocalHyper:
-    """Return the settings of local training. The method's other settings are not used by this training."""
+    """Return the settings of local training. The method's other settings are not used by this training.
+
+    Raise SettingsError if the method trains nothing, because then nothing says how to train.
+    """
     settings = experiment.plan.settings()
+    if missing := [field.name for field in fields(LocalHyper) if not hasattr(settings, field.name)]:
+        raise SettingsError(
+            f"{experiment.plan.method} trains nothing: it has no setting {missing[0]}, so it has no centralised run; "
+            "take a method that trains, for example with --set method.name=fedavg"
+        )
     return LocalHyper(**{field.name: getattr(settings, field.name) for field in fields(LocalHyper)})
 
 

@@ -12,7 +12,12 @@ import torch
 
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import CoordinatorLimits
-from protofleet.coordinator.method_settings import Layer, demand_own_settings, require_own_settings
+from protofleet.coordinator.method_settings import (
+    Layer,
+    demand_own_settings,
+    require_own_settings,
+    without_unused,
+)
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
@@ -234,7 +239,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         valid_name(self.name)
-        split_method(self.method)
+        name, _ = split_method(self.method)
+        object.__setattr__(self, "method", without_unused(self.method, name))  # the experiment is frozen
         demand_classification(self.task)
         if self.public and self.public.source != DRAWN:
             find_source(self.public.source)

@@ -22,6 +22,7 @@ SUM = "sum<=examples"
 ROWS = "rows<=examples"
 AT_LEAST_TWO = ">=2 where repeated: "
 MULTIPLE = "most, or a multiple of "
+ROW_NORM = "row norm<="
 
 # Count of numbers in a slice. Checks work in slices, because an array may be as large as a whole data set.
 SLICE = 1 << 17
@@ -52,6 +53,8 @@ class TensorSpec:
     # Name of another array, such as "labels". If the other array has the same value in several rows, this array must
     # have numbers of at least 2 in the same rows.
     repeated: str = ""
+    # If not 0, the largest Euclidean norm that a row (all numbers with the same first index) may have.
+    row_norm: float = 0.0
     step: int = 0  # If not 0, the length of a named dimension must be `most`, or 1, 2, 3 ... times `step`.
 
     def most_bytes(self) -> int:
@@ -65,6 +68,7 @@ class TensorSpec:
         said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
         rules = tuple(rule for rule, holds in said.items() if holds)
         rules = (*rules, f"{MULTIPLE}{self.step}") if self.step else rules
+        rules = (*rules, f"{ROW_NORM}{self.row_norm}") if self.row_norm else rules
         return (*rules, AT_LEAST_TWO + self.repeated) if self.repeated else rules
 
     @property
@@ -196,6 +200,8 @@ def problem_with(
     for name, spec in here.items():
         if problem := _numbers_problem(name, spec, sent, examples, norm):
             return problem
+        if spec.row_norm and (problem := _row_norm_problem(name, spec.row_norm, sent)):
+            return problem
     for name, spec in here.items():
         if spec.repeated and (problem := _repeated_problem(name, payload[name], spec.repeated, payload)):
             return problem
@@ -294,6 +300,19 @@ def _numbers_problem(
         return Problem(Reason.OUT_OF_BOUNDS, f"{name} has a norm of {math.sqrt(square):g}, above {norm:g}")
     if spec.of_examples and examples is not None and total > examples:
         return Problem(Reason.BAD_CLAIM, f"{name} add up to {total}, of a device with {examples} examples")
+    return None
+
+
+def _row_norm_problem(name: str, most: float, sent: Sliced) -> Problem | None:
+    rows, *other = sent.dtype_and_shape(name)[1]
+    width = math.prod(other)
+    step = max(1, SLICE // max(1, width))
+    for start in range(0, rows, step):
+        part = sent.flat(name, start * width, min(start + step, rows) * width).reshape(-1, width)
+        norms = torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+        if bool((norms > most).any()):
+            words = f"{name} has a row with a norm of {float(norms.max()):g}, above {most:g}"
+            return Problem(Reason.OUT_OF_BOUNDS, words)
     return None
 
 

@@ -19,6 +19,11 @@ def unit(x: Tensor) -> Tensor:
     return x / torch.where(norms > SHORTEST, norms, 1.0)
 
 
+def same_norm(x: Tensor) -> Tensor:
+    """Return rows [B, D] of norm sqrt(D), so that their numbers have the mean square 1; a zero row stays zero."""
+    return unit(x) * math.sqrt(x.shape[-1])
+
+
 def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
     """Return squared distances, [B, D], [C, D] -> [B, C].
 

@@ -32,7 +32,7 @@ BATCH = 256  # Number of samples in a batch when no gradient is computed.
 class LocalHyper:
     """The settings of local SGD, with defaults as in FedLSA and in FPL's code.
 
-    The Hyper of every method extends this class.
+    The Hyper of every method that trains on its devices extends this class.
     """
 
     epochs: Epochs = 5

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofleet.methods.maths.geometry import distances, squared_distances, unit
+from protofleet.methods.maths.geometry import distances, same_norm, squared_distances, unit
 
 Metric: TypeAlias = Literal["squared", "euclidean", "cosine"]
 
@@ -82,6 +82,33 @@ class Nearest(Rule):
         near = torch.cat([near, near.new_full((z.shape[0], 1), self.missing)], dim=1)
         by_class = near.index_select(1, self.places.reshape(-1)).reshape(z.shape[0], *self.places.shape)
         return by_class.amax(dim=2)
+
+
+class Linear(Rule):
+    """A rule with a row of weights and a bias for each class.
+
+    A class that is not known has the score minus infinity, and is never chosen. With `normalised`, the embeddings
+    are first scaled to norm sqrt(D).
+    """
+
+    kind = "linear"
+    weight: Tensor  # [C, D]
+    bias: Tensor  # [C]
+    known: Tensor  # [C], bool
+
+    def __init__(self, weight: Tensor, bias: Tensor, known: Tensor, *, normalised: bool) -> None:
+        super().__init__()
+        self.normalised = normalised
+        self.register_buffer("weight", weight.detach())
+        self.register_buffer("bias", bias.detach())
+        self.register_buffer("known", known)
+
+    def settings(self) -> dict[str, str | float | bool | None]:
+        return {"normalised": self.normalised}
+
+    def forward(self, z: Tensor) -> Tensor:
+        scores = F.linear(same_norm(z) if self.normalised else z, self.weight, self.bias)
+        return scores.masked_fill(~self.known, -math.inf)
 
 
 class MeanOfDraws(Rule):

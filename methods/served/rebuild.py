@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.overview import NoSamples
-from protofleet.methods.parts.rules import Classifier, MeanOfDraws, Nearest, Rule
+from protofleet.methods.parts.rules import Classifier, Linear, MeanOfDraws, Nearest, Rule
 from protofleet.methods.served.card import Card, CardError, plan_of, sha256_of_tensors
 from protofleet.methods.served.served import NearestAtOnce, Served
 from protofleet.protocol.settings.reader import SettingsError
@@ -88,6 +88,11 @@ def _nearest(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Ten
     return NearestAtOnce.like(rule)
 
 
+def _linear(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tensor]) -> Rule:
+    weight, bias, known = (tensors[f"rule.{name}"] for name in ("weight", "bias", "known"))
+    return Linear(weight, bias, known.bool(), normalised=said["normalised"] is True)
+
+
 def _mean_of_draws(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tensor]) -> Rule:
     return MeanOfDraws(head, tensors["rule.noise"].clone())
 
@@ -95,5 +100,6 @@ def _mean_of_draws(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[st
 KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], nn.Module, Mapping[str, Tensor]], Rule]]] = {
     Classifier.kind: _classifier,
     Nearest.kind: _nearest,
+    Linear.kind: _linear,
     MeanOfDraws.kind: _mean_of_draws,
 }

@@ -33,6 +33,7 @@ ROOM = 1024  # Most bytes of a table.
 WEIGHING = ("fedavg", "fedprox")
 AT_LEAST_TWO = ">=2 where repeated: "
 MULTIPLE = "most, or a multiple of "
+ROW_NORM = "row norm<="
 
 
 def rounds_of(plan):
@@ -108,6 +109,10 @@ class Client:
         )
         return next((int(rule.removeprefix(MULTIPLE)) for rule in rules if rule.startswith(MULTIPLE)), 0)
 
+    def row_norm(self, row):
+        rules = (rule for rule in row["rules"] if rule.startswith(ROW_NORM))
+        return next((float(rule.removeprefix(ROW_NORM)) for rule in rules), 0.0)
+
     def answer(self, least=0):
         lengths = {axis: self.length(axis, least) for axis in sorted(self.axes())}
         optional = {name for name, row in self.rows.items() if "optional" in row["rules"]}
@@ -134,6 +139,8 @@ class Client:
         size = float(np.linalg.norm(values))
         if row["norm"] is not None and size > 0.99 * row["norm"]:
             values *= 0.99 * row["norm"] / size
+        if most := self.row_norm(row):
+            values *= 0.99 * most / max(np.linalg.norm(values, axis=1), default=1)
         return values.astype(dtype)
 
     def breaches(self, good):
@@ -180,6 +187,8 @@ class Client:
             yield "infinity", -math.inf
         if row["norm"] is not None:
             yield "norm", row["norm"] * 1.01
+        if most := self.row_norm(row):
+            yield "norm of a row", most * 1.01
         if "sum<=examples" in row["rules"]:
             yield "sum", EXAMPLES + 1
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.parts.rules import Classifier, Nearest, both_ways, nearest_known, places_of
+from protofleet.methods.parts.rules import Classifier, Linear, Nearest, both_ways, nearest_known, places_of
 
 CLASSES, SIZE = 4, 6
 Z = torch.randn(7, SIZE, generator=torch.Generator().manual_seed(1))
@@ -52,6 +52,17 @@ def test_a_classifier_sees_embeddings_or_their_directions():
     assert torch.allclose(Classifier(head, sphere=True)(3 * Z), head(unit(Z)), atol=1e-6)
 
 
+@pytest.mark.parametrize("normalised", [True, False])
+def test_a_linear_rule_scores_the_known_classes_and_never_chooses_another(normalised):
+    weight, bias = ROWS[:CLASSES], torch.tensor([0.5, 9.0, -1.0, 0.0])
+    known = torch.tensor([True, False, True, True])
+    scores = Linear(weight, bias, known, normalised=normalised)(Z)
+    for z, found in zip(Z.double(), scores.tolist(), strict=True):
+        seen = z * math.sqrt(SIZE) / z.norm() if normalised else z
+        by_hand = [float(seen @ row.double()) + b for row, b in zip(weight, bias.tolist(), strict=True)]
+        assert found == pytest.approx([by_hand[0], -math.inf, *by_hand[2:]], rel=1e-5)
+
+
 def test_a_rule_holds_what_it_was_made_with():
     rows = ROWS.clone()
     rule = nearest_known(rows, torch.ones(5, dtype=torch.bool), "squared")
@@ -61,7 +72,12 @@ def test_a_rule_holds_what_it_was_made_with():
 
 
 @pytest.mark.parametrize(
-    "rule", [Nearest(ROWS, LABELS, CLASSES, "euclidean"), Classifier(nn.Linear(SIZE, CLASSES), sphere=True)]
+    "rule",
+    [
+        Nearest(ROWS, LABELS, CLASSES, "euclidean"),
+        Classifier(nn.Linear(SIZE, CLASSES), sphere=True),
+        Linear(ROWS[:CLASSES], ROWS[0, :CLASSES], LABELS[:CLASSES] > 0, normalised=True),
+    ],
 )
 def test_a_rule_is_stored_and_loaded_like_any_module(rule):
     file = io.BytesIO()
