@@ -48,7 +48,7 @@ class Arrays(Enum):
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     training: int
-    evaluation: int  # A broadcast, and an update without arrays.
+    evaluation: int  # The broadcast of the last evaluation, and an update without arrays.
     arrays: Arrays = Arrays.COUNTED
 
     @property
@@ -68,16 +68,32 @@ class RoundCost:
 def round_bytes(plan: Plan) -> RoundCost:
     up, down, known = array_bytes(plan)
     table = TABLE if plan.codec is None else CODED_TABLE
-    with_arrays = MESSAGES + body_bytes(down, table)
-    return RoundCost(with_arrays + body_bytes(up, table), with_arrays, known)
+    last = last_bytes(plan)
+    evaluation = MESSAGES + body_bytes(down if last is None else last, table)
+    return RoundCost(MESSAGES + body_bytes(down, table) + body_bytes(up, table), evaluation, known)
+
+
+def last_bytes(plan: Plan) -> int | None:
+    """Return the bytes of arrays that a device receives in the last evaluation, without the effect of a codec.
+
+    Return None if they are the bytes that it receives in a round.
+    """
+    if (cost_of := plan.variant.cost) is None:
+        return None
+    cost = cost_of(sizes_of(plan))
+    return None if cost.last is None else sum(cost.bytes_last.values())
+
+
+def sizes_of(plan: Plan) -> Sizes:
+    half = plan.client_half(NoSamples(), "")
+    return Sizes(half.model, held=plan.classes, public=PublicSet().batches)
 
 
 def array_bytes(plan: Plan) -> tuple[int, int, Arrays]:
     """Return the bytes of arrays that a device sends and receives in a round, and how well they are known."""
     if (cost_of := plan.variant.cost) is None:
         return 0, 0, Arrays.UNKNOWN
-    half = plan.client_half(NoSamples(), "")
-    sizes = Sizes(half.model, held=plan.classes, public=PublicSet().batches)
+    sizes = sizes_of(plan)
     if plan.codec is not None:
         return coded_bytes(plan, sizes)
     cost = cost_of(sizes)

@@ -15,6 +15,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically
+from protofleet.methods.parts.local import BATCH
 from protofleet.protocol.settings.reader import SettingsError
 
 CPU: Final = torch.device("cpu")
@@ -45,7 +46,9 @@ def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool
     machine, so a restarted device might choose the GPU in place of the CPU. Then the update for a repeated task would
     differ from the first update in some bits.
     """
-    enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
+    enough, own = FLOPS_PER_CORE * (cores or available_cores()), getattr(plan.settings(), "batch", None)
+    # A method that trains nothing has no setting `batch`, and makes only forward passes.
+    batch = BATCH if own is None else BACK_AND_FORTH * int(own)
     with torch.device("meta"):  # Tensors on the meta device take no memory.
         parameters = sum(weights.numel() for weights in plan.model(network).parameters())
     # Each sample uses each weight at least once. If this work alone is enough, the operations need not be counted.

@@ -18,7 +18,7 @@ from protofleet.lab.contract.lost import lost
 from protofleet.lab.contract.worlds import ContractError, Subject, require, shard
 from protofleet.methods.contract import given
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Payload, Reply, ServerHalf
-from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.parts.state import snapshot
@@ -163,13 +163,20 @@ def cost_is_what_crosses(
         plan.load().cost is not None,
         "METHOD has no cost; add a function that computes the sent bytes: Method(..., cost=cost)",
     )
-    cost_of = plan.variant.cost
-    for sizes, up, down in Halves(plan, classes).sizes(rounds):
+    cost_of, halves, cost = plan.variant.cost, Halves(plan, classes), Cost()
+    for sizes, up, down in halves.sizes(rounds):
         assert cost_of is not None
         cost = cost_of(sizes)
         for way, said, crossed in (("up", cost.bytes_up, up), ("down", cost.bytes_down, down)):
             seen = {kind: size for kind, size in crossed.items() if size}
             require(said == seen, f"cost says {said or 'no'} bytes {way}, {seen or 'none'} crossed")
+    if cost.last is not None:
+        halves.begin(rounds + 1)
+        seen = dict(bytes_by_kind(halves.server.payload()))
+        require(
+            cost.bytes_last == seen,
+            f"cost says {cost.bytes_last} bytes down in the last evaluation, {seen} crossed",
+        )
 
 
 def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:

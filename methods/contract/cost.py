@@ -116,6 +116,8 @@ class Cost:
 
     up: Mapping[str, int] = field(default_factory=dict)
     down: Mapping[str, int] = field(default_factory=dict)
+    # Numbers that a device receives in the last evaluation. None means that they are those of `down`.
+    last: Mapping[str, int] | None = None
 
     @property
     def bytes_up(self) -> dict[str, int]:
@@ -129,6 +131,12 @@ class Cost:
         The coordinator sends a broadcast only once, for the whole cohort.
         """
         return {kind: bytes_of(count) for kind, count in self.down.items() if bytes_of(count)}
+
+    @property
+    def bytes_last(self) -> dict[str, int]:
+        """Return the payload bytes that one device receives in the last evaluation, by kind of array."""
+        last = self.down if self.last is None else self.last
+        return {kind: bytes_of(count) for kind, count in last.items() if bytes_of(count)}
 
 
 def parameters(module: nn.Module, keys: Collection[str] | None = None) -> Numbers:

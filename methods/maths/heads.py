@@ -38,4 +38,5 @@ def unit_rows(W: Tensor) -> Tensor:
     largest = W.abs().amax(dim=-1, keepdim=True)
     # Divided by its largest number, a row has squares that neither overflow nor vanish.
     rows = W / torch.where(largest > 0, largest, 1.0)
-    return rows / rows.norm(dim=-1, keepdim=True).clamp(min=1.0)
+    norms: Tensor = rows.norm(dim=-1, keepdim=True).clamp(min=1.0)
+    return rows / norms

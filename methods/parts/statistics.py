@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply, Round, Samples, ServerHalf
+from protofleet.methods.contract.cost import Sizes, eight_bytes
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import same_norm
@@ -113,7 +114,7 @@ class StatisticsServer(ServerHalf):
         counted = total = 0
         for reply in self.answers.replies():
             counts = reply.payload["counts"]
-            found[reply.payload["labels"].unique()] += 1
+            found += reply.payload["labels"].bincount(minlength=len(found)).clamp(max=1)
             counted, total = counted + int(counts.sum()), total + reply.examples
         holders = {f"devices.{label}": float(number) for label, number in enumerate(found.tolist())}
         return {**holders, "samples.counted": float(counted), "samples.left_out": float(total - counted)}
@@ -219,6 +220,11 @@ def head_rows(rows: Tensor, known: Tensor, model: Net) -> dict[str, Tensor]:
         return {}
     dtype = next(model.parameters()).dtype
     return {"head": rows[known].to(dtype), "labels": known.nonzero().squeeze(1)}
+
+
+def head_cost(sizes: Sizes, bias: bool = False) -> dict[str, int]:
+    """Return the numbers of `head_rows`, which go down only in the last evaluation."""
+    return {"head": sizes.rows * (sizes.D + bias), "labels": eight_bytes(sizes.rows)}
 
 
 def has_head(payload: Payload) -> bool:

@@ -108,7 +108,9 @@ def heading(found: Iterable[SettingsTable]) -> str:
     files: dict[str, list[str]] = {}
     for table in found:
         if table.file == METHOD:
-            files[f"[{table.file}]"] = [f"the method {table.path[0]}" if table.path else "every method"]
+            files[f"[{table.file}]"] = [
+                f"the method {table.path[0]}" if table.path else "every method that trains on devices"
+            ]
         else:
             place = f"[{'.'.join(table.path)}]" if table.path else "Top level"
             files.setdefault(place, []).append(FILES[table.file].title)

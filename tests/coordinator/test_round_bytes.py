@@ -53,6 +53,15 @@ def test_if_the_size_depends_on_the_numbers_the_largest_size_is_told_and_nothing
         demand_one_round(budget(6_000), plan("fedproto", "small"))
 
 
+@pytest.mark.parametrize("codec", ["off", "small"])
+def test_arrays_that_go_down_only_in_the_last_evaluation_count_in_it(codec):
+    of_round, head = round_bytes(plan("fedncm", codec)), 10 * 256 * 4 + 10 * 8
+    assert MESSAGES + head < of_round.evaluation < MESSAGES + head + 2_000
+    if codec == "off":
+        rows = 10 * 256 * 4 + 2 * 10 * 8
+        assert MESSAGES + rows < of_round.training < MESSAGES + rows + 2_000
+
+
 def test_a_measured_round_replaces_the_largest_size_but_not_a_counted_size():
     largest, counted = RoundCost(1000, 500, Arrays.AT_MOST), RoundCost(1000, 500)
     assert (largest.one_more(0), largest.one_more(300)) == (1000, 300)

@@ -10,11 +10,14 @@ from dataclasses import asdict
 import pytest
 
 from protofleet.methods.contract.catalog import load
+from protofleet.methods.parts.local import LocalHyper
 from tests.methods.contract.test_cost import METHODS
 
 # FedLSA's epochs and batch, and the optimizer of FPL's code, from which FedLSA takes its splits. They hold for all
 # methods whose texts give no training budget. No text clips gradients unless it says so.
 COMMON = {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "clip": None}
+# Our choices for methods that train nothing. The papers send the mean of a single sample too, and raw features.
+STATISTICS = {"features": "normalised", "least_samples": 5}
 PLAIN_SGD = {"momentum": 0.0, "weight_decay": 0.0}
 SERVERS_SGD = {
     "server_batch": 64, "server_lr": 0.01, "server_momentum": 0.9, "server_weight_decay": 1e-5,
@@ -77,6 +80,7 @@ DEFAULTS = {
         "server_lr": 0.1,  # The paper does not print it.
         "anchors_first_round": "pretrain", "separation": "inside", "use_sep": True, "com": "vmf",
     },
+    "fedncm": {"metric": "cosine", **STATISTICS},
     "fednh": {
         "clip": 10.0, "rho": 0.9, "scale": 1.0, "fixed_scale": False, "lr_decay": 0.99,
         "final_fit": False,  # FedHP's comparison has a final fit; FedNH's own text has none.
@@ -144,7 +148,8 @@ DEFAULTS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_setting_that_nobody_has_said_is_that_of_the_text(name):
-    assert asdict(load(name).Hyper()) == {**COMMON, **DEFAULTS[name]}
+    common = COMMON if issubclass(load(name).Hyper, LocalHyper) else {}
+    assert asdict(load(name).Hyper()) == {**common, **DEFAULTS[name]}
 
 
 def test_the_table_has_all_methods():

@@ -30,6 +30,7 @@ from protofleet.methods import (
     fedhp,
     fedkd,
     fedlsa,
+    fedncm,
     fednh,
     fednova,
     fedpall,
@@ -95,6 +96,7 @@ HYPERS = {
     fedhp: fedhp.Hyper(**LOCAL, init_steps=20),
     fedkd: fedkd.Hyper(**LOCAL),
     fedlsa: fedlsa.Hyper(**LOCAL, server_epochs=20),
+    fedncm: fedncm.Hyper(least_samples=1),
     fednh: fednh.Hyper(**LOCAL),
     fednova: LocalHyper(**LOCAL),
     fedpall: fedpall.Hyper(**LOCAL, server_batch=8),
@@ -327,8 +329,10 @@ def test_impossible_settings_name_value_and_limit(mu, problem):
     assert str(error.value).startswith(problem)
 
 
-@every_method
-def test_every_methods_settings_are_checked_as_local_training_is(module):
+@pytest.mark.parametrize(
+    "module", [module for module, hyper in HYPERS.items() if isinstance(hyper, LocalHyper)]
+)
+def test_the_settings_of_every_method_that_trains_are_checked_as_local_training_is(module):
     with pytest.raises(ValueError, match="lr is 0.0, it must be above 0"):
         replace(HYPERS[module], lr=0.0)
 

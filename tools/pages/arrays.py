@@ -5,6 +5,7 @@ The table shows the arrays that the coordinator requires for every method.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -14,7 +15,7 @@ from protofleet.methods.contract.base import Member, Payload
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.round_arrays import cheap_settings, tasks_of_rounds
-from protofleet.methods.contract.wants import table_of
+from protofleet.methods.contract.wants import ROW_NORM, table_of
 from protofleet.protocol.wire.messages import ArraySpec
 from tools.pages.generated_table import DOCS, replace_table
 
@@ -77,7 +78,14 @@ def _row(row: ArraySpec) -> str:
         for word, bound in (("low", row.low), ("high", row.high))
         if bound is not None
     ]
-    return f"`{row.name}`: " + ", ".join([*filter(None, parts), *(f"`{rule}`" for rule in row.rules)])
+    return f"`{row.name}`: " + ", ".join([*filter(None, parts), *(f"`{_rule(rule)}`" for rule in row.rules)])
+
+
+def _rule(rule: str) -> str:
+    """Return a rule; the norm of a row is shown as a multiple of sqrt(D)."""
+    if not rule.startswith(ROW_NORM):
+        return rule
+    return f"{ROW_NORM}{float(rule.removeprefix(ROW_NORM)) / math.sqrt(D):g} sqrt(D)"
 
 
 def _symbol(value: float | str) -> str:

@@ -68,7 +68,10 @@ def all_settings() -> Iterator[str]:
         yield described(tables, summary(cls), keys(cls))
     for name in names():
         if added := added_keys(hyper := load(name).Hyper, LocalHyper):
-            words = "Further keys, and keys with another default:"
+            trains = issubclass(hyper, LocalHyper)
+            words = (
+                "Further keys, and keys with another default:" if trains else "Nothing is trained. All keys:"
+            )
             yield described([SettingsTable(METHOD, (name,), hyper)], words, added)
 
 

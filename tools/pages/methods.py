@@ -29,7 +29,7 @@ array that is sent.
 After the semicolon: other ways to predict that are also measured. |
 | devices' networks | Whether devices may have different networks. |
 | bytes up, bytes down | Bytes of all arrays that one device sends and receives in a round, by the kinds that the \
-method declares. |
+method declares. Some methods send arrays to devices only in the last evaluation. |
 | stays on its device | State that a device never sends. |
 | readings | Settings for the places where text and code of the authors, or later comparisons, differ. \
 The default is first. |
@@ -122,6 +122,8 @@ def what_crosses(of: Overview) -> str:
     readings = "<br>".join(f"`{name}`: {', '.join(words)}" for name, words in of.variants.items())
     least = cost_of_rank_one(of)
     up, down = sizes(of.cost.bytes_up, least.bytes_up), sizes(of.cost.bytes_down, least.bytes_down)
+    if of.cost.last is not None:
+        down = f"{down}; in the last evaluation {sizes(of.cost.bytes_last, least.bytes_last)}"
     cells = (up, down, of.method.private or "nothing", readings)
     return f"| `{of.name}` | {' | '.join(cells)} |\n"
 

@@ -10,6 +10,7 @@ from protofleet.cli.main import main
 from protofleet.lab.local.centralised import local_settings, named, rounds, shards_of
 from protofleet.lab.local.experiment import read_experiment
 from protofleet.methods.contract.base import seeded
+from protofleet.protocol.settings.reader import SettingsError
 from tests.lab.local.test_run import furnished
 
 TWO = ["devices.count=2", "rounds=2", "compute='cpu'"]
@@ -75,6 +76,11 @@ def test_of_a_methods_settings_those_of_local_training_are_taken(place):
     sets = ["method.name='fedprox'", "method.mu=0.5", "method.lr=0.03", "method.epochs=7"]
     hyper = local_settings(read_experiment(place / "small.toml", sets))
     assert (hyper.lr, hyper.epochs) == (0.03, 7) and not hasattr(hyper, "mu")
+
+
+def test_a_method_that_trains_nothing_has_no_centralised_run(place):
+    with pytest.raises(SettingsError, match="fedncm trains nothing: it has no setting epochs, so it has no"):
+        local_settings(read_experiment(place / "small.toml", ["method.name='fedncm'"]))
 
 
 def test_runs_are_named_after_their_federation(place):

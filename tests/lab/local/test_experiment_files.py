@@ -251,6 +251,25 @@ def test_settings_that_all_methods_have_stay_with_the_file(write, tmp_path):
     assert {f.name for f in fields(LocalHyper)} == OF_ALL_METHODS
 
 
+def test_a_method_that_trains_nothing_ignores_the_training_that_was_set_before_it_was_named(write):
+    base = write("base.toml", 'name = "a"\nrounds = 1\nmethod = { name = "fedavg", lr = 0.05, epochs = 2 }')
+    child = write("child.toml", 'base = "base.toml"\nmethod.name = "fedncm"\n')
+    for found in (read_experiment(base, ["method.name=fedncm"]), read_experiment(child, [])):
+        assert found.method == {"name": "fedncm"} and found.plan.hyper == {}
+    for file, changes in ((child, ["method.lr=0.1"]), (base, ["method.name=fedncm", "method.lr=0.1"])):
+        with pytest.raises(SettingsError, match="method.lr is not a setting of fedncm"):
+            read_experiment(file, changes)
+    both = write("both.toml", 'name = "a"\nrounds = 1\n[method]\nname = "fedncm"\nlr = 0.05\n')
+    with pytest.raises(SettingsError, match="both.toml:5: method.lr is not a setting of fedncm"):
+        read_experiment(both, [])
+
+
+def test_a_coordinator_of_a_method_that_trains_nothing_ignores_it_too(write):
+    text = 'name = "a"\nrounds = 1\nclasses = 10\nmethod = { name = "fedavg", lr = 0.05 }'
+    changed = load_settings(write("c.toml", text), "", ["method.name=fedncm"]).settings
+    assert changed.plan().hyper == {}
+
+
 def test_a_setting_of_a_file_in_between_belongs_to_the_method_of_its_base(write, moon):
     write("between.toml", 'base = "moon.toml"\n\n[method]\nmu = 1.0\n')
     child = write("prox.toml", 'base = "between.toml"\nmethod.name = "fedprox"\n')

@@ -28,6 +28,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
     "fedkd": "eb2a36e71a459b0525a491f13df9b533f233c3d03fd35c25747060e92fe32b6b",
     "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
+    "fedncm": "0a6d3d38825495ff5c8f27cb01fc6834d4ae1313351a20cabf07723bed208374",
     "fednh": "4d2847297dc976727c13b9d63c468c0f681f08291ea0a885d9ea027445ec7c6a",
     "fednova": "9cee35d07d12768e78752191e92e1148811f108497c088eadb88703c55adf090",
     "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",

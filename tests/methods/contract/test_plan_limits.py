@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.limits import DeviceLimits, HalfBuilder, activation_bytes, total_memory
+from protofleet.edge_client.limits import (
+    DeviceLimits,
+    HalfBuilder,
+    activation_bytes,
+    device_epochs,
+    total_memory,
+)
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.lab.local.experiment import read_experiment
@@ -198,7 +204,7 @@ def test_no_experiment_comes_near_the_defaults(path, sizes):
     """Each file is tested unchanged. The memory of a batch besides the weights is in docs/security-limits.md."""
     experiment = read_experiment(path, [])
     stated = experiment.plan
-    assert stated.settings().epochs <= DeviceLimits().epochs / 10
+    assert device_epochs(stated.settings()) <= DeviceLimits().epochs / 10
     networks = set(experiment.devices.networks) or {None}
     for name in networks:
         own = name and replace(stated.network, name=name)
