@@ -48,6 +48,10 @@ DEFAULTS = {
     "fedavg": {"final_fit": False},
     "fedavgm": {"server_momentum": 0.9, "server_lr": 1.0},
     "fedbn": {},
+    "fedcof": {
+        "gamma": 1.0,  # The authors' value, but relative, which is our choice.
+        "penalty": "relative", "scatter": "within", "means_per_class": 1, **STATISTICS,
+    },
     "feddap": {
         "epochs": 10, "batch": 32, "lambda1": 1.0, "lambda2": 1.0, "tau": 0.02, "fusion_tau": 0.001,
         "domains": (),

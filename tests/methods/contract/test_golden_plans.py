@@ -19,6 +19,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fedavgm": "33fb9b0d0f7be4a6250ebce34f7ea0b092e3bfd1d436fa3efaed585d0a761f0c",
     "fedbn": "1c753811e3bd862ea949ae525cc638853358362875f97a1a7ef41037bd54947a",
     "feddap": "a87d11f767c055898a66d1591c7d1f38377e60ad1c788f23fec0a9c860f669c6",
+    "fedcof": "04992de1e9df68dd5438f85b5fac2368951d232c62d58cb5e85e290381ec1d64",
     "feddistill": "4ae066be4dd046301c219d5bc776eb77aec755ea55eb51f73ee8a7d7a832dda9",
     "feddyn": "155255808ec8459c5affac22dbdeabcb8c62fbaaabee0b9b482caaa8ba584fdb",
     "fedga": "5ff41df1c578258fb703979521b21529afaf648f71f194cc7496dce4544b7ba2",
