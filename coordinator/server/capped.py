@@ -62,7 +62,8 @@ def capped_replies(
     cap = weight_cap([reply.examples for reply in replies], factor)
     if math.isinf(cap):
         return replies
-    most, counts = int(cap), [name for name, spec in wants.items() if spec.of_examples]
+    counts = [name for name, spec in wants.items() if spec.of_examples and spec.capped]
+    most = int(cap)
     return [_capped_reply(reply, counts, most) for reply in replies]
 
 

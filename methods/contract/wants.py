@@ -48,6 +48,9 @@ class TensorSpec:
     optional: bool = False
     # True if the numbers count samples. Then their sum must not exceed the number of examples of the device.
     of_examples: bool = False
+    # False if the coordinator must not lower these counts of samples on their own. The method then counts a device's
+    # samples by the examples of its Reply, which the coordinator lowers in any case (`policy.weight_cap`).
+    capped: bool = True
     # True if each row is a sample. Then the array must not have more rows than the device has examples.
     row_per_example: bool = False
     # Name of another array, such as "labels". If the other array has the same value in several rows, this array must

@@ -119,7 +119,7 @@ class StatisticsServer(ServerHalf):
         for reply in self.answers.replies():
             counts = reply.payload["counts"]
             found += reply.payload["labels"].bincount(minlength=len(found)).clamp(max=1)
-            counted, total = counted + int(counts.sum()), total + reply.examples
+            counted, total = counted + min(int(counts.sum()), reply.examples), total + reply.examples
         holders = {f"devices.{label}": float(number) for label, number in enumerate(found.tolist())}
         return {**holders, "samples.counted": float(counted), "samples.left_out": float(total - counted)}
 
@@ -140,7 +140,7 @@ class StatisticsClient(ClientHalf):
 
     def __init__(self, model: Net, data: Samples, hyper: StatisticsHyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
-        self.head: Linear | None = None
+        self.head: nn.Module | None = None
 
     def receive(self, payload: Payload) -> None:
         if has_head(payload):

@@ -45,6 +45,10 @@ DEFAULTS = {
     # Our choice of server_lr in FedOpt's methods: the paper tunes it.
     "fedadagrad": {"server_lr": 0.01, "beta1": 0.0, "tau": 1e-3},
     "fedadam": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+    "fed3r": {
+        "lam": 0.01,  # The authors' value, but relative, which is our choice.
+        "penalty": "relative", "intercept": True, "normalise": True, **STATISTICS,
+    },
     "fedavg": {"final_fit": False},
     "fedavgm": {"server_momentum": 0.9, "server_lr": 1.0},
     "fedbn": {},

@@ -28,6 +28,13 @@ def test_a_liar_weighs_three_times_the_median_by_its_examples_and_by_its_counts(
     assert list(liar.payload) == ["means", "counts"] and len(liar.payload) == 2 and "counts" in liar.payload
 
 
+def test_counts_that_a_method_lowers_itself_stay_as_they_came_and_the_examples_are_capped():
+    wants = {**WANTS, "counts": TensorSpec(("n",), "int64", of_examples=True, capped=False)}
+    said = [reply("a", 10, 5, 5), reply("b", 12, 6, 6), reply("liar", 1_000, 999, 1)]
+    liar = capped_replies(said, wants, 3.0)[2]
+    assert liar.examples == 36 and liar.payload["counts"].tolist() == [999, 1]
+
+
 def test_a_device_that_claims_few_examples_and_many_samples_in_its_counts_gains_nothing():
     said = [reply("a", 10, 5, 5), reply("b", 10, 5, 5), reply("liar", 1, 500_000, 500_000)]
     assert capped_replies(said, WANTS, 3.0)[2].payload["counts"].tolist() == [15, 15]

@@ -38,6 +38,7 @@ OTHERWISE = [  # Settings that change what is sent.
     ("fcclplus", {"average": False}),
     ("fedgen", {"hidden": 16, "noise": 5}),
     ("fedgen", {"hidden": 16, "noise": 5, "generator": "untrained"}),
+    ("fed3r", {"intercept": False}),
     ("fedcof", {"means_per_class": 3}),
     ("adcol", {"clients": 5}),
     ("adcol", {"clients": 5, "average_models": True}),

@@ -15,6 +15,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fcclplus": "1cd2e887ddcbe181045b5a930628037fe3d2122dc771f6c065d0d1e459371af8",
     "fedadagrad": "1604198a97db72b327df87a2b7ed29cb4afb5462b7dec047d6100794e2514a5f",
     "fedadam": "5be71f2158548aee5c6ab730ef2da553c3f63c831033d99f08d1c47b2673bdbd",
+    "fed3r": "989efded09a0c3c76b210a91f05d89126afe6100bd5475a9def7bcd552e9abe2",
     "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",
     "fedavgm": "33fb9b0d0f7be4a6250ebce34f7ea0b092e3bfd1d436fa3efaed585d0a761f0c",
     "fedbn": "1c753811e3bd862ea949ae525cc638853358362875f97a1a7ef41037bd54947a",

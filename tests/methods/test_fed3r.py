@@ -1,0 +1,235 @@
+"""Tests of Fed3R against least squares on all samples and AFL's recursion, and of answers that no samples give."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from protofleet.lab.contract.methods import SHORT
+from protofleet.methods import fed3r
+from protofleet.methods.contract.base import Ask, Member, Reply
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.maths.grams import symmetric_of, triangle_of
+from protofleet.methods.parts.state import snapshot
+from tests.methods.plain import DATA, PRESENT, halves, network, played
+from tests.methods.tiny import Shard, play, same
+from tests.support.small_federation import shard, simulation
+
+D, CLASSES = 6, 3
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+PLAIN = {"intercept": False, "normalise": False}
+OTHERWISE = [
+    {},
+    {"intercept": False},
+    {"normalise": False, "features": "raw", "lam": 0.3},
+    {"penalty": "absolute", "lam": 2.0, "least_samples": 1},
+]
+
+
+def features(data, hyper):
+    """Return the features and classes that count on a device, computed sample by sample."""
+    model, found = network().eval(), []
+    for x, label in zip(data.x, data.y.tolist(), strict=True):
+        if int((data.y == label).sum()) >= hyper.least_samples:
+            z = model.embed(x.unsqueeze(0)).detach()[0]
+            found.append((z * math.sqrt(D) / z.norm() if hyper.features == "normalised" else z, label))
+    return torch.stack([z for z, _ in found]), torch.tensor([label for _, label in found])
+
+
+def least_squares(z, y, hyper):
+    """Return the head of all samples: least squares with a row of the penalty for each number of a feature."""
+    x = torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], dim=1) if hyper.intercept else z
+    lam = hyper.lam * (float(x.square().sum()) / x.shape[1] if hyper.penalty == "relative" else 1.0)
+    rows = torch.cat([x, math.sqrt(lam) * torch.eye(x.shape[1], dtype=x.dtype)])
+    targets = torch.zeros(len(rows), CLASSES, dtype=x.dtype)
+    targets[torch.arange(len(y)), y] = 1.0
+    head = torch.linalg.lstsq(rows, targets).solution.T
+    return torch.stack([row / max(float(row[:D].norm()), 1e-6) for row in head]) if hyper.normalise else head
+
+
+@pytest.mark.parametrize("settings", OTHERWISE)
+def test_the_head_after_each_round_is_least_squares_on_the_samples_of_all_devices_so_far(settings):
+    hyper = fed3r.Hyper(**settings)
+    for last in range(1, len(PRESENT) + 1):
+        server, clients = played(fed3r, hyper, rounds=PRESENT[:last])
+        seen = sorted({device for present in PRESENT[:last] for device in present})
+        parts = [features(DATA[device], hyper) for device in seen]
+        z, y = (torch.cat(part) for part in zip(*parts, strict=True))
+        assert_close(server.payload()["head"], least_squares(z, y, hyper), **EXACT)
+    clients["device-1"].receive(server.payload())
+    x = DATA["device-1"].x
+    own, _ = features(Shard(x, torch.zeros(len(x), dtype=torch.int64)), hyper)
+    head = server.payload()["head"]
+    clients["device-1"].model.eval()
+    by_hand = own @ head[:, :D].T + (head[:, D] if hyper.intercept else 0)
+    assert_close(clients["device-1"].predict(x), by_hand, **EXACT)
+
+
+def test_without_penalty_intercept_and_normalisation_it_is_afls_cleaned_recursion():
+    hyper = fed3r.Hyper(**PLAIN, lam=0.0)
+    server, _ = played(fed3r, hyper, rounds=(tuple(DATA),))
+    gamma, eye, joined, total = 0.5, torch.eye(D, dtype=torch.float64), None, None
+    for device in DATA:
+        z, y = features(DATA[device], hyper)
+        own = z.T @ z + gamma * eye
+        head = torch.linalg.solve(own, z.T @ torch.eye(CLASSES, dtype=torch.float64)[y])
+        both = own if total is None else total + own
+        joined = head if total is None else torch.linalg.solve(both, total @ joined + own @ head)
+        total = both
+    cleaned = torch.linalg.solve(total - len(DATA) * gamma * eye, total @ joined)
+    assert_close(server.payload()["head"], cleaned.T, **EXACT)
+
+
+def test_splitting_samples_over_devices_in_another_way_changes_nothing():
+    whole = Shard(*(torch.cat([getattr(part, name) for part in DATA.values()]) for name in ("x", "y")))
+    split = {f"part-{i}": Shard(whole.x[i::3], whole.y[i::3]) for i in range(3)}
+    heads = [
+        played(fed3r, fed3r.Hyper(least_samples=1), data, (tuple(data),))[0].payload()["head"]
+        for data in (DATA, split, {"all": whole})
+    ]
+    assert_close(heads[0], heads[1], **EXACT)
+    assert_close(heads[0], heads[2], **EXACT)
+
+
+def test_order_repeats_and_rounds_change_no_bit():
+    hyper, names = fed3r.Hyper(), tuple(DATA)
+    once = played(fed3r, hyper, rounds=(names,))[0].payload()
+    for rounds in ((names[::-1],), tuple((name,) for name in names[::-1]), (names, names[1:3], names)):
+        assert same(played(fed3r, hyper, rounds=rounds)[0].payload(), once)
+
+
+def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
+    data = {name: Shard(part.x[part.y < 2], part.y[part.y < 2]) for name, part in DATA.items()}
+    server, clients = played(fed3r, fed3r.Hyper(), data, (tuple(data),))
+    head = server.payload()["head"]
+    assert head.shape == (CLASSES, D + 1) and not head[2].any() and head[:2].all()
+    clients["device-0"].receive(server.payload())
+    scores = clients["device-0"].predict(DATA["device-0"].x)
+    assert (scores[:, 2] == -math.inf).all() and scores[:, :2].isfinite().all()
+
+
+def test_the_sizes_of_the_arrays_do_not_grow_with_the_samples():
+    """Sums would grow, and the coordinator refuses an array with a norm above 1e6."""
+    data = DATA["device-0"]
+    many = Shard(data.x.repeat(50, 1), data.y.repeat(50))
+    few, more = (
+        fed3r.METHOD.Client(network(), part, fed3r.Hyper(), 7, "a").run(Ask("describe"))
+        for part in (data, many)
+    )
+    for name in ("gram", "targets"):
+        assert_close(few[name], more[name], **EXACT)
+    assert float(symmetric_of(few["gram"], D + 1).trace()) == pytest.approx(D + 1)
+
+
+def test_a_device_that_counts_less_counts_less_in_all_sums():
+    """The coordinator lowers the examples of a device that has far more than the others."""
+    hyper = fed3r.Hyper(least_samples=1)
+    server, clients = halves(fed3r, hyper)
+    sent = {name: clients[name].run(Ask("describe")) for name in ("device-0", "device-1")}
+    server.answers.keep([Reply("device-0", 6, sent["device-0"]), Reply("device-1", 18, sent["device-1"])])
+    found = server.solve(server.answers.replies())["head"]
+    (z, y), (z1, y1) = (
+        features(DATA[name], hyper) for name in sent
+    )  # device-0 has 24 samples, of which 6 count.
+    both = least_squares(torch.cat([z, *[z1] * 4]), torch.cat([y, *[y1] * 4]), hyper)
+    assert_close(found, both, **EXACT)
+    assert server.monitor()["samples.left_out"] == 0.0
+
+
+def changed(sent, change):
+    matrix = symmetric_of(sent["gram"], D + 1)
+    change(matrix)
+    return {**sent, "gram": triangle_of(matrix)}
+
+
+def negative_diagonal(matrix):
+    matrix[2, 2] = -0.5
+
+
+def large_trace(matrix):
+    matrix *= 1.01
+
+
+def negative_eigenvalue(matrix):
+    matrix[0, 1] = matrix[1, 0] = 3.0
+
+
+@pytest.mark.parametrize(
+    "spoil, problem",
+    [
+        (lambda sent: changed(sent, negative_diagonal), "gram has -0.5 on its diagonal, below 0"),
+        (lambda sent: changed(sent, large_trace), "gram has a trace of 7.07, above 7.007"),
+        (
+            lambda sent: changed(sent, negative_eigenvalue),
+            "gram about the class means has an eigenvalue of -",
+        ),
+        (lambda sent: {**sent, "targets": 1.02 * sent["targets"]}, "gram about the class means has an ei"),
+    ],
+)
+def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(spoil, problem, caplog):
+    server, clients = halves(fed3r, fed3r.Hyper(least_samples=1))
+    sent = {name: snapshot(clients[name].run(Ask("describe"))) for name in ("device-0", "device-1")}
+    server.begin(1, [Member(name, len(DATA[name].y)) for name in sent])
+    story, bad = server.round(), spoil(sent["device-0"])
+    ask = next(story)
+    assert ask.problem_with(bad, 24) is None
+    with pytest.raises(StopIteration):
+        story.send([Reply("device-0", 24, bad), Reply("device-1", 18, sent["device-1"])])
+    assert [reply.device for reply in server.answers.replies()] == ["device-1"]
+    assert f"the answer of device-0 to round 1 is not used: {problem}" in caplog.text
+    assert server.payload()["head"].isfinite().all()
+
+
+def test_an_honest_answer_in_float32_is_used_even_with_fewer_samples_than_numbers():
+    generator = torch.Generator().manual_seed(3)
+    few = Shard(torch.randn(5, 1, 8, 8, generator=generator), torch.tensor([0, 0, 0, 1, 1]))
+    chosen = Network("mlp", embedding_size=64)
+    plan = Plan("fed3r", 3, 1, size=8, channels=1, network=chosen, hyper={"least_samples": 1})
+    server, client = plan.server_half(), plan.client_half(few, "a")
+    play(server, {"a": client}, 1)
+    assert [reply.device for reply in server.answers.replies()] == ["a"]
+
+
+def test_no_penalty_with_fewer_samples_than_numbers_in_a_feature_is_refused():
+    hyper = fed3r.Hyper(lam=0.0, least_samples=1)
+    data = {"a": Shard(DATA["device-0"].x[:6], DATA["device-0"].y[:6])}
+    with pytest.raises(
+        ValueError, match="lam is 0, and the devices have 6 samples, fewer than the 7 numbers of a"
+    ):
+        played(fed3r, hyper, data, (("a",),))
+    played(fed3r, hyper, {"a": Shard(DATA["device-0"].x[:7], DATA["device-0"].y[:7])}, (("a",),))
+
+
+def test_a_run_without_penalty_that_has_too_few_samples_ends_with_the_reason(tmp_path):
+    shards = {f"device-{i}": shard(0, n=4) for i in range(3)}
+    hyper = {"lam": 0.0, "least_samples": 1}
+    run = simulation(tmp_path, "fed3r", policy=SHORT, hyper=hyper, shards=shards).run()
+    assert (
+        "the devices have 12 samples, fewer than the 17 numbers of a feature; set" in run.service.run.diverged
+    )
+
+
+@pytest.mark.parametrize("intercept, up, down", [(True, 136_991, 5_130), (False, 136_468, 5_120)])
+def test_its_numbers_are_those_of_the_closed_form(intercept, up, down):
+    plan = Plan("fed3r", 10, 1, network=Network("mlp", embedding_size=512), hyper={"intercept": intercept})
+    cost = plan.variant.cost(Sizes(plan.model(), held=10))
+    assert sum(cost.up.values()) == up and cost.last == {"head": down} and not cost.down
+
+
+@pytest.mark.parametrize(
+    "settings, problem",
+    [
+        ({"lam": -0.1}, "lam is -0.1, it must be at least 0"),
+        ({"penalty": "squared"}, "penalty is 'squared', it must be one of relative, absolute"),
+        ({"features": "unit"}, "features is 'unit', it must be one of normalised, raw"),
+        ({"least_samples": 0}, "least_samples is 0, it must be at least 1"),
+    ],
+)
+def test_impossible_settings_name_value_and_limit(settings, problem):
+    with pytest.raises(ValueError) as error:
+        fed3r.Hyper(**settings)
+    assert str(error.value).startswith(problem)
