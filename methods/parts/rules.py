@@ -111,6 +111,38 @@ class Linear(Rule):
         return scores.masked_fill(~self.known, -math.inf)
 
 
+class Gaussians(Rule):
+    """A rule with a Gaussian for each class: the score is an offset less half the squared distance to the mean.
+
+    The distance is the length of the gap to the mean, times `scales`: numbers [C, D], or matrices [C, D, D]. An
+    offset of minus infinity marks a class that is never chosen.
+    """
+
+    kind = "gaussians"
+    means: Tensor  # [C, D]
+    scales: Tensor  # [C, D] or [C, D, D]
+    offsets: Tensor  # [C]
+
+    def __init__(self, means: Tensor, scales: Tensor, offsets: Tensor, *, normalised: bool) -> None:
+        super().__init__()
+        self.normalised = normalised
+        self.register_buffer("means", means.detach())
+        self.register_buffer("scales", scales.detach())
+        self.register_buffer("offsets", offsets.detach())
+
+    def settings(self) -> dict[str, str | float | bool | None]:
+        return {"normalised": self.normalised}
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = same_norm(z) if self.normalised else z
+        # One class after another, because an array [C, B, D] is too large for a small device.
+        gaps = [
+            (x - mean) * scale if scale.ndim == 1 else (x - mean) @ scale
+            for mean, scale in zip(self.means, self.scales, strict=True)
+        ]
+        return self.offsets - torch.stack([gap.square().sum(dim=1) for gap in gaps], dim=1) / 2
+
+
 class MeanOfDraws(Rule):
     """A rule that turns mu and sigma, in one array [B, 2 D], into the logarithms of the mean softmax [B, C]."""
 

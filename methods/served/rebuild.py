@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.overview import NoSamples
-from protofleet.methods.parts.rules import Classifier, Linear, MeanOfDraws, Nearest, Rule
+from protofleet.methods.parts.rules import Classifier, Gaussians, Linear, MeanOfDraws, Nearest, Rule
 from protofleet.methods.served.card import Card, CardError, plan_of, sha256_of_tensors
 from protofleet.methods.served.served import NearestAtOnce, Served
 from protofleet.protocol.settings.reader import SettingsError
@@ -93,6 +93,11 @@ def _linear(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tens
     return Linear(weight, bias, known.bool(), normalised=said["normalised"] is True)
 
 
+def _gaussians(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tensor]) -> Rule:
+    means, scales, offsets = (tensors[f"rule.{name}"] for name in ("means", "scales", "offsets"))
+    return Gaussians(means, scales, offsets, normalised=said["normalised"] is True)
+
+
 def _mean_of_draws(said: Mapping[str, Any], head: nn.Module, tensors: Mapping[str, Tensor]) -> Rule:
     return MeanOfDraws(head, tensors["rule.noise"].clone())
 
@@ -101,5 +106,6 @@ KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], nn.Module, Mapping[str, T
     Classifier.kind: _classifier,
     Nearest.kind: _nearest,
     Linear.kind: _linear,
+    Gaussians.kind: _gaussians,
     MeanOfDraws.kind: _mean_of_draws,
 }

@@ -136,6 +136,12 @@ DEFAULTS = {
     "fedyogi": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
     "fml": {"kl": "classes", "targets": "fixed", "alpha": 0.5, "beta": 0.5},
     "fpl": {"epochs": 10, "tau": 0.02, "proto_source": "training"},
+    "ghofl": {
+        "head": "lda",  # Our choice; the paper compares the heads.
+        "shrinkage": 0.05,
+        "most_bytes": 16 << 20,  # Our choice; the paper has no limit.
+        **STATISTICS,
+    },
     "lgfedavg": {},
     "moon": {"mu": 1.0, "tau": 0.5},
     "perfedavg": {"beta": None},  # None means lr.

@@ -40,6 +40,8 @@ OTHERWISE = [  # Settings that change what is sent.
     ("fedgen", {"hidden": 16, "noise": 5, "generator": "untrained"}),
     ("fed3r", {"intercept": False}),
     ("fedcof", {"means_per_class": 3}),
+    ("ghofl", {"head": "nb"}),
+    ("ghofl", {"head": "qda"}),
     ("adcol", {"clients": 5}),
     ("adcol", {"clients": 5, "average_models": True}),
     ("feddyn", {"alpha_scale": "size"}),

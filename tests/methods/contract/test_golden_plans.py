@@ -47,6 +47,7 @@ DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never cha
     "fedyogi": "189f4ba5629e930709ec9826aa9d5a3617785e3e362f29ebb4f6ee9dea1a3175",
     "fml": "34ce6d105d8405a0c99eda5e11070df77952419ca41bc0e84f8cfe1fef9d1812",
     "fpl": "2980c340df7290f5d8064afad75d3b3fcba794382679bc491b0445c51eb5f160",
+    "ghofl": "96247dd2c7095d51b1253489441e22e97d035e84bd65d89124ff1c2f04b298aa",
     "lgfedavg": "6f18ddce5c2e5604ec87f164301ff39ba4d3861d8145c88bb1badc0494901190",
     "moon": "9c90a9a3a23f8aa3bac9072d3980ab5a597d2c464b03193f088fb92fe61934c1",
     "perfedavg": "1ca566be54b8586633b77700a45acde4ddbd9b4bf52d37be3543541e93fe9706",

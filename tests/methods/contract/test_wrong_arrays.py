@@ -26,6 +26,7 @@ ALLOWED = {
     "fed3r": {("missing", "head")},  # Without it, the payload is empty, as in every task before the head.
     "fedlsa": {("missing", "anchors")},
     "fedhp": {("missing", "anchors")},
+    "ghofl": {("missing", "head")},
     "adcol": {("longer", "discriminator.6.weight")},
     "fedpall": {("longer", "amplifier.6.weight")},
 }

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.parts.rules import Classifier, Linear, Nearest, both_ways, nearest_known, places_of
+from protofleet.methods.parts.rules import (
+    Classifier,
+    Gaussians,
+    Linear,
+    Nearest,
+    both_ways,
+    nearest_known,
+    places_of,
+)
 
 CLASSES, SIZE = 4, 6
 Z = torch.randn(7, SIZE, generator=torch.Generator().manual_seed(1))
@@ -63,6 +71,22 @@ def test_a_linear_rule_scores_the_known_classes_and_never_chooses_another(normal
         assert found == pytest.approx([by_hand[0], -math.inf, *by_hand[2:]], rel=1e-5)
 
 
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("matrices", [True, False])
+def test_gaussians_score_by_half_the_squared_distance_and_never_choose_an_unknown_class(matrices, normalised):
+    offsets = torch.tensor([0.5, -math.inf, 2.0, 0.0])
+    scales = torch.rand(CLASSES, *([SIZE] * (1 + matrices)), generator=torch.Generator().manual_seed(3))
+    scores = Gaussians(ROWS[:CLASSES], scales, offsets, normalised=normalised)(Z)
+    for z, found in zip(Z, scores, strict=True):
+        seen = z * math.sqrt(SIZE) / z.norm() if normalised else z
+        for mean, scale, offset, score in zip(ROWS, scales, offsets, found, strict=False):
+            square = sum(
+                float(sum((seen - mean) * scale[:, j]) if matrices else (seen - mean)[j] * scale[j]) ** 2
+                for j in range(SIZE)
+            )
+            assert float(score) == pytest.approx(float(offset) - square / 2, rel=1e-4)
+
+
 def test_a_rule_holds_what_it_was_made_with():
     rows = ROWS.clone()
     rule = nearest_known(rows, torch.ones(5, dtype=torch.bool), "squared")
@@ -77,6 +101,7 @@ def test_a_rule_holds_what_it_was_made_with():
         Nearest(ROWS, LABELS, CLASSES, "euclidean"),
         Classifier(nn.Linear(SIZE, CLASSES), sphere=True),
         Linear(ROWS[:CLASSES], ROWS[0, :CLASSES], LABELS[:CLASSES] > 0, normalised=True),
+        Gaussians(ROWS[:CLASSES], ROWS[:CLASSES], ROWS[0, :CLASSES], normalised=True),
     ],
 )
 def test_a_rule_is_stored_and_loaded_like_any_module(rule):

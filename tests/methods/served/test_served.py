@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from protofleet.methods.contract.catalog import load
 from protofleet.methods.nets.weights_file import decoded_weights, encoded_weights
 from protofleet.methods.parts.rules import Nearest, Rule
 from protofleet.methods.served.card import CardError, read_card, sha256_of_tensors
@@ -28,7 +27,7 @@ def test_every_way_of_a_method_to_predict_is_a_module_that_gives_the_half_s_own_
     half, of = device_0(method), input_of(plan_of(method))
     raw = of.drawn(7, seed=5)
     x = (2 * raw - 255) / 255
-    named = set(load(method).under(half.hyper).other_rules)
+    named = set(plan_of(method).variant.other_rules)
     assert set(ways_of(half)) - {"predict"} == named - UNSAID.get(method, set())
     with torch.no_grad():
         for way in ways_of(half):

@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from protofleet.methods import ghofl
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.state import snapshot
@@ -18,13 +19,18 @@ from tests.methods.test_papers import HYPERS
 from tests.methods.tiny import Shard, play
 
 SIDE, CLASSES = 8, 3
-NAMES = {module.__name__.rpartition(".")[2]: hyper for module, hyper in HYPERS.items()}
+NAMES = {
+    **{module.__name__.rpartition(".")[2]: hyper for module, hyper in HYPERS.items()},
+    # Other settings of a method, with another rule; the method's name is before the colon.
+    "ghofl:nb": ghofl.Hyper(head="nb", least_samples=1),
+    "ghofl:qda": ghofl.Hyper(head="qda", least_samples=1),
+}
 
 
 def plan_of(method: str, network: Network | None = None, size: int = SIDE, classes: int = CLASSES) -> Plan:
     usual = Network("cnn_bn" if method == "fedbn" else "mlp", feature_size=8)
     return Plan(
-        method, classes, rounds=1, size=size, network=network or usual,
+        method.partition(":")[0], classes, rounds=1, size=size, network=network or usual,
         hyper=encode(NAMES[method]),
     )  # fmt: skip
 
