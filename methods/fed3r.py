@@ -96,7 +96,7 @@ class Server(StatisticsServer):
         whole = symmetric_of(reply.payload["gram"].double(), self.width)
         within = whole - own_squares(reply.payload, "targets")
         most = self.width if self.hyper.normalised else math.inf
-        return problem_with_squares("gram", within, whole, most)
+        return problem_with_squares("gram", whole, within, whole, most)
 
     def solve(self, replies: Sequence[Reply]) -> Payload:
         if not holds_a_class(replies):

@@ -94,17 +94,20 @@ def own_squares(payload: Payload, name: str = "means") -> Tensor:
     return class_squares(payload[name], counts / counts.sum().clamp(min=1))
 
 
-def problem_with_squares(name: str, within: Tensor, whole: Tensor, most: float = math.inf) -> str:
+def problem_with_squares(
+    name: str, sent: Tensor, within: Tensor, whole: Tensor, most: float = math.inf
+) -> str:
     """Return why no samples can have these matrices, with value and limit; "" if there may be such samples.
 
-    `whole` is the mean of x x', and `within` is the same about the means of the classes. `most` is the largest trace
-    that `whole` may have. The check of `within` also finds class means that do not fit the matrix.
+    `whole` is the mean of x x', and `within` is the same about the means of the classes. One of them is `sent`, so
+    its numbers are rounded. `most` is the largest trace of `whole`. The check of `within` also finds class means that
+    do not fit `whole`.
     """
-    if (least := float(whole.diagonal().min())) < 0:
+    if (least := float(sent.diagonal().min())) < 0:
         return f"{name} has {least:g} on its diagonal, below 0"
     if (trace := float(whole.trace())) > (limit := most * (1 + ROOM)):
         return f"{name} has a trace of {trace:g}, above {limit:g}"
-    limit = -NEGATIVE * float(whole.diagonal().mean())
+    limit = -NEGATIVE * float(sent.diagonal().mean())
     if (smallest := float(torch.linalg.eigvalsh(within)[0])) < limit:
         return f"{name} about the class means has an eigenvalue of {smallest:g}, below {limit:g}"
     return ""

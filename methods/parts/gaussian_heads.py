@@ -121,7 +121,7 @@ def total_scatter(replies: Sequence[Reply], means: Tensor) -> Tensor:
 
 def problem_with_scatter(answer: Payload, most: float) -> str:
     within = symmetric_of(answer["scatter"].double(), answer["means"].shape[1])
-    return problem_with_squares("scatter", within, within + own_squares(answer), most)
+    return problem_with_squares("scatter", within, within, within + own_squares(answer), most)
 
 
 def linear_discriminant_rule(head: Payload, model: Net, normalised: bool) -> nn.Module:
@@ -163,7 +163,8 @@ def problem_with_scatters(answer: Payload, most: float) -> str:
     for mean, triangle in zip(answer["means"].double(), answer["scatter"].double(), strict=True):
         report_progress()
         within = symmetric_of(triangle, len(mean))
-        if problem := problem_with_squares("scatter", within, within + torch.outer(mean, mean), most):
+        whole = within + torch.outer(mean, mean)
+        if problem := problem_with_squares("scatter", within, within, whole, most):
             return problem
     return ""
 

@@ -31,9 +31,6 @@ class KeptAnswers:
         """Forget the answer of a device, if there is one."""
         self._replies.pop(device, None)
 
-    def devices(self) -> list[str]:
-        return sorted(self._replies)
-
     def replies(self) -> list[Reply]:
         """Return the kept answers in the order of the devices' names."""
         return [self._replies[device] for device in sorted(self._replies)]

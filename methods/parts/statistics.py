@@ -1,7 +1,7 @@
 """Halves of methods that train nothing: each device sends statistics of its features, and the server solves a head.
 
 A feature phi(x) is the embedding of the network as the run begins, in evaluation mode. So it is the same on every
-device. One round is enough. A later round asks only the devices that have not answered yet.
+device. One round is enough. In a later round, only devices whose data have changed, or that are new, change the head.
 A subclass of the server half defines `wants` and `solve`, and a subclass of the client half defines `statistics`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 
@@ -104,10 +104,6 @@ class StatisticsServer(ServerHalf):
 
     def payload(self) -> Payload:
         return self.solved
-
-    def answered(self) -> Collection[str]:
-        """Return the devices whose statistics are kept. They do not change, so no later round asks these devices."""
-        return self.answers.devices()
 
     def monitor(self) -> Mapping[str, float]:
         """Return how many devices hold each class, and how many samples are counted.
