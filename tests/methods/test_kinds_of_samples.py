@@ -14,6 +14,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.settings.reader import SettingsError
 from tests.methods.tiny import CLASSES, play
+from tests.support.few_methods import of_each_shape
 
 KINDS = {"vectors": ((12,), "mlp"), "series": ((4, 16), "cnn1d"), "images": ((2, 9, 16), "cnn_bn")}
 ROUNDS = 2
@@ -36,7 +37,7 @@ def plan_of(method, shape, network):
     return Plan(method, CLASSES, ROUNDS, 1, network=Network(network), hyper=hyper, shape=shape, public=public)
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", of_each_shape(names()))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_method_goes_through_its_rounds_whatever_a_sample_is(kind, method):
     shape, network = KINDS[kind]

@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
-# In this order: weights; prototypes; answers of ragged shapes; two phases.
-SHAPES: Final = ("fedavg", "fedproto", "fedplcc", "fedpall")
+# In this order: weights; prototypes; answers of ragged shapes; two phases; statistics without training.
+SHAPES: Final = ("fedavg", "fedproto", "fedplcc", "fedpall", "fedncm")
 
 
 def of_each_shape(methods: Iterable[str]) -> list[object]:

@@ -9,6 +9,7 @@ import protofleet
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.nets.base import Net
 from protofleet.testing import simulate
+from tests.support.few_methods import of_each_shape
 
 # Settings that keep a simulation short or keep a method from diverging on a few samples, where a method has them.
 CHEAP = {
@@ -40,7 +41,7 @@ def device(labels, seed):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", of_each_shape(names()))
 def test_every_method_ends_with_numbers_and_goes_on_after_reboots(method, case):
     devices, batch = CASES[case]
     known = load(method).Hyper.__dataclass_fields__

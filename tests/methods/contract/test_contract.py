@@ -51,7 +51,7 @@ def shapes():
         yield
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=of_each_shape(METHODS))
 def unbroken(request, tmp_path_factory):
     """Return (method, a run of it without faults), with which tests compare other runs."""
     return request.param, simulation(tmp_path_factory.mktemp(request.param), request.param).run()
