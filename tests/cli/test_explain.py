@@ -26,5 +26,5 @@ def test_choices_are_listed():
 
 
 def test_an_unknown_method_is_answered_with_the_known_ones():
-    with pytest.raises(SettingsError, match="no method 'foo'; there are adcol, fcclplus, "):
+    with pytest.raises(SettingsError, match="no method 'foo'; there are adcol, apfl, ditto, "):
         explanation("foo")
