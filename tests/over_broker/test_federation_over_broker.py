@@ -12,11 +12,11 @@ from protofleet.federation.brokers.local import LocalBroker
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.transport.base import Arrived, StopRequest
 from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation, running
-from tests.support.few_methods import of_each_shape
+from tests.support.few_methods import of_each_shape, with_own_arrays
 from tests.support.small_federation import assert_same, simulation
 
 
-@pytest.mark.parametrize("method", of_each_shape(names()))
+@pytest.mark.parametrize("method", of_each_shape(with_own_arrays(names())))
 def test_a_federation_over_mosquitto_ends_with_the_simulators_bits(method, tmp_path, broker, federation):
     with running(tmp_path / "real", broker.address, federation, method) as real:
         assert real.service.finished

@@ -24,6 +24,7 @@ from tests.hostile import wire
 from tests.hostile.federation import CLASSES, Federation
 from tests.hostile.test_clocks import renewed
 from tests.hostile.test_old_words import said_to, tell_again, until_connected
+from tests.support.few_methods import with_own_arrays
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
@@ -78,8 +79,8 @@ def verdicts(fleet, process):
     return re.findall(r"^round (\d+) (\w+): (\w+)", fleet.log_of(process), re.MULTILINE)
 
 
-@pytest.mark.parametrize("method", methods.names())
-def test_it_takes_part_in_a_run_of_every_method_to_its_end(fleet, method):
+@pytest.mark.parametrize("method", with_own_arrays(methods.names()))
+def test_it_takes_part_to_its_end_in_a_run_with_each_set_of_kinds_of_arrays(fleet, method):
     coordinator = fleet.coordinator(name=method, method={"name": method, **SETTINGS.get(method, {})})
     device = foreign(fleet, method)
     assert fleet.wait_for_end(coordinator) == 0, fleet.last_words()
