@@ -35,7 +35,7 @@ from protofleet.methods.parts.averaging import flat_slice, weighted_mean
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.parameters import count_learned, learned_in, parts_of
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weight_wants
 from protofleet.protocol.settings.bounds import PositiveBytes, Share
 
 COUNT = 4  # Bytes of a number in a table, an int32.
@@ -88,7 +88,10 @@ class Server(fedavg.Server):
         """Return a table of zeros, or an empty table if there is no room for a further one."""
         numbers, tables = count_learned(self.model), sum(len(one.rises) > 0 for one in self.known.values())
         fits = COUNT * numbers * (tables + 1) <= self.hyper.table_bytes
-        return torch.zeros(numbers if fits else 0, dtype=torch.int32)
+        return self.zeros(numbers if fits else 0)
+
+    def zeros(self, numbers: int) -> Tensor:
+        return torch.zeros(numbers, dtype=torch.int32, device=torch_device_of(self.model))
 
     def seen(self, reply: Reply) -> tuple[float, Tensor]:
         """Return the distance of this update, and the device's table with this update."""
@@ -136,7 +139,7 @@ class Server(fedavg.Server):
 
     def restore(self, state: Payload) -> None:
         super().restore(state)
-        self.known, none = {}, torch.zeros(0, dtype=torch.int32)
+        self.known, none = {}, self.zeros(0)
         rows = zip(names_from_tensor(state["devices"]), state["numbers"].tolist(), strict=True)
         for device, (weight, rounds, step, distance) in rows:
             rises = state.get(f"rises.{device}", none)

@@ -60,8 +60,8 @@ Shrinkage: TypeAlias = Annotated[float, Within(0.001, 1)]
 @dataclass(frozen=True)
 class Hyper(StatisticsHyper):
     head: Head = "lda"
-    """Classifier, `nb` (naive Bayes: variances for each class), `lda` (one covariance for all classes) or `qda` (a
-    covariance for each class).
+    """Classifier, `nb` (naive Bayes, with variances for each class), `lda` (one covariance for all classes) or
+    `qda` (a covariance for each class).
     """
     shrinkage: Shrinkage = 0.05
     """Share of a sphere in the covariances of `lda` and `qda`; the paper's code has 0.05 and, for `qda`, 0.1."""

@@ -57,13 +57,15 @@ class LastRows:
 
     def held(self) -> Tensor:
         """Return a mask [K, C], which is true if the device has a row for the class."""
-        none = torch.zeros(0, self._model.classes, dtype=torch.bool, device=torch_device_of(self._model))
-        return torch.cat([none, *(held.unsqueeze(0) for _, held in self.tables())])
+        if found := [held for _, held in self.tables()]:
+            return torch.stack(found)
+        return torch.zeros(0, self._model.classes, dtype=torch.bool, device=torch_device_of(self._model))
 
     def rows(self) -> Rows:
-        none = next(self._model.parameters()).detach().new_zeros(0, self._model.embedding_size)
-        found = torch.cat([none, *(rows[held] for rows, held in self.tables())])
-        return Rows(found, self.held().nonzero()[:, 1])
+        found = [rows[held] for rows, held in self.tables()]
+        if not found:
+            found = [next(self._model.parameters()).detach().new_zeros(0, self._model.embedding_size)]
+        return Rows(torch.cat(found), self.held().nonzero()[:, 1])
 
     def sets(self) -> dict[str, Tensor]:
         """Return the arrays `sets` [R, D] and `held` [K, C], which together have the rows of all devices."""

@@ -28,13 +28,14 @@ from protofleet.protocol.transport.base import Arrived, packet_bytes
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.over_broker.counting_proxy import CountingProxy
 from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.few_methods import with_own_arrays
 from tests.support.small_federation import CLASSES, POLICY, shard
 
 VARIATES = Path(__file__).parents[1] / "methods" / "plugged" / "variates.py"
 HOME = Path(methods.__file__).parent
 PUBLIC = PublicSet(samples=16, batch=8)
 QUICK = "variates"  # A plug-in with a new kind of array: control variates.
-METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]
+METHODS = [name for name in with_own_arrays(names()) if (HOME / f"{name}.py").exists()]
 
 
 class Recorder:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.federation.enrol.key_folder import install
 from protofleet.federation.enrol.lifecycle import renew
@@ -81,7 +82,11 @@ def verdicts(fleet, process):
 
 @pytest.mark.parametrize("method", with_own_arrays(methods.names()))
 def test_it_takes_part_to_its_end_in_a_run_with_each_set_of_kinds_of_arrays(fleet, method):
-    coordinator = fleet.coordinator(name=method, method={"name": method, **SETTINGS.get(method, {})})
+    shared = CoordinatorLimits(
+        domains={"folder": ("one", "two")}
+    )  # FedDAP refuses a device with another domain.
+    settings = {"name": method, **SETTINGS.get(method, {})}
+    coordinator = fleet.coordinator(name=method, method=settings, limits=shared)
     device = foreign(fleet, method)
     assert fleet.wait_for_end(coordinator) == 0, fleet.last_words()
     assert fleet.wait_for_end(device) == 0, fleet.log_of(device)

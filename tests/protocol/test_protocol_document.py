@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.methods.contract.wants import AT_LEAST_TWO, MULTIPLE, OPTIONAL, ROWS, SUM
+from protofleet.methods.contract.wants import AT_LEAST_TWO, MULTIPLE, OPTIONAL, ROW_NORM, ROWS, SUM
 from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.security import enrolment as enrolled
 from protofleet.protocol.security.envelope import DOMAIN, FIELD_TYPES, SIGNATURE, Header
@@ -188,7 +188,7 @@ def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
     entries = [row[1] for row in table if len(row) == 4 and row[0].isdigit()]
     assert entries == [f.name for f in fields(ArraySpec)]
     assert {row[0].strip("`") for row in table if len(row) == 2 and row[0] != "rule"} == {
-        OPTIONAL, SUM, ROWS, f"{AT_LEAST_TWO}X", f"{MULTIPLE}N"
+        OPTIONAL, SUM, ROWS, f"{AT_LEAST_TWO}X", f"{MULTIPLE}N", f"{ROW_NORM}N"
     }  # fmt: skip
 
 

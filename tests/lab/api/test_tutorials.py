@@ -91,7 +91,7 @@ def test_a_researcher_gets_from_an_empty_folder_to_a_table_with_a_method_of_thei
     assert (tmp_path / "runs.csv").read_text().count("\n") == 7
     assert "<svg" in (tmp_path / "comparison.html").read_text()
     summary = json.loads((tmp_path / "runs" / "mine-s1" / "summary.json").read_text())
-    assert summary["method"] == "fedavgm" and summary["accuracy"]["final"]["mean"] > 0.5
+    assert summary["method"] == "fedmomentum" and summary["accuracy"]["final"]["mean"] > 0.5
     curve = reader.output_of("python curve.py").splitlines()
     assert len(curve) == 8 and curve[-1] == "mine" and curve[0].startswith(" 0.00 MB")
 

@@ -11,7 +11,7 @@ from protofleet.lab.local.own_plugins import own_plugins
 from tests.support.plug_ins import block
 from tests.support.small_federation import simulation
 
-KEEPS = block("tutorial-researcher.md", "fedavgm.py")
+KEEPS = block("tutorial-researcher.md", "fedmomentum.py")
 LOSES = re.sub(r"    def (state|restore)\(", r"    def other_\1(", KEEPS)
 DEVICE = """
 class Client(fedavg.Client):
@@ -28,10 +28,10 @@ FORGETS = KEEPS.replace("\nMETHOD = Method(", DEVICE).replace("fedavg.Client, ar
 
 
 def subject(folder, text):
-    path = folder / "fedavgm.py"
+    path = folder / "fedmomentum.py"
     path.write_text(text)
     found = own_plugins([str(path)], {})
-    made = Subject("fedavgm", found.hashes[0], allowed=found.allowed())
+    made = Subject("fedmomentum", found.hashes[0], allowed=found.allowed())
     return made, simulation(folder / "unbroken", made.method, plugin=made.plugin, plugins=made.allowed).run()
 
 
