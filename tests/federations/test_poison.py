@@ -10,6 +10,7 @@ from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.wire.reasons import Reason
+from tests.support.few_methods import with_own_arrays
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import (
     assert_same,
@@ -26,7 +27,7 @@ ATTACKED = ("fedavg", "fedprox", "fedplcc", "fedproto")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", with_own_arrays(names()))
 def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_path):
     runs = [
         simulation(tmp_path / name, method, limits=CoordinatorLimits(outlier=limit)).run()
