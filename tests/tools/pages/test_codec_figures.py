@@ -105,8 +105,9 @@ def test_the_command_and_the_front_page_say_what_the_figures_say(capsys):
             assert f"{one.codec} {one.times_arrays:.1f} times fewer bytes {one.points} points" in shown
     (avg,) = (method for method in figures if method.name == "fedavg")
     first, last = avg.codecs[0], avg.codecs[-1]
-    times = f"{len(first.seeds)} seeds: {first.times_wire:.1f} to {last.times_wire:.0f} times fewer bytes"
-    assert f"FedAvg, {times}, at {first.points} to {last.points} points" in README.read_text()
+    seeds = f"{len(first.seeds)} to {len(last.seeds)} seeds"
+    times = f"{first.times_wire:.1f} to {last.times_wire:.0f} times fewer bytes"
+    assert f"FedAvg, {seeds}: {times}, at {first.points} to {last.points} points" in README.read_text()
 
 
 @pytest.mark.parametrize(
