@@ -11,6 +11,7 @@ from protofleet.protocol.link.meter import UP
 from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.reasons import Reason
+from tests.support.few_methods import of_each_shape
 from tests.support.lying_device import add_liar
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, plan, restart_in_each_round, simulation
@@ -47,7 +48,7 @@ def sent(run):
     return sum(n for (direction, _), n in meter.payload.items() if direction == UP)
 
 
-@pytest.mark.parametrize("method", STAGES)
+@pytest.mark.parametrize("method", of_each_shape(STAGES))
 def test_coded_updates_take_fewer_bytes_and_both_ends_count_the_same(tmp_path, method):
     plain = coded(tmp_path / "plain", method, None).run()
     run = coded(tmp_path / "run", method, STAGES[method]).run()

@@ -227,7 +227,7 @@ def fallbacks(run):
     return registry.get_sample_value("protofleet_device_fallbacks")
 
 
-@pytest.mark.parametrize("what", ["file", "file and copy"])
+@pytest.mark.parametrize("what", ["file", pytest.param("file and copy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, caplog, damage, what):
     run, files = answered_and_killed(tmp_path, "fedpall")
