@@ -1,8 +1,9 @@
 """The budget of each device in a run: it charges bytes to devices, and finds the devices whose budget is spent.
 
 A device gets a task only if its budget holds one more round and the evaluation at the end. A round counts with its
-closed form, or with the largest round of this device so far if that is larger. So a limit is not exceeded, unless
-messages are repeated, or a device stays connected after its budget is spent.
+closed form, or with the largest round of this device so far if that is larger. If the closed form is only a largest
+size, the largest round so far replaces it. So a limit is not exceeded, unless messages are repeated, or a device
+stays connected after its budget is spent.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Budget:
         self.wake_at = 0.0
         if self._ledger is not None:
             self._in_other_runs = self._ledger.of_others(month_at(wall()), self.spent.name)
-        words = describe_budget(settings, plan, plan.rounds, self._in_other_runs)
+        words = describe_budget(settings, plan, self._of_round, self._in_other_runs)
         log.info("budget: %s", words, extra=fields(event="budget"))
 
     def packet(self, topic: str, size: int) -> None:

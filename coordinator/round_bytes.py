@@ -150,13 +150,14 @@ def limits_of(budget: BudgetSettings) -> Mapping[str, int]:
 
 
 def describe_budget(
-    budget: BudgetSettings, plan: Plan, rounds: int, in_other_runs: Mapping[str, int] = NOTHING
+    budget: BudgetSettings, plan: Plan, of_round: RoundCost, in_other_runs: Mapping[str, int] = NOTHING
 ) -> str:
-    """Describe in one line how many rounds fit in each limit.
+    """Describe in one line how many rounds of the plan fit in each limit.
 
-    `in_other_runs` has the bytes of each device in the other runs of this month.
+    `of_round` is the result of `round_bytes`, and `in_other_runs` has the bytes of each device in the other runs of
+    this month.
     """
-    of_round = round_bytes(plan)
+    rounds = plan.rounds
     size = f"{human_bytes(of_round.training)}{budget.cost_words(of_round.training)}"
     if of_round.arrays is Arrays.UNKNOWN:
         return (

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 import torch
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
-from protofleet.coordinator.round_bytes import describe_budget
+from protofleet.coordinator.round_bytes import describe_budget, round_bytes
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.begun import has_ended_a_round
@@ -171,7 +171,7 @@ def forecast(experiment: Experiment, budget: BudgetSettings, folder: Path) -> st
         except DamagedError as error:
             raise RunError(str(error)) from None
     of_devices = {device: size for device, size in used.items() if device in experiment.shards}
-    return describe_budget(budget, experiment.plan, experiment.rounds, of_devices)
+    return describe_budget(budget, experiment.plan, round_bytes(experiment.plan), of_devices)
 
 
 @dataclass(frozen=True, slots=True)

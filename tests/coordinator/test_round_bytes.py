@@ -31,7 +31,7 @@ def budget(size):
 def test_with_a_sparse_codec_the_expected_size_of_a_round_is_known_before_the_run():
     plain, coded = round_bytes(plan("fedavg", "off")), round_bytes(plan("fedavg", "small"))
     assert coded.arrays is Arrays.COUNTED and 30 < plain.training / coded.training < 36
-    words = describe_budget(budget(1_000_000), plan("fedavg", "small"), 12)
+    words = describe_budget(budget(1_000_000), plan("fedavg", "small"), coded)
     assert words == (
         "a round transfers about 90.3 kB for each device; budget.bytes_per_device 1.0 MB holds 10 of 12 rounds"
     )
@@ -46,7 +46,7 @@ def test_a_limit_that_holds_no_round_with_a_sparse_codec_is_refused():
 def test_if_the_size_depends_on_the_numbers_the_largest_size_is_told_and_nothing_else_is_refused():
     coded = round_bytes(plan("fedproto", "small"))
     assert coded.arrays is Arrays.AT_MOST and coded.training < round_bytes(plan("fedproto", "off")).training
-    words = describe_budget(budget(50_000), plan("fedproto", "small"), 12)
+    words = describe_budget(budget(50_000), plan("fedproto", "small"), coded)
     assert "a round transfers at most 5.2 kB" in words and words.endswith("holds at least 8 of 12 rounds")
     demand_one_round(budget(7_000), plan("fedproto", "small"))
     with pytest.raises(ValueError, match="bytes_per_device is 6"):
@@ -74,5 +74,5 @@ def test_a_method_without_a_cost_has_only_its_messages(codec, monkeypatch):
     monkeypatch.setattr(Method, "under", lambda self, hyper: replace(self, cost=None))
     assert round_bytes(of) == RoundCost(MESSAGES, MESSAGES, Arrays.UNKNOWN)
     assert "the size of a round is not known before the first round, because" in describe_budget(
-        budget(9_000), of, 12
+        budget(9_000), of, round_bytes(of)
     )
