@@ -17,7 +17,7 @@ from torch import Tensor
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply, Round, ServerHalf
 from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.plan import Plan
-from protofleet.methods.contract.wants import ITEM_BYTES, TensorSpec
+from protofleet.methods.contract.wants import ITEM_BYTES, TensorSpec, comes_back, dtype_name
 from protofleet.protocol.wire.kinds import kind_in
 
 
@@ -59,7 +59,9 @@ def round_arrays(plan: Plan, members: Sequence[Member], cost: Cost) -> RoundArra
     wanted = [(wanted_array(name, spec, ask), spec) for ask in second for name, spec in ask.wants.items()]
     up = [one for one, spec in wanted if not spec.optional or one.kind in cost.bytes_up]
     down = [
-        CrossingArray(name, _dtype(value), tuple(value.shape), _is_like(earlier.get(name), value), ask.phase)
+        CrossingArray(
+            name, dtype_name(value), tuple(value.shape), _is_like(earlier.get(name), value), ask.phase
+        )
         for ask in second
         for name, value in ask.payload.items()
     ]
@@ -110,13 +112,7 @@ def _array(spec: TensorSpec, sent: Tensor | None) -> Tensor:
 def wanted_array(name: str, spec: TensorSpec, ask: Ask) -> CrossingArray:
     """Return an array of an update; a free length is at first its largest value."""
     shape = tuple(spec.most if isinstance(dim, str) else dim for dim in spec.shape)
-    sent = ask.payload.get(name)
-    alike = sent is not None and (_dtype(sent), tuple(sent.shape)) == (spec.dtype, spec.shape)
-    return CrossingArray(name, spec.dtype, shape, alike, ask.phase)
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+    return CrossingArray(name, spec.dtype, shape, comes_back(spec, ask.payload.get(name)), ask.phase)
 
 
 def _is_like(one: Tensor | None, other: Tensor) -> bool:

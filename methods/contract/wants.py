@@ -92,7 +92,7 @@ def table_of(
     alike = {
         name: _row(spec, norm, alike=True)
         for name, spec in wants.items()
-        if _comes_back(spec, payload.get(name))
+        if comes_back(spec, payload.get(name))
     }
     exact = {name: _row(spec, norm, alike=False) for name, spec in wants.items() if name not in alike}
     patterns: dict[str, ArraySpec] = {}
@@ -106,8 +106,8 @@ def table_of(
     )
 
 
-def _comes_back(spec: TensorSpec, sent: Tensor | None) -> bool:
-    return sent is not None and (_dtype(sent), tuple(sent.shape)) == (spec.dtype, spec.shape)
+def comes_back(spec: TensorSpec, sent: Tensor | None) -> bool:
+    return sent is not None and (dtype_name(sent), tuple(sent.shape)) == (spec.dtype, spec.shape)
 
 
 def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
@@ -140,15 +140,13 @@ def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec
     return found
 
 
-def _dtype(value: Tensor) -> str:
+def dtype_name(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
 def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     """Return specifications with the names, shapes and dtypes of these tensors, for arrays that are averaged."""
-    return {
-        name: TensorSpec(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()
-    }
+    return {name: TensorSpec(tuple(v.shape), dtype_name(v)) for name, v in payload.items()}
 
 
 @runtime_checkable
@@ -167,7 +165,7 @@ class InMemory:
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         value = self.payload[name]
-        return str(value.dtype).removeprefix("torch."), tuple(value.shape)
+        return dtype_name(value), tuple(value.shape)
 
     def flat(self, name: str, start: int, stop: int) -> Tensor:
         return self.payload[name].reshape(-1)[start:stop]
