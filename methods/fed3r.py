@@ -44,10 +44,10 @@ from protofleet.methods.maths.heads import Penalty, penalised, solved
 from protofleet.methods.maths.means import class_means
 from protofleet.methods.parts.feature_means import (
     dtype_of,
+    held_mean_wants,
     held_means,
     holds_a_class,
     linear_rule,
-    mean_wants,
     own_squares,
     problem_with_squares,
     samples,
@@ -90,7 +90,7 @@ class Server(StatisticsServer):
 
     def wants(self) -> Mapping[str, TensorSpec]:
         triangle = spec(self.model, triangle_size(self.width))
-        return {**mean_wants(self.model, self.hyper, self.width, "targets"), "gram": triangle}
+        return {**held_mean_wants(self.model, self.hyper, self.width, "targets"), "gram": triangle}
 
     def refusal(self, reply: Reply) -> str:
         whole = symmetric_of(reply.payload["gram"].double(), self.width)

@@ -34,9 +34,9 @@ from protofleet.methods.maths.means import class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.feature_means import (
     dtype_of,
+    held_mean_wants,
     held_means,
     holds_a_class,
-    mean_wants,
     spec,
     total_means,
 )
@@ -89,7 +89,7 @@ class Server(StatisticsServer):
     def wants(self) -> Mapping[str, TensorSpec]:
         size, chosen = self.model.embedding_size, self.hyper.classifier
         return {
-            **mean_wants(self.model, self.hyper, size),
+            **held_mean_wants(self.model, self.hyper, size),
             chosen.sent: spec(self.model, *chosen.shape(size)),
         }
 

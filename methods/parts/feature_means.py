@@ -39,7 +39,9 @@ def spec(model: Net, *shape: int | str) -> TensorSpec:
     return TensorSpec(shape, str(dtype_of(model)).removeprefix("torch."), most=model.classes)
 
 
-def mean_wants(model: Net, hyper: StatisticsHyper, width: int, name: str = "means") -> dict[str, TensorSpec]:
+def held_mean_wants(
+    model: Net, hyper: StatisticsHyper, width: int, name: str = "means"
+) -> dict[str, TensorSpec]:
     """Return the specifications of class means of this width, and of their labels and counts.
 
     The coordinator does not lower the counts, because it would lower each of them on its own. See `samples`.
@@ -54,7 +56,7 @@ def mean_wants(model: Net, hyper: StatisticsHyper, width: int, name: str = "mean
 
 
 def held_means(model: Net, means: Tensor, counts: Tensor, name: str = "means") -> dict[str, Tensor]:
-    """Return the arrays of `mean_wants` for class means [C, width] and counts [C].
+    """Return the arrays of `held_mean_wants` for class means [C, width] and counts [C].
 
     They are not called prototypes, because codecs round prototypes, and the checks find rounded means.
     """
