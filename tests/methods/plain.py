@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from protofleet.methods.contract.base import seeded
-from tests.methods.tiny import SHARDS, Shard, play, shard, tiny, with_public_set
+from protofleet.methods.contract.base import Reply, seeded
+from tests.methods.tiny import SHARDS, Shard, answer, member, play, shard, tiny, with_public_set
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 # The devices of each round. device-3 has only one class and first takes part in round 3.
@@ -107,3 +107,16 @@ def averaged(rounds, train, travels=lambda key: True, data=DATA, make=network):
             else:
                 shared[key] = came[present[0]][key]
     return shared, models
+
+
+def rounds_with_a_late_answer(server, clients, rounds):
+    """Play rounds in each of which the answer of one device is late, and yield after each round."""
+    for number, present in enumerate(rounds, 1):
+        server.begin(number, [member(name, clients[name]) for name in present])
+        story = server.round()
+        ask = next(story)
+        replies = [Reply(name, len(DATA[name].y), answer(clients[name], ask, number)) for name in present]
+        replies.pop(number % len(present))
+        with pytest.raises(StopIteration):
+            story.send(replies)
+        yield number

@@ -10,10 +10,19 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import feddyn
-from protofleet.methods.contract.base import Reply
 from protofleet.methods.contract.received import WrongArraysError
 from protofleet.methods.parts.state import snapshot
-from tests.methods.plain import DATA, LOCAL, PRESENT, batches, halves, network, order_of, played
+from tests.methods.plain import (
+    DATA,
+    LOCAL,
+    PRESENT,
+    batches,
+    halves,
+    network,
+    order_of,
+    played,
+    rounds_with_a_late_answer,
+)
 from tests.methods.tiny import answer, member, play, same
 
 HYPER = feddyn.Hyper(**LOCAL, alpha=0.1)
@@ -101,14 +110,7 @@ def test_without_scaling_h_is_the_mean_of_all_g(name):
 def test_h_is_the_mean_after_each_round_though_answers_are_not_used(hyper):
     """In each round, the answer of one device is late."""
     server, clients = halves(feddyn, hyper)
-    for number, present in enumerate((*PRESENT, *PRESENT), 1):
-        server.begin(number, [member(name, clients[name]) for name in present])
-        story = server.round()
-        ask = next(story)
-        replies = [Reply(name, len(DATA[name].y), answer(clients[name], ask, number)) for name in present]
-        replies.pop(number % len(present))
-        with pytest.raises(StopIteration):
-            story.send(replies)
+    for _ in rounds_with_a_late_answer(server, clients, (*PRESENT, *PRESENT)):
         counted = [c for name, c in clients.items() if name in server.moves.counted]
         kept = [c.kept.continue_from(server.moves.told(), c.model)[1] for c in counted]
         for key, value in server.moves.mean().items():

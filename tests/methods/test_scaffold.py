@@ -15,7 +15,17 @@ from protofleet.methods.contract.received import WrongArraysError
 from protofleet.methods.maths.proximity import linear
 from protofleet.methods.maths.steps import effective_steps, mean_gradient, steps_of
 from protofleet.methods.parts.state import snapshot
-from tests.methods.plain import DATA, LOCAL, PRESENT, batches, halves, network, order_of, played
+from tests.methods.plain import (
+    DATA,
+    LOCAL,
+    PRESENT,
+    batches,
+    halves,
+    network,
+    order_of,
+    played,
+    rounds_with_a_late_answer,
+)
 from tests.methods.tiny import Shard, answer, member, play, same
 
 HYPER = scaffold.Hyper(**LOCAL)
@@ -92,14 +102,7 @@ def check_mean(server, clients):
 def test_c_is_the_mean_of_all_control_variates_after_each_round_though_answers_are_not_used(hyper):
     """In each round, the answer of one device is late."""
     server, clients = halves(scaffold, hyper)
-    for number, present in enumerate((*PRESENT, *PRESENT), 1):
-        server.begin(number, [member(name, clients[name]) for name in present])
-        story = server.round()
-        ask = next(story)
-        replies = [Reply(name, len(DATA[name].y), answer(clients[name], ask, number)) for name in present]
-        replies.pop(number % len(present))
-        with pytest.raises(StopIteration):
-            story.send(replies)
+    for _ in rounds_with_a_late_answer(server, clients, (*PRESENT, *PRESENT)):
         check_mean(server, clients)
     assert len(server.controls.counted) == 4
 
