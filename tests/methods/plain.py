@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from protofleet.methods.contract.base import Reply, seeded
+from protofleet.methods.contract.base import Ask, Member, Reply, seeded
+from protofleet.methods.parts.state import snapshot
 from tests.methods.tiny import SHARDS, Shard, answer, member, play, shard, tiny, with_public_set
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
@@ -120,3 +121,15 @@ def rounds_with_a_late_answer(server, clients, rounds):
         with pytest.raises(StopIteration):
             story.send(replies)
         yield number
+
+
+def demand_answer_is_left_out(server, clients, spoil):
+    """Play a round in which the spoilt statistics of one device fit the task, but are not used."""
+    sent = {name: snapshot(clients[name].run(Ask("describe"))) for name in ("device-0", "device-1")}
+    server.begin(1, [Member(name, len(DATA[name].y)) for name in sent])
+    story, bad = server.round(), spoil(sent["device-0"])
+    ask = next(story)
+    assert ask.problem_with(bad, 24) is None
+    with pytest.raises(StopIteration):
+        story.send([Reply("device-0", 24, bad), Reply("device-1", 18, sent["device-1"])])
+    assert [reply.device for reply in server.answers.replies()] == ["device-1"]

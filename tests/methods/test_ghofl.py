@@ -10,14 +10,13 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.testing import assert_close
 
 from protofleet.methods import ghofl
-from protofleet.methods.contract.base import Ask, Member, Reply
+from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.maths.grams import symmetric_of, triangle_of
 from protofleet.methods.parts.rules import Gaussians, Linear
-from protofleet.methods.parts.state import snapshot
 from protofleet.protocol.settings.reader import SettingsError
-from tests.methods.plain import DATA, PRESENT, halves, network, played
+from tests.methods.plain import DATA, PRESENT, demand_answer_is_left_out, halves, network, played
 from tests.methods.tiny import Shard, normal, play, same
 
 D, CLASSES = 6, 3
@@ -152,14 +151,7 @@ def spoilt_scatter(sent, value):
 )  # fmt: skip
 def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(head, spoil, problem, caplog):
     server, clients = halves(ghofl, ghofl.Hyper(head=head))
-    sent = {name: snapshot(clients[name].run(Ask("describe"))) for name in ("device-0", "device-1")}
-    server.begin(1, [Member(name, len(DATA[name].y)) for name in sent])
-    story, bad = server.round(), spoil(sent["device-0"])
-    ask = next(story)
-    assert ask.problem_with(bad, 24) is None
-    with pytest.raises(StopIteration):
-        story.send([Reply("device-0", 24, bad), Reply("device-1", 18, sent["device-1"])])
-    assert [reply.device for reply in server.answers.replies()] == ["device-1"]
+    demand_answer_is_left_out(server, clients, spoil)
     assert f"the answer of device-0 to round 1 is not used: {problem}" in caplog.text
     assert all(value.isfinite().all() for value in server.payload().values())
 
