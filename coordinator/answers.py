@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.gate.gate import Contradiction, FetchAnswer, Gate, NotAsked, RefuseAnswer
 from protofleet.coordinator.observe.measured import counted
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
+from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import UpdateReader
 from protofleet.methods.contract.base import Ask
-from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.wire.messages import Receipt, Update
 from protofleet.protocol.wire.reasons import Problem, Rejected
 
@@ -26,9 +28,10 @@ class AnswerReceiver:
     """
 
     def __init__(
-        self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
+        self, spool: Spool, link: CoordinatorRunLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
         perform: Callable[[Drop], None], reader: UpdateReader, uncoded: UncodedBytes,
+        enrolments: AnswerEnrolments,
     ) -> None:  # fmt: skip
         """Set up the receiver; `happen` receives an event for every update that can be judged.
 
@@ -38,7 +41,7 @@ class AnswerReceiver:
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
-        self._reader, self._uncoded = reader, uncoded
+        self._reader, self._uncoded, self._enrolments = reader, uncoded, enrolments
         # Updates that are on the disk and not accepted yet, by device.
         self._fetched: dict[str, Accepted] = {}
 
@@ -52,6 +55,7 @@ class AnswerReceiver:
         device = update.device
         match self._gate.decide(update, size, name):
             case FetchAnswer():
+                self._enrolments.offered(device)
                 return True
             case RefuseAnswer(problem):
                 self._refuse(update, problem)
@@ -69,11 +73,11 @@ class AnswerReceiver:
 
     def fetched(self, update: Update, name: bytes) -> None:
         """Check an update that was stored under this name, and pass it to the round machine."""
-        assert self._question.ask is not None, "an answer is fetched only while something is asked"
-        device = update.device
+        device, ask = update.device, self._question.ask_of(update.phase)
+        assert ask is not None, "an answer is fetched only if its task is known"
         self._gate.completed(device)
         examples = self._participants.members[device].examples
-        if problem := self._problem_with(self._question.ask, update, name, examples):
+        if problem := self._problem_with(ask, update, name, examples):
             self._spool.discard_answer(device, name)
             self._refuse(update, problem)
             return
@@ -81,15 +85,17 @@ class AnswerReceiver:
         self._fetched[device] = Accepted(device, update.base, name, update.examples, update.metrics)
         self._tell_observers(update)
         self._judged(update, None)
+        if device in self._fetched:  # The update is late, and waits for the next buffered round.
+            self._spool.waiting[device] = name
 
     def _problem_with(self, ask: Ask, update: Update, name: bytes, examples: int) -> Problem | None:
         try:
-            payload = self._reader.payload(update.arrays, update.base, self._gate.max_size, name)
+            payload = self._reader.payload(update.arrays, update.base, self._gate.most_of(update), name)
             problem = ask.problem_with(payload, examples, self._norm)
         except Rejected as fault:  # The form of a bundle, or of a record in a bundle, is wrong.
             return Problem(fault.reason, str(fault))
         if problem is None:
-            self._uncoded.add_update(update.round, update.device, name, payload)
+            self._uncoded.add_update(self._gate.round, update.device, name, payload)
         return problem
 
     def _refuse(self, update: Update, problem: Problem) -> None:
@@ -101,16 +107,26 @@ class AnswerReceiver:
 
     # Methods that carry out the decisions of the round machine.
 
-    def accept(self, device: str, round: int, phase: str) -> None:
-        last_heard, holder = self._link.last_heard(device), self._link.holder_of(device)
-        self._spool.accept(round, phase, self._fetched[device], last_heard, holder)
-        self._question.device_answered(device, self._fetched.pop(device).object)
-        self._link.rate_limiter.frame_was_useful(device)
+    def accept(self, device: str, round: int, phase: str, staleness: int = 0) -> None:
+        """Accept the update of a device for this round; its task is `staleness` rounds old."""
+        if phase != EVALUATE:
+            self._enrolments.accepted(device, round)
+        party = self._link.party
+        last_heard, holder = party.last_heard(device), party.holder_of(device)
+        answer = replace(self._fetched[device], staleness=staleness)
+        self._spool.accept(round, phase, answer, last_heard, holder)
+        self._let_go(device)
+        self._question.device_answered(device, answer.base, answer.object)
+        party.rate_limiter.frame_was_useful(device)
 
     def send_receipt(self, device: str, round: int, phase: str, problem: Problem | None) -> None:
         verdict, reason = ("refused", problem.message) if problem else ("accepted", "")
         self._link.send(device, Receipt(round, phase, verdict, reason))
 
     def drop(self, drop: Drop) -> None:
-        self._fetched.pop(drop.device, None)
+        self._let_go(drop.device)
         self._link.meter.rejected[drop.problem.reason] += 1
+
+    def _let_go(self, device: str) -> None:
+        self._fetched.pop(device, None)
+        self._spool.waiting.pop(device, None)

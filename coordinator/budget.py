@@ -28,6 +28,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.name_list import first_names
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime.logs import fields
 
@@ -132,7 +133,7 @@ class Budget:
     def note_wait(self) -> bool:
         """Decide whether the run now waits for the next month; return whether this has changed."""
         m, spent = self._machine, self.without_round.get(MONTH, set())
-        waits = m.stage is Stage.GATHERING and not m.next_round_at and spent and self._able < m.policy.quorum
+        waits = m.stage is Stage.GATHERING and not m.next_round_at and spent and self._able < m.least
         until = self._month_ends if waits else 0.0
         if until == (self.wait.until if self.wait else 0.0):
             return False
@@ -219,6 +220,7 @@ class Budget:
             spent,
             len(enrolled) - spent,
             self._words(RUN) if RUN in self.limits else "",
+            frozenset(self.without_round.get(MONTH, set()) - run),
         )
 
     def _words(self, limit: str) -> str:
@@ -244,7 +246,7 @@ class Budget:
         if place == self._place and m.stage is not Stage.GATHERING:
             return
         self._place = place
-        no_round = self._reported.no_round if self._reported else frozenset()
+        no_round = self._reported.no_round - m.kept if self._reported else frozenset()
         new, back, self._said = no_round - self._said, self._said - no_round, no_round
         if m.stage is Stage.FINISHED or m.is_last_evaluation:
             return
@@ -284,8 +286,7 @@ def set_member(members: set[str], name: str, is_member: bool) -> bool:
 
 def first_devices(devices: Sequence[str], words: Callable[[str], str]) -> str:
     """Return the names of the first devices, each with its words in brackets, and the number of the other devices."""
-    named = ", ".join(f"{device} ({words(device)})" for device in devices[:MOST_NAMED])
-    return named + (f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else "")
+    return first_names([f"{device} ({words(device)})" for device in devices], MOST_NAMED)
 
 
 def utc_words(at: float) -> str:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
+from protofleet.coordinator.page.page_address import PageAddress
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
 from protofleet.methods.contract.catalog import names
@@ -125,6 +127,14 @@ class CoordinatorSettings:
     """Port of the page of metrics and health; 0 means no page."""
     metrics_host: str = LOOPBACK
     """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
+    page_port: OptionalPort = 0
+    """Port of the live page of the run; 0 means no page."""
+    page_host: str = LOOPBACK
+    """Address of the live page on this machine; an address off the loopback needs `page_cert` and `page_key`."""
+    page_cert: str = ""
+    """Path of the certificate of the live page, with its chain; the page answers only to the names in it."""
+    page_key: str = ""
+    """Path of the private key of `page_cert`."""
     watchdog_seconds: Watchdog = 900.0
     """Seconds without a sign of life after which the process ends itself; 0 means no watchdog."""
     patience_seconds: PositiveSeconds = 60.0
@@ -144,12 +154,17 @@ class CoordinatorSettings:
         if problem := problem_with(normalized(self.class_names)):
             raise ValueError(f"class_names cannot be used: {problem}")
         self.endpoint()
+        self.page_address()
         plan = self.plan()
+        demand_buffered_fit(self.policy, plan)
         if self.budget is not None:
             demand_one_round(self.budget, plan)
 
     def endpoint(self) -> Endpoint:
         return Endpoint(self.metrics_host, self.metrics_port)
+
+    def page_address(self) -> PageAddress:
+        return PageAddress(self.page_host, self.page_port, self.page_cert, self.page_key)
 
     def plan(self) -> Plan:
         """Load the plug-ins and return the plan; raise PlugInError if a plug-in is not allowed."""

@@ -1,19 +1,21 @@
-"""The objects of a coordinator that its run uses. A coordinator has exactly one object of each kind.
+"""The objects of a coordinator that its runs share. A coordinator has exactly one object of each kind.
 
 One Python process can contain several coordinators. Each coordinator has its own objects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.devices.error_boundary import ErrorBoundary
+from protofleet.coordinator.dispatcher import Dispatcher
 from protofleet.coordinator.here_timer import HereTimer
-from protofleet.coordinator.shutdown import Shutdown
+from protofleet.coordinator.process_faults import is_of_the_process
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.wire.messages import State
@@ -32,9 +34,13 @@ class ProcessContext:
     wall: Callable[[], float] = time.time
     now: float = 0.0  # Time of the event that is being handled, on the clock of the event loop.
     connected: bool = False  # True while there is a session with the broker
+    # Called when a run is over, before its devices are told.
+    on_run_end: Callable[[], None] = lambda: None
     stopped: str = ""  # Reason why the process ends before its run is over, or "".
+    # True if an error that concerns only one run does not end the process. Then `failed` holds the error.
+    isolates_runs: bool = False
+    failed: dict[str, Exception] = field(default_factory=dict)
     here_timer: HereTimer = field(default_factory=HereTimer)
-    shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
     # The limit on the number of log lines about messages of peers. Without this limit, a flood of messages could
     # fill the disk. The counters still count every message.
@@ -44,6 +50,17 @@ class ProcessContext:
         self.error_boundary = ErrorBoundary(
             self.bans, self.clock, lambda name: self.link.rate_limiter.counted_as(name)
         )
+        self.dispatcher = Dispatcher(self.clock, lambda device: self.link.last_heard(device)[0])
+
+    @contextlib.contextmanager
+    def around(self, run: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+        """Catch an error of these kinds in the work for one run, if the other runs can go on after it."""
+        try:
+            yield
+        except errors as error:
+            if not self.isolates_runs or is_of_the_process(error):
+                raise
+            self.failed.setdefault(run, error)
 
     def clock(self) -> float:
         return self.now
@@ -52,15 +69,5 @@ class ProcessContext:
     def enrolled_devices(self) -> frozenset[str]:
         return frozenset(device for device in self.link.keyring if device != COORDINATOR)
 
-    @property
-    def enrolled(self) -> int:
-        return len(self.enrolled_devices)
-
     def announce(self, state: State) -> None:
-        self.link.publish(self.link.topics.coord_state, state, retain=True)
-
-    def announce_the_end(self, told: set[str]) -> None:
-        """Announce that the run is over; `told` holds the devices from which a confirmation is expected."""
-        self.announce(State(False, "finished"))
-        self.here_timer.stop()
-        self.shutdown.begin(told, self.now)
+        self.link.announce(state, retain=True)

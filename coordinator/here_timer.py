@@ -18,35 +18,40 @@ NEVER: Final = float("inf")
 
 
 class HereTimer:
+    """The time of the next regular `here` message of a process."""
+
     def __init__(self) -> None:
-        self._at = self._ask_at = NEVER
+        self.wake_at = NEVER
+
+    def announced(self, now: float) -> None:
+        """Record that a `here` message, or the first message of a connection, was sent."""
+        self.wake_at = now + HERE_SECONDS
+
+    def stop(self) -> None:
+        self.wake_at = NEVER
+
+
+class AskTimer:
+    """The times at which a run asks again for what it waits for."""
+
+    def __init__(self) -> None:
+        self.wake_at = NEVER
         # Seconds that will pass between the next two `here` messages about the open task.
         self._gap = ASK_SECONDS
 
-    @property
-    def wake_at(self) -> float:
-        return min(self._at, self._ask_at)
-
-    def connected(self, now: float) -> None:
-        self._at = now + HERE_SECONDS
-        self.wait_for_devices(now)
-
     def wait_for_devices(self, now: float) -> None:
-        """Record that the coordinator waits for devices from now on."""
-        self._ask_at, self._gap = now + ASK_SECONDS, ASK_SECONDS
+        """Record that the run waits for devices from now on."""
+        self.wake_at, self._gap = now + ASK_SECONDS, ASK_SECONDS
 
     def wait_for_nobody(self) -> None:
-        self._ask_at = NEVER
-
-    def stop(self) -> None:
-        self._at = self._ask_at = NEVER
+        self.wake_at = NEVER
 
     def is_too_early_to_name(self, now: float) -> bool:
         """Return whether a task was sent so recently that a missing update does not mean a lost message."""
-        return self._gap == ASK_SECONDS and now < self._ask_at < NEVER
+        return self._gap == ASK_SECONDS and now < self.wake_at < NEVER
 
-    def announced(self, now: float) -> None:
-        self._at = now + HERE_SECONDS
-        if now >= self._ask_at:
-            self._ask_at = now + self._gap if self._gap < HERE_SECONDS else NEVER
+    def asked(self, now: float) -> None:
+        """Record that the devices for which the run waits were named."""
+        if now >= self.wake_at:
+            self.wake_at = now + self._gap if self._gap < HERE_SECONDS else NEVER
             self._gap *= 2

@@ -13,17 +13,21 @@ from protofleet.coordinator.devices.domains import assign_domain, claim_problem
 from protofleet.coordinator.devices.hello_requests import HelloRequests
 from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
 from protofleet.coordinator.devices.limits import CoordinatorLimits, hello_problem
+from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Event, Joined, Left, Stage, Unenrolled
 from protofleet.coordinator.round.reader import MachineReader
+from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.spool.older_copies import OlderCopyDetector
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.to_devices import refusal_of
-from protofleet.protocol.security.keys import why_unknown
+from protofleet.protocol.security.keys import has_ended, why_unknown
 from protofleet.protocol.settings.named_codecs import written_codec
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import digest_of, packed
@@ -41,21 +45,26 @@ ENROLMENT_SECONDS: Final = 5.0
 
 class Participants:
     def __init__(
-        self, plan: Plan, context: ProcessContext, machine: MachineReader, spool: Spool, question: OpenQuestion,
-        limits: CoordinatorLimits, class_names: tuple[str, ...], feature_size: int, happen: Callable[[Event], None],
+        self, plan: Plan, context: ProcessContext, link: CoordinatorRunLink, times: RunTimes, machine: MachineReader,
+        spool: Spool, question: OpenQuestion, limits: CoordinatorLimits, class_names: tuple[str, ...],
+        feature_size: int, happen: Callable[[Event], None], enrolments: AnswerEnrolments, selection: DeviceSelection,
     ) -> None:  # fmt: skip
         """Set up an empty roster; `happen` receives an event when a device joins or leaves."""
-        self._plan, self._digest, self._context, self._link = plan, plan.digest, context, context.link
+        self._plan, self._digest, self._context, self._link = plan, plan.digest, context, link
         self._machine, self._spool, self._question = machine, spool, question
-        self._limits, self._happen = limits, happen
+        self._limits, self._happen, self._enrolments = limits, happen, enrolments
+        self._times, self._selection = times, selection
         # All devices that have taken part in the run, by name. Devices that have left are included.
         self.members: dict[str, Member] = {}
         self.domains: dict[str, str] = {}
+        self.on_refusal: Callable[[str, str], None] = lambda device, reason: None
         # The software and the machine of each device, as the device describes them.
         self.software: dict[str, str] = {}
-        patience, known = machine.policy.patience_seconds, lambda device: device in self._link.keyring
+        patience, known = machine.policy.patience_seconds, lambda device: device in self._link.party.keyring
         self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
-        self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
+        self.older_copies = OlderCopyDetector(
+            spool, patience, lambda: len(selection.of(context.enrolled_devices))
+        )
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
         # Devices from the roster of an earlier coordinator that have not yet sent their class names to this
@@ -76,7 +85,8 @@ class Participants:
 
     @property
     def wake_at(self) -> float:
-        enrolment = self._enrolment_due if self._machine.waited_for else float("inf")
+        waits = self._machine.waited_for or self._machine.left_to_ask
+        enrolment = self._enrolment_due if waits else float("inf")
         return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at, enrolment)
 
     def restore(self, members: Mapping[str, Member]) -> None:
@@ -87,6 +97,9 @@ class Participants:
         known = {**members, **self.members}
         self.members.clear()
         self.members.update(known)
+
+    def awaits_hello_of(self, device: str) -> bool:
+        return device in self._hello_requests
 
     def resume(
         self, members: Mapping[str, Member], domains: Mapping[str, str], roster: Iterable[str]
@@ -104,7 +117,7 @@ class Participants:
         now = self._context.now
         if now >= self._enrolment_due:
             self._enrolment_due = now + ENROLMENT_SECONDS
-            self._drop_unenrolled(self._machine.waited_for)
+            self._drop_unenrolled({*self._machine.waited_for, *self._machine.left_to_ask})
         self.name_vote.wake(now)
         self._apply_class_name_vote()
 
@@ -120,7 +133,7 @@ class Participants:
         self._spool.check_claim()  # devices ignore a replaced coordinator, so do not reply
         if before is not None and before[1] == received.boot and self._says_nothing_new(before[0], hello):
             return
-        if self.name_vote.is_open and received.epoch != self._link.epoch:
+        if self.name_vote.is_open and received.epoch != self._link.party.epoch:
             self._handle_hello_to_earlier_coordinator(hello)
         else:
             self._handle_hello(hello)
@@ -175,10 +188,10 @@ class Participants:
 
     def _admit(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
-        self._link.device_forms[device] = frozenset(hello.can)
+        self._link.party.device_forms[device] = frozenset(hello.can)
         self._note_software(device, hello.software)
-        if self._context.shutdown.begun and forms.BYE in hello.can:
-            self._context.shutdown.wait_for(device)
+        if self._times.shutdown.begun and forms.BYE in hello.can:
+            self._times.shutdown.wait_for(device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
             self._hello_requests.add(device, now)
             self._welcome(device)
@@ -186,8 +199,11 @@ class Participants:
         assign_domain(device, hello.domain, self.domains, self._limits.domains)
         self.members[device] = Member(device, hello.examples, hello.counts, self.domains[device])
         self._question.device_holds(device, hello.holds)
-        self.older_copies.hello_received(hello, self._link.last_heard(device)[0], self._machine.base, now)
-        self._happen(Joined(device))
+        self.older_copies.hello_received(
+            hello, self._link.party.last_heard(device)[0], self._machine.base, now
+        )
+        anew = device in self._machine.kept and not self._enrolments.valid([device], self._machine.round)
+        self._happen(Joined(device, anew))
 
     def _note_software(self, device: str, said: str) -> None:
         """Store the description of a device's software and machine.
@@ -215,8 +231,8 @@ class Participants:
     # Methods for devices that leave.
 
     def remove(self, device: str, reason: str, since: float | None = None) -> None:
-        if self._context.shutdown.begun:
-            self._context.shutdown.confirmed(device)
+        if self._times.shutdown.begun:
+            self._times.shutdown.confirmed(device)
             return
         self.last_wills.resolve(device, LEFT)
         self.name_vote.left(device)
@@ -269,7 +285,7 @@ class Participants:
 
     def _drop_unenrolled(self, devices: Iterable[str]) -> None:
         for device in sorted(devices):
-            if reason := why_unknown(self._link.keyring, device):
+            if reason := why_unknown(self._link.party.keyring, device):
                 log.warning(
                     "%s is not enrolled any more: %s; the run does not wait for this device, and the device takes no "
                     "further part in the run",
@@ -278,6 +294,12 @@ class Participants:
                 )
                 self._link.answers.abandon(device)
                 self._happen(Unenrolled(device, reason))
+            elif device in self._machine.roster and self._was_enrolled_again(device):
+                self.remove(device, "it was enrolled again and has not joined since")
+
+    def _was_enrolled_again(self, device: str) -> bool:
+        """Return whether the newest message of the device belongs to an enrolment that has ended."""
+        return has_ended(self._link.party.keyring, device, self._link.party.holder_of(device))
 
     # Methods for the MQTT wills of devices, which the broker publishes.
 
@@ -287,7 +309,7 @@ class Participants:
         A connected device always replies to a welcome with a hello.
         """
         known = device in self._machine.roster
-        if known and self.last_wills.received(device, self._link.last_heard(device), self._context.now):
+        if known and self.last_wills.received(device, self._link.party.last_heard(device), self._context.now):
             self._welcome(device)
 
     def connected(self, device: str) -> None:
@@ -298,7 +320,7 @@ class Participants:
 
     def heard_from(self, device: str) -> None:
         """Record that a device has sent a new message of any kind."""
-        self.last_wills.heard_from(device, self._link.last_heard(device), self._context.now)
+        self.last_wills.heard_from(device, self._link.party.last_heard(device), self._context.now)
 
     def resolve_wills(self) -> None:
         now = self._context.now
@@ -323,15 +345,21 @@ class Participants:
         devices whose hello is missing and the devices whose update is missing. In a pause, and shortly after a
         task was sent, the state names only the devices whose hello is missing.
         """
-        m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
-        too_early = self._context.here_timer.is_too_early_to_name(now)
+        m, too_early = self._machine, self._times.ask.is_too_early_to_name(self._context.now)
         phase = m.asked if m.stage is Stage.COLLECTING else ""
-        missing = set() if too_early else set(m.waited_for)
         gathers = m.stage is Stage.GATHERING and not m.next_round_at
-        if not too_early and (gathers or len(missing) > MOST_NAMED):
+        if not too_early and (gathers or len(m.waited_for) > MOST_NAMED):
             return RoundStatus(m.round, phase, m.attempt, None)
+        return RoundStatus(m.round, phase, m.attempt, tuple(sorted(map(short_name, self.missed()))))
+
+    def missed(self) -> set[str]:
+        """Return the devices that must send something, at most MOST_NAMED."""
+        now = self._context.now
+        too_early = self._times.ask.is_too_early_to_name(now)
+        missing = set() if too_early else set(sorted(self._machine.waited_for)[:MOST_NAMED])
+        ignored = self._context.bans.ignored
         missing.update(self._hello_requests.names(ignored, MOST_NAMED - len(missing), now))
-        return RoundStatus(m.round, phase, m.attempt, tuple(sorted(map(short_name, missing))))
+        return missing
 
     def save_class_names(self) -> None:
         self.name_vote.fix_if_decided()
@@ -352,7 +380,9 @@ class Participants:
                 self._admit(hello)
 
     def _hello_problem(self, hello: Hello) -> Problem | None:
-        problem = hello_problem(hello, self._plan, self._limits, self._question.uses)
+        problem = self._selection.problem_with(hello) or hello_problem(
+            hello, self._plan, self._limits, self._question.uses
+        )
         if problem or not self._needs_domains:
             return problem
         claim = hello.domain or hello.device
@@ -375,6 +405,7 @@ class Participants:
         if self._context.peer_log.take(self._context.now):
             log.warning("%s cannot take part: %s", device, problem.message)
         self._link.meter.rejected[problem.reason] += 1
+        self.on_refusal(device, problem.message)
         self._link.send(device, refusal_of(problem.message, *self._hellos[device]))
 
 

@@ -14,7 +14,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import table_of
-from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.codec import MAX_HOLDS
@@ -25,7 +25,7 @@ ROUNDS: Final = "the run rounds what devices send (the table [codec]); bring the
 
 class OpenQuestion:
     def __init__(
-        self, machine: MachineReader, link: CoordinatorLink, spool: Spool, norm: float,
+        self, machine: MachineReader, link: CoordinatorRunLink, spool: Spool, norm: float,
         plan: Plan | None = None, chain: BroadcastChain | None = None,
     ) -> None:  # fmt: skip
         self._machine, self._link, self._spool, self._norm = machine, link, spool, norm
@@ -34,6 +34,8 @@ class OpenQuestion:
         # Message form -> reason why the run needs it.
         self._codec = {forms.CODEC: ROUNDS} if plan is not None and plan.codec is not None else {}
         self.ask: Ask | None = None
+        # The newest task of training. A late update of a buffered round must have its arrays.
+        self._training: Ask | None = None
         # Name of each message form that every device of the run must know -> reason why the run needs this form.
         self.uses: dict[str, str] = dict(self._codec)
         self.undelivered = Undelivered()
@@ -54,12 +56,19 @@ class OpenQuestion:
 
     def open(self, ask: Ask) -> None:
         self.ask = ask
+        if not self._machine.evaluating:
+            self._training = ask
         self._wanted = table_of(ask.wants, ask.payload, self._norm)
+
+    def ask_of(self, phase: str) -> Ask | None:
+        """Return the task of an update of this phase, which is expected."""
+        return self.ask if self.ask is not None and self.ask.phase == phase else self._training
 
     def offer(self, manifest: Manifest) -> None:
         """Serve this broadcast from now on, and stop serving any earlier broadcast."""
         cohort = list(self._machine.cohort)
         holders = {device for device in {*self._held, *cohort} if self._holds(device, manifest.object)}
+        holders |= {*cohort}.difference(self._machine.recipients)
         deltas = self._deltas_to(manifest.object, cohort)
         self._references = tuple(deltas)
         references = {device: self._reference_of(device) for device in cohort}
@@ -116,13 +125,13 @@ class OpenQuestion:
         """Record the objects that a device has reported to hold."""
         self._held[device] = objects
 
-    def device_answered(self, device: str, answer: bytes) -> None:
-        """Record two objects that the device now holds: the broadcast of the open task, and its own update.
+    def device_answered(self, device: str, base: bytes, answer: bytes) -> None:
+        """Record two objects that the device now holds: the broadcast of its task, and its own update.
 
         The update is recorded because the next broadcast may have the same bytes.
         """
         held = self._held.get(device, ())[-(MAX_HOLDS - 2) :]
-        self._held[device] = (*held, self._machine.base, answer)
+        self._held[device] = (*held, base, answer)
 
     @property
     def size(self) -> int:
@@ -136,7 +145,9 @@ class OpenQuestion:
         """
         if max_packet is not None:
             self._max_packet = max_packet
-        boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.device_forms, now)
+        boxes = self._packets.manifests_may_be_objects(
+            self._machine.roster, self._link.party.device_forms, now
+        )
         try:
             self._link.adapt(self._max_packet, size, boxes)
         except BrokerError as error:

@@ -157,7 +157,7 @@ def describe_budget(
     `of_round` is the result of `round_bytes`, and `in_other_runs` has the bytes of each device in the other runs of
     this month.
     """
-    rounds = plan.rounds
+    rounds = 1 if plan.load().Server.keeps_answers else plan.rounds  # No device is asked in two rounds.
     size = f"{human_bytes(of_round.training)}{budget.cost_words(of_round.training)}"
     if of_round.arrays is Arrays.UNKNOWN:
         return (

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeVar
 
 from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.attendance import AttendanceLog
 from protofleet.coordinator.budget import Budget
+from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.judged import ValidationOfAll
+from protofleet.coordinator.models.best import delete_best
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.view import RunObserver, RunView
+from protofleet.coordinator.operator_commands import OperatorCommands
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import (
+    BUDGET,
+    NOBODY_LEFT,
+    OPERATOR,
     Accept,
     Advance,
     Advanced,
@@ -33,24 +42,29 @@ from protofleet.coordinator.round.events import (
     Dismiss,
     Diverge,
     Drop,
+    EndEarly,
     Event,
-    Exhaust,
     Finish,
     Forget,
     Joined,
     Judge,
     Left,
+    Open,
     Pause,
+    Paused,
     PutAside,
     Repeat,
     Rollback,
     Save,
+    SavePause,
+    SaveResult,
     Send,
     Stage,
     Unenrolled,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Spool
@@ -58,6 +72,7 @@ from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import stages_of_updates
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.disk import is_full
@@ -67,37 +82,51 @@ from protofleet.protocol.wire.messages import Finished, Receipt, Update
 from protofleet.protocol.wire.reasons import Reason
 
 log = logging.getLogger("protofleet.coordinator")
+T = TypeVar("T")
+# Levels of an early end, by its cause.
+LEVELS: Final = {BUDGET: logging.WARNING, NOBODY_LEFT: logging.INFO, OPERATOR: logging.WARNING}
 
 
 class Run:
     def __init__(
-        self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext,
+        self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, link: CoordinatorRunLink,
         observers: Sequence[RunObserver] = (), limits: CoordinatorLimits | None = None,
         class_names: tuple[str, ...] = (), budget: BudgetSettings | None = None,
+        selection: DeviceSelection | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
+        demand_buffered_fit(machine.policy, plan)
         machine.way_out = plan.variant.way_out_of_divergence
-        self._context, self._link = context, context.link
+        self._context, self.link = context, link
+        self.selection, self.times = selection or DeviceSelection(), RunTimes()
         self.queue = CommandQueue(spool, self)
         outlier, confusion = self.limits.outlier, self.limits.confusion
         self.server_runner = ServerRunner(
-            plan, spool, machine.rounds, outlier, confusion, machine.policy.weight_cap
+            plan,
+            spool,
+            machine.rounds,
+            outlier,
+            confusion,
+            machine.policy.weight_cap,
+            machine.policy.weight_of,
         )
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         chain = self.server_runner.chain
-        self.question = OpenQuestion(machine, self._link, spool, self.limits.norm, plan, chain)
-        feature_size = self.server_runner.server.model.embedding_size
+        self.question = OpenQuestion(machine, self.link, spool, self.limits.norm, plan, chain)
+        server = self.server_runner.server
+        self.enrolments = AnswerEnrolments(spool, context.link, server.keeps_answers)
         self.participants = Participants(
-            plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
-        )
+            plan, context, link, self.times, machine, spool, self.question, self.limits, class_names,
+            server.model.embedding_size, self.happen, self.enrolments, self.selection,
+        )  # fmt: skip
         self.uncoded = UncodedBytes(plan, spool, self.server_runner.reader)
         self.gate = Gate(
-            self.limits, machine, spool, self.participants.members, self._link.answers, self.queue,
+            self.limits, machine, spool, self.participants.members, self.link.answers, self.queue,
             stages_of_updates(plan),
         )  # fmt: skip
         self.answer_receiver = AnswerReceiver(
-            spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
-            self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded,
+            spool, self.link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
+            self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded, self.enrolments,
         )  # fmt: skip
         self.budget: Budget | None = None
         if budget is not None:
@@ -106,14 +135,19 @@ class Run:
                 plan,
                 machine,
                 spool,
-                self._link.topics,
-                lambda: context.enrolled_devices,
+                context.link.topics,
+                self.enrolled_devices,
                 context.wall,
             )
-            self._link.on_packet = self.budget.packet
+            self.link.on_packet = self.budget.packet
+        if machine.policy.buffered:
+            self.link.on_closed_broadcast = self._broadcast_is_closed
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
         self.pause_log = PauseLog()
+        self.is_open = (
+            True  # False after the service has closed the run; then results of the worker are dropped.
+        )
         self.diverged = ""  # Reason why the run cannot go on; "" if it can.
         # The commands that end the run, if the run was already over when this process began.
         self._over: list[Command] = []
@@ -122,24 +156,47 @@ class Run:
         self.isolation = Isolation(context.clock)
         self.observers = list(observers)
         self.view = RunView(
-            plan, machine, spool, context, self.participants, self.server_runner, self.queue, self.limits,
-            self.isolation, lambda: self.diverged, self.uncoded, self.budget.state if self.budget else None,
+            plan, machine, spool, context, link, self.times, self.selection, self.participants, self.server_runner,
+            self.queue, self.limits, self.isolation, lambda: self.diverged, self.uncoded,
+            self.budget.state if self.budget else None,
         )  # fmt: skip
+        self.operator_commands = OperatorCommands(
+            machine, spool, self.queue, self.view, self.happen, context.wall
+        )
         self._resume()
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
         """Call `heard_from` with the name of a device each time that the device itself sends a new message."""
-        self._link.on_message = heard_from
+        self.link.on_message = heard_from
+
+    def tell_of_refusals(self, refused: Callable[[str, str], None]) -> None:
+        """Call `refused` with the name of a device and the reason each time that its hello is refused."""
+        self.participants.on_refusal = refused
 
     def tell_of_transfers(self, progress: Callable[[str, TransferProgress], None]) -> None:
         """Call `progress` every few seconds for each update that takes a long time to arrive."""
-        self._link.answers.on_progress = progress
+        self.link.answers.on_progress = progress
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run on the wire."""
+        return self.link.run
+
+    def enrolled_devices(self) -> frozenset[str]:
+        """Return the enrolled devices that the run selects. This reads the list of all keys."""
+        return self.selection.of(self._context.enrolled_devices)
+
+    def has(self, device: str) -> bool:
+        """Return whether a device takes part in the run, or has got a welcome of the run."""
+        m = self.machine
+        return device in m.roster or device in m.cohort or self.participants.awaits_hello_of(device)
 
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
         budget = self.budget.wake_at if self.budget else float("inf")
-        return min(machine, budget, self.queue.wake_at, self.participants.wake_at, self.attendance.wake_at)
+        own = min(self.queue.wake_at, self.participants.wake_at, self.attendance.wake_at, self.times.wake_at)
+        return min(machine, budget, own)
 
     def wake(self) -> None:
         now = self._context.now
@@ -159,14 +216,16 @@ class Run:
         This method reads the list of all enrolled devices, so it is not called each time that the loop wakes.
         """
         m = self.machine
+        if m.kept and (left := self.enrolled_devices() - m.kept):
+            self.attendance.say_who_is_left(left, now)
+            return
         first = (m.round, m.attempt) == (1, 0)
-        self.attendance.say_if_due(
-            first, m.roster, m.not_counted_on(now), self._context.enrolled_devices, now
-        )
+        self.attendance.say_if_due(first, m.roster, m.not_counted_on(now), self.enrolled_devices(), now)
 
     def end_turn(self) -> None:
         """Commit the decisions since the last turn, then send the messages that follow from them."""
         self.queue.end_turn(self._context.now)
+        self.operator_commands.end_turn()
 
     def older_copy(self) -> str:
         """Return why the run cannot go on from this folder; "" if it can.
@@ -204,6 +263,7 @@ class Run:
         are unknown before the first connection.
         """
         self.queue.hold()
+        self.machine.paused = self.spool.paused()
         if recovered := self.spool.recover():
             past, members = recovered
             self.participants.resume(members, self.spool.domains(), past.roster)
@@ -236,14 +296,17 @@ class Run:
         before = self.machine.stage
         held_back, wall = self.machine.next_round_at, self._context.wall()
         commands = self.machine.handle(event, now, wall)
+        if isinstance(event, Left | Unenrolled):
+            self._context.dispatcher.left(self.name, event.device)
         if self.budget and isinstance(event, Joined | Left | Unenrolled):
             self.budget.note_presence(event.device)
         changed = self.machine.stage is not before or bool(held_back) != bool(self.machine.next_round_at)
+        changed |= isinstance(event, Paused)
         if self.budget:
             self.budget.say_who_is_left_out()
             changed |= self.budget.note_wait()
         if self._context.connected and (changed or isinstance(event, Advanced)):
-            self._set_here_timer(now)
+            self._set_ask_timer(now)
             self._note_attendance(now)
         self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
         # At the end of a round, the observers write its result before the Save of the next round is carried
@@ -254,6 +317,11 @@ class Run:
             self.isolation.call(observer.happened, self.view, event, commands, now)
         if ended:
             self.queue.add(commands, now)
+
+    def _broadcast_is_closed(self, device: str) -> None:
+        """Send the open task to a device that cannot receive the broadcast of its earlier task any more."""
+        if device in self.machine.roster & self.machine.at_work:
+            self.happen(Joined(device))
 
     def _review_budget(self, budget: Budget, now: float) -> None:
         """Inform the machine before its next decision if the devices have changed whose budget is spent."""
@@ -267,20 +335,15 @@ class Run:
     def _drop(self, drop: Drop) -> None:
         self.queue.add([drop], self._context.now)
 
-    @property
-    def _waits_for_devices(self) -> bool:
-        """Return whether the run waits only for devices before it can begin a round."""
-        return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
-
     def _note_attendance(self, now: float) -> None:
         waits_for_month = self.budget is not None and self.budget.wait is not None
-        self.attendance.gathering(self._waits_for_devices and not waits_for_month, now)
+        self.attendance.gathering(self.view.waits_for_devices and not waits_for_month, now)
 
-    def _set_here_timer(self, now: float) -> None:
-        if self._waits_for_devices or self.machine.stage is Stage.COLLECTING:
-            self._context.here_timer.wait_for_devices(now)
+    def _set_ask_timer(self, now: float) -> None:
+        if self.view.waits_for_devices or self.machine.stage is Stage.COLLECTING:
+            self.times.ask.wait_for_devices(now)
         else:
-            self._context.here_timer.wait_for_nobody()
+            self.times.ask.wait_for_nobody()
 
     # Methods that carry out the commands of the machine.
 
@@ -294,11 +357,11 @@ class Run:
         try:
             write()
         except Exception as error:
-            if not (is_full(error) and self._link.answers.has_unfinished):
+            if not (is_full(error) and self.link.answers.has_unfinished):
                 raise
             # The round cannot go on without this write. So free the space of unfinished updates, and write again. The
             # devices offer the unfinished updates again later.
-            self._link.answers.abandon()
+            self.link.answers.abandon()
             write()
 
     def _write(self, command: Command) -> None:
@@ -308,7 +371,10 @@ class Run:
             case Forget():
                 self.spool.delete_damaged_answers()
             case Rollback(why, missing):
-                why += self.question.undelivered.describe(missing, self._context.connected)
+                busy = self._context.dispatcher.held_back(self.name, missing)
+                asked = [device for device in missing if device not in busy]
+                why += self.question.undelivered.describe(asked, self._context.connected)
+                why += "".join(f"; {device} is busy with {run}" for device, run in busy.items())
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
                 self.server_runner.restore()
@@ -318,19 +384,29 @@ class Run:
                 if words:
                     log.info("round %d is the last one: %s", round, words)
                 self.spool.judge(round, accuracy, words, oldest)
-            case Exhaust(round, words):
-                log.warning("the training ends with round %d: %s", round, words)
-                if self.budget:
-                    self.budget.spent.exhaust(round, words)
+            case EndEarly(round, words, by):
+                log.log(LEVELS[by], "the training ends with round %d: %s", round, words)
+                self.spool.end_early(command)
             case Pause(round, ended):
                 self.spool.save_end(round, ended)
+            case SavePause(words):
+                log.warning(
+                    "%s", f"the run is paused: {words}" if words else "the run goes on after its pause"
+                )
+                self.spool.save_pause(words)
+            case SaveResult():
+                self.spool.save_result(command)
             case Diverge(round, reason):
                 self.spool.diverge(round, reason)
                 self.diverged = reason
             case Close(round, phase, devices):
                 self.spool.close_phase(round, phase, devices)
-            case Accept(device, round, phase):
-                self.answer_receiver.accept(device, round, phase)
+            case Open(task, oldest):
+                self.spool.open_task(task, oldest)
+            case Accept(device, round, phase, staleness):
+                self.answer_receiver.accept(device, round + staleness, phase, staleness)
+                worked = self._context.dispatcher.worked(self.name, device)
+                self.spool.device_time.add(min(worked, self.machine.policy.patience_seconds))
             case Drop():
                 self.answer_receiver.drop(command)
 
@@ -342,26 +418,41 @@ class Run:
                 self._blame(command)
             case Accept(device, round, phase):
                 self.answer_receiver.send_receipt(device, round, phase, None)
+                self._context.dispatcher.answered(self.name, device)
             case Repeat(device, round, phase, problem):
                 self.answer_receiver.send_receipt(device, round, phase, problem)
+                self._context.dispatcher.answered(self.name, device)
             case Drop(device, round, phase, verdict, problem):
-                self._link.send(device, Receipt(round, phase, verdict, problem.message))
-            case Send(device, round, phase, seconds):
-                self.question.send_to(device, round, phase, seconds, self._context.connected)
+                self.link.send(device, Receipt(round, phase, verdict, problem.message))
+                self._context.dispatcher.answered(self.name, device)
+            case Send():
+                if self._context.dispatcher.may_ask(self.name, command):
+                    self.ask(command)
             case Dismiss(device):
-                self._link.send(device, Finished(self.machine.rounds))
+                self.link.send(device, Finished(self.machine.rounds))
             case Finish() | Diverge():
                 self._end()
+
+    def ask(self, send: Send) -> None:
+        self.question.send_to(send.device, send.round, send.phase, send.seconds, self._context.connected)
+
+    def device_seconds(self) -> float:
+        """Return the seconds for which devices have worked for the answers that this run has accepted."""
+        return self.spool.device_time.seconds
 
     def _save(self, save: Save) -> None:
         self.participants.save_class_names()
         members, domains = self.participants.members, self.participants.domains
         roster = self.machine.roster - self.machine.unfunded
         saved = {d: members[d] for d in sorted({*save.cohort, *roster})}
-        fleet = max(self._context.enrolled, len(save.cohort))
+        fleet = max(len(self.enrolled_devices()), len(save.cohort))
+        if self.server_runner.has_forgotten:
+            delete_best(self.spool)
         self.spool.save(
-            save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains, fleet
-        )
+            save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains, fleet,
+            self.server_runner.has_forgotten,
+        )  # fmt: skip
+        self.server_runner.has_forgotten = False
         if self.budget:
             self.budget.spent.begin_round(save.cohort)
 
@@ -380,24 +471,49 @@ class Run:
             command.returned,
         )  # fmt: skip
         self.server_runner.restore()
-        self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
+        self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
 
     def _end(self) -> None:
-        confirms = {device for device in self.machine.roster if self._link.understands(device, forms.BYE)}
-        self._context.announce_the_end(confirms)
+        confirms = {device for device in self.machine.roster if self.link.understands(device, forms.BYE)}
+        self.times.end(confirms, self._context.now)
+        self._context.on_run_end()
 
     # Calls of the server half, which runs on the thread of the worker.
 
     def _advance(self, advance: Advance) -> None:
-        self._link.answers.abandon()
+        self._abandon_answers()
         self.question.close()
+        self._context.dispatcher.drop(self.name)
         self._advancing = advance
         members = [self.participants.members[d] for d in self.machine.cohort]
         answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
-        block = self._link.block
+        block = self.link.block
+        enrolled = self._enrolled_for(advance.round + (advance.phase is not None))
         self._context.worker.submit(
-            lambda: self.server_runner.step(advance, members, answers, block), self._server_stepped
+            lambda: self.server_runner.step(advance, members, answers, block, enrolled),
+            self._if_open(self._server_stepped),
         )
+
+    def _enrolled_for(self, round: int) -> frozenset[str] | None:
+        """Return the enrolled devices whose answers to earlier rounds may be kept, if the server half keeps answers.
+
+        To read the list of enrolled devices takes time.
+        """
+        if not self.server_runner.server.keeps_answers:
+            return None
+        return self.enrolments.valid(self.enrolled_devices(), round)
+
+    def _abandon_answers(self) -> None:
+        """Stop the fetches of updates. A buffered round keeps those whose updates can count in the next round."""
+        m, answers = self.machine, self.link.answers
+        if not m.policy.buffered or m.is_last_evaluation:
+            answers.abandon()
+            return
+        fetched = [received.message for _, received in answers.fetches.values()]
+        for update in fetched:
+            assert isinstance(update, Update), "only updates are fetched"
+            if not m.expects_late(update.device, update.round, update.phase, update.base):
+                answers.abandon(update.device)
 
     def _server_stepped(self, step: Step | Exception) -> None:
         if isinstance(step, Exception):
@@ -419,14 +535,17 @@ class Run:
             self.isolation.call(observer.stepped, self.view, step, self._context.now)
         self.participants.drop_unenrolled()
         base = step.manifest.object if step.manifest else b""
+        kept = self.enrolments.valid(step.kept, step.round + 1)
         if step.ask is not None:
-            self.happen(Advanced(step.ask.phase, base, step.fault))
-        else:
-            self.happen(Advanced(None, base, step.fault, None if step.fault else self.validation_of_all()))
+            self.happen(Advanced(step.ask.phase, base, step.fault, kept=kept))
+            return
+        validation = None if step.fault else self.validation_of_all()
+        left = self.enrolled_devices() - kept if kept else kept
+        self.happen(Advanced(None, base, step.fault, validation, kept, left))
 
     def _open(self, step: Step) -> None:
         if step.ask is not None:
-            self.gate.open(step.ask, len(self.machine.cohort))
+            self.gate.open(step.ask, len(self.machine.cohort), self.machine.evaluating)
             self.question.open(step.ask)
         if step.manifest is not None:
             self.question.offer(step.manifest)
@@ -438,7 +557,7 @@ class Run:
             log.warning(
                 "round %d %s: the answer of %s is put aside: %s", step.round, step.phase, device, reason
             )
-            self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
+            self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
 
     def _blame(self, blame: Blame) -> None:
         failed = None
@@ -446,8 +565,21 @@ class Run:
             # Include the devices that left before this process began.
             self.participants.restore(saved.members)
             next_cohort = None if blame.round == self.machine.round else self.machine.cohort
-            failed = FailedRound.load(self.spool, saved, self.participants.members, next_cohort)
-        self._context.worker.submit(lambda: self.culprit_search.find(blame, failed), self._blamed)
+            members, enrolled = self.participants.members, self._enrolled_for(blame.round + 1)
+            failed = FailedRound.load(self.spool, saved, members, next_cohort, enrolled)
+        self._context.worker.submit(
+            lambda: self.culprit_search.find(blame, failed), self._if_open(self._blamed)
+        )
+
+    def _if_open(self, then: Callable[[T], None]) -> Callable[[T], None]:
+        """Return a function that passes a result of the worker to `then`, unless the run has failed or is closed."""
+
+        def take(result: T) -> None:
+            if self.is_open and self.name not in self._context.failed:
+                with self._context.around(self.name):
+                    then(result)
+
+        return take
 
     def _blamed(self, found: Blamed | Exception) -> None:
         if isinstance(found, Exception):

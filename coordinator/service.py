@@ -5,14 +5,19 @@ All other work is done by the run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.epochs import epoch_file
+from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER
 from protofleet.protocol.storage.disk import NoRoom
+from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.base import (
     Arrived,
     Connected,
@@ -22,37 +27,131 @@ from protofleet.protocol.transport.base import (
     Item,
     StopRequest,
 )
-from protofleet.protocol.wire.messages import HERE, Bye, Finished, Hello, State, Update
+from protofleet.protocol.wire import forms
+from protofleet.protocol.wire.messages import (
+    HERE,
+    MOST_NAMED,
+    Bye,
+    Finished,
+    Hello,
+    State,
+    Update,
+    short_name,
+)
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.broker_session import BrokerSession
+from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.coordinator")
 
 
 class CoordinatorService:
-    """The service that decodes each message, notes the time, and passes the message to the run."""
+    """The service that decodes each message, notes the time, and passes the message to its run.
 
-    def __init__(self, context: ProcessContext, run: Run) -> None:
-        self.context, self.run, self.link = context, run, context.link
-        self.finished = False
+    All runs share one connection to the broker.
+    """
+
+    def __init__(self, context: ProcessContext, runs: Sequence[Run], stays: bool = False) -> None:
+        """Create a service with these runs; if `stays` is true, it does not end when all of its runs are over."""
+        self.context, self.link = context, context.link
+        self.runs: dict[str, Run] = {}  # The runs that are open, by their names on the wire.
+        self.finished, self._stays = False, stays
         self.session = BrokerSession(log)
-        self.link.remember(run.spool.last_heard())
-        self.link.answers.admission_controller = run.answer_receiver
+        self._max_packet = 0  # Largest packet of the broker in bytes; 0 while there is no session.
+        self._told: set[str] = set()  # Runs whose end was announced.
+        # Runs that are not open, but not over either. Their devices keep what belongs to these runs.
+        self.paused: Collection[str] = ()
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
+        context.on_run_end = self._announce_ends
+        self.link.run_of = lambda device: run.name if (run := self._home_of(device)) else self.link.run
+        for run in runs:
+            self.add(run, starts=run.spool.device_time.lift is None)
+
+    def add(self, run: Run, weight: float = 1.0, starts: bool = True) -> None:
+        """Open a run, on the present connection if there is one.
+
+        `weight` is the share of the devices' time that the run gets, in relation to the weights of the other runs.
+        `starts` is false if the run only goes on after a restart of this process.
+        """
+        context = self.context
+        heard = run.spool.last_heard().items()
+        self.link.remember({d: mark for d, mark in heard if mark[:2] > self.link.last_heard(d)})
+        self.runs[run.name], run.is_open = run, True
+        # The legacy run stays the same while it is only paused, because its devices would forget its state.
+        self.link.add(run.link, is_legacy=self.link.run not in self.paused)
+        run.link.answers.admission_controller = run.answer_receiver
+        context.dispatcher.add(run.name, run, weight, run.spool.device_time.lift or 0.0, starts)
+        self._store_lifts(run, starts)
+        if context.connected:
+            with context.around(run.name):
+                if run.fits_through(self._max_packet):
+                    self._begin(run, context.now)
+            context.announce(self._birth())
+
+    def _store_lifts(self, added: Run, starts: bool) -> None:
+        """Store how the runs share the devices, so that a restart does not change their shares."""
+        if len(self.runs) == 1 and not self._stays:
+            return
+        for run in self.runs.values():
+            if run.spool.device_time.lift is None or (starts and run is added):
+                run.spool.device_time.share(self.context.dispatcher.lift_of(run.name))
+
+    def lift(self, name: str) -> None:
+        """Let a run that resumes claim nothing for the time of its pause."""
+        share, run = self.context.dispatcher, self.runs[name]
+        share.add(name, run, share.weight_of(name), share.lift_of(name), starts=True)
+        self._store_lifts(run, starts=True)
+
+    def remove(self, name: str) -> None:
+        """Close a run. The other runs go on, and the files of the run stay as they are."""
+        run = self.runs.pop(name)
+        run.is_open = False
+        self._told.discard(name)
+        self.context.failed.pop(name, None)
+        self.link.remove(run.link, self.context.now)
+        self.context.dispatcher.remove(name)
+        if self.context.connected:
+            self.context.announce(self._birth())
+
+    def lead(self, name: str) -> None:
+        """Make a run the legacy run; it may be a run that is not open now."""
+        self.link.make_legacy(name)
+        if self.context.connected:
+            self.context.announce(self._birth())
+
+    @property
+    def _able(self) -> list[Run]:
+        """Return the runs that have not failed."""
+        return [run for run in self.runs.values() if run.name not in self.context.failed]
+
+    def _for_each(self, act: Callable[[Run], None], runs: Collection[Run] | None = None) -> None:
+        """Act on each run; an error in one of several runs does not concern the others."""
+        for run in self._able if runs is None else runs:
+            with self.context.around(run.name):
+                act(run)
+
+    @property
+    def run(self) -> Run:
+        """Return the legacy run: all devices whose software follows only one run take part in it."""
+        return self.runs[self.link.run]
 
     @property
     def stopped(self) -> str:
-        """Return why the process ends before its run is over, or ""."""
+        """Return why the process ends before its runs are over, or ""."""
         return self.context.stopped
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether all runs are over, and the process waits only until the devices know it."""
+        return not self._stays and all(run.times.shutdown.begun for run in self.runs.values())
 
     @property
     def wake_at(self) -> float:
         c = self.context
-        return min(
-            part.wake_at for part in (self.session, self.link, self.run, c.bans, c.here_timer, c.shutdown)
-        )
+        process = min(self.session.wake_at, self.link.wake_at, c.bans.wake_at, c.here_timer.wake_at)
+        return min([process, *(run.wake_at for run in self.runs.values())])
 
     def take(self, item: Item, now: float) -> None:
         self.context.now = now
@@ -63,18 +162,25 @@ class CoordinatorService:
         self.session.check(now)
         self.link.wake(now)
         self._announce_what_is_due(now)
-        if reason := self.run.older_copy():
-            self.context.stopped, self.finished = reason, True
-            self.context.announce(State(False, reason))
+        self._for_each(self._check_folder)
         self._refresh_bans(now)
-        self.run.wake()
+        self._for_each(Run.wake)
+
+    def _check_folder(self, run: Run) -> None:
+        """End the process, or only the run, if the folder of the run is an older copy."""
+        if not (reason := run.older_copy()):
+            return
+        if self.context.isolates_runs:
+            raise DamagedError(reason)
+        self.context.stopped, self.finished = reason, True
+        self.context.announce(State(False, reason))
 
     def end_turn(self, now: float) -> None:
         self.context.now = now
-        self.run.end_turn()
+        self._for_each(Run.end_turn)
         self._drop_excluded()
-        self.link.tasks.flush(now)
-        self.finished |= self.context.shutdown.is_over(now)
+        self.link.end_turn(now)
+        self.finished |= self.is_ending and all(run.times.shutdown.is_over(now) for run in self.runs.values())
 
     def unwanted(self, topic: str) -> bool:
         """Return whether messages on this topic are dropped unread. Any thread may call this method."""
@@ -110,6 +216,8 @@ class CoordinatorService:
             case Disconnected(reason, final):
                 self.context.connected = False
                 self.context.here_timer.stop()
+                for run in self.runs.values():
+                    run.times.ask.wait_for_nobody()
                 if why := self.session.lost(reason, final, now):
                     self._stop(why)
             case Denied(topic, reason):
@@ -117,7 +225,7 @@ class CoordinatorService:
             case Done(call):
                 call()
             case StopRequest(reason):
-                if not self.context.shutdown.begun:
+                if not self.is_ending:
                     self.context.announce(State(False, reason))
                 self._stop(reason)
 
@@ -125,39 +233,94 @@ class CoordinatorService:
 
     def _connected(self, max_packet: int, now: float) -> None:
         self.session.accepted()
-        self.run.spool.check_claim()
-        if not self.run.fits_through(max_packet):
+        self._max_packet = max_packet
+        for run in self.runs.values():
+            run.spool.check_claim()
+        if not self._fit_through(max_packet):
             return
         self.session.stands(now)
         self.context.connected = True
         self.link.reconnected()
         self._subscribe()
-        if self.context.shutdown.begun:
+        if self.is_ending:
             self.context.announce(State(False, "finished"))
             return
-        self.context.announce(State(True, who=self.link.who))
-        self.context.here_timer.connected(now)
-        self.run.go_on()
+        self.context.announce(self._birth())
+        self.context.here_timer.announced(now)
+        self._for_each(lambda run: self._begin(run, now))
+
+    def _fit_through(self, max_packet: int) -> bool:
+        fit = []
+        self._for_each(lambda run: fit.append(run.fits_through(max_packet)))
+        return all(fit)
+
+    def _begin(self, run: Run, now: float) -> None:
+        """Let a run continue over the present connection."""
+        if not run.times.shutdown.begun:
+            run.times.ask.wait_for_devices(now)
+            run.go_on()
+
+    def _birth(self) -> State:
+        return State(True, who=self.link.who, runs=self._active())
+
+    def _active(self) -> tuple[str, ...] | None:
+        """Return the names of the active runs; None in a process that conducts only one run."""
+        if not self._stays and len(self.runs) == 1:
+            return None
+        return tuple(sorted(name for name, run in self.runs.items() if not run.times.shutdown.begun))
 
     def _denied(self, topic: str, reason: str, now: float) -> None:
         place = self.link.topics.parse(topic)
         to_all = place is not None and place.kind in ("bcast", "now")
-        self.run.not_delivered(None if to_all else [place.device] if place else [])
+        for run in self.runs.values():
+            run.not_delivered(None if to_all else [place.device] if place else [])
         if self.context.peer_log.take(now):
             log.warning("the broker refused a message on %s: %s", topic, reason)
 
     def _stop(self, reason: str) -> None:
-        """End the process, and note the reason if the shutdown at the end of the run has not begun."""
-        self.context.stopped, self.finished = "" if self.context.shutdown.begun else reason, True
+        """End the process, and note the reason if the shutdown at the end of the runs has not begun."""
+        self.context.stopped, self.finished = "" if self.is_ending else reason, True
 
     def _announce_what_is_due(self, now: float) -> None:
-        if now >= self.context.here_timer.wake_at:
-            here = State(True, HERE, self.link.who, self.run.participants.round_status())
-            self.link.publish(self.link.topics.coord_state, here)
+        asks = [run.times.ask for run in self.runs.values()]
+        if now >= min([self.context.here_timer.wake_at, *(ask.wake_at for ask in asks)]):
+            self.link.announce(self._here(), retain=False)
             self.context.here_timer.announced(now)
-            self.run.note_traffic()
-        for device in self.context.shutdown.due(now):
-            self.link.send(device, Finished(self.run.machine.rounds))
+            for run in self.runs.values():
+                run.times.ask.asked(now)
+            self._for_each(Run.note_traffic)
+        for run in self.runs.values():
+            for device in run.times.shutdown.due(now):
+                run.link.send(device, Finished(run.machine.rounds))
+
+    def _here(self) -> State:
+        """Return the `here` message.
+
+        Its round is that of the legacy run. Its names are those of all runs: a device that takes part in several runs
+        sends a hello in each of its runs if it is named.
+        """
+        runs = [run.participants for run in self._legacy_first()]
+        status = runs[0].round_status() if runs else None
+        if status and status.waits is not None and len(runs) > 1:
+            missed = {short_name(device) for run in runs[1:] for device in run.missed()}
+            status = replace(status, waits=tuple(sorted({*status.waits, *missed})[:MOST_NAMED]))
+        return State(True, HERE, self.link.who, status, self._active())
+
+    def _legacy_first(self) -> list[Run]:
+        return sorted(self.runs.values(), key=lambda run: run.name != self.link.run)
+
+    def _announce_ends(self) -> None:
+        """Announce the end of each run that is over. While other runs go on, only the devices of the run are told."""
+        for run in self.runs.values():
+            if not run.times.shutdown.begun or run.name in self._told:
+                continue
+            self._told.add(run.name)
+            if self.is_ending:
+                self.context.announce(State(False, "finished"))
+                self.context.here_timer.stop()
+                return
+            for device in sorted(run.machine.roster):
+                run.link.send(device, Finished(run.machine.rounds))
 
     # These methods decide whose messages are received.
 
@@ -189,17 +352,19 @@ class CoordinatorService:
         This is done at the end of the turn, after the event that caused the exclusion is handled completely.
         """
         for device in self.context.error_boundary.take_excluded():
-            self.link.answers.abandon(device, for_good=True)
-            self.run.participants.ignore(device)
+            for run in self._able:
+                with self.context.around(run.name):
+                    run.link.answers.abandon(device, for_good=True)
+                    run.participants.ignore(device)
             self._subscribe()
 
     def _refresh_bans(self, now: float) -> None:
         bans = self.context.bans
         if now >= bans.wake_at:
             ignored_before = bans.ignored
-            self.link.count_banned(bans.refresh(now))
+            self.link.legacy.count_banned(bans.refresh(now))
             self._subscribe()
-            self.run.participants.stop_ignoring(ignored_before - bans.ignored)
+            self._for_each(lambda run: run.participants.stop_ignoring(ignored_before - bans.ignored))
 
     # Methods for messages.
 
@@ -208,35 +373,93 @@ class CoordinatorService:
             for received in self.link.arrived(topic, frame, now):
                 self._received(received)
             if place := self.link.topics.parse(topic):
-                self.run.participants.heard_from(place.device)
+                for run in self._able:
+                    run.participants.heard_from(place.device)
         except Rejected as fault:
             if isinstance(fault, NoRoom):
-                self.run.queue.no_room(str(fault))
+                for run in self.runs.values():
+                    run.queue.no_room(str(fault))
             elif self.context.peer_log.take(now):
                 log.warning("rejected a frame on the topic %.100r: %s", topic, fault)
 
     def _received(self, received: Received) -> None:
-        device, participants = received.sender, self.run.participants
+        device = received.sender
         match received.message:
             case State() if device == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
-                self.context.departures.hello_received(received, self.link.last_heard(device)[1])
-                participants.hello_received(received, hello)
-            case State(online=False) if received.sequence == 0 and not self.context.shutdown.begun:
-                participants.will_received(device)
+                self._hello_received(received, hello)
+            case State(online=False) if received.sequence == 0:
+                for run in self._runs_with(device):
+                    with self._work_for(run):
+                        if not run.times.shutdown.begun:
+                            run.participants.will_received(device)
+                        else:
+                            run.participants.bye_received(device, "")
             case State(online=True):
-                participants.connected(device)
+                for run in self._runs_with(device):
+                    with self._work_for(run):
+                        run.participants.connected(device)
             case State(online=False) | Bye() if self._is_stale(received):
                 pass
             case State(online=False, reason=reason):
-                participants.bye_received(device, reason)
+                for run in self._runs_with(device):
+                    with self._work_for(run):
+                        run.participants.bye_received(device, reason)
             case Bye(reason):
-                over, may_log = self.context.shutdown.begun, self.context.peer_log.take(self.context.now)
-                self.context.departures.left(device, reason, may_log, run_is_over=over)
-                participants.bye_received(device, reason)
+                self._bye_received(received, reason)
             case Update() as update:
-                self.run.answer_receiver.fetched(update, received.object)
+                with self._work_for(run := self.runs[received.run]):
+                    run.answer_receiver.fetched(update, received.object)
+
+    def _hello_received(self, received: Received, hello: Hello) -> None:
+        device, follows_several = hello.device, forms.RUNS in hello.can
+        self.context.departures.hello_received(received, self.link.last_heard(device)[1])
+        working = hello.working if follows_several else None
+        self.context.dispatcher.hello_received(device, received.boot, working)
+        if run := self._run_for(received.run, hello):
+            with self._work_for(run):
+                run.participants.hello_received(received, hello)
+        elif received.run and received.run not in self.paused:
+            self.link.unassigned.send_as(received.run, device, Finished(0))
+
+    def _work_for(self, run: Run) -> contextlib.AbstractContextManager[None]:
+        """Catch an error of ours in the work of a run for a device. Other errors concern the device alone."""
+        return self.context.around(run.name, (RunMismatchError, *OURS))
+
+    def _run_for(self, named: str, hello: Hello) -> Run | None:
+        """Return the run that a hello goes to: the run that it names, or a run that selects the device.
+
+        A device whose software follows only one run is in the legacy run.
+        """
+        legacy = self.runs.get(self.link.run)
+        if self._active() is None or forms.RUNS not in hello.can:
+            return legacy
+        if named:
+            return self.runs.get(named)
+        fit = (run for run in self.runs.values() if run.selection.takes(hello) and not run.has(hello.device))
+        return next((run for run in fit if not run.times.shutdown.begun), None) if hello.capacity else None
+
+    def _bye_received(self, received: Received, reason: str) -> None:
+        """Remove a device from the run of its bye. A device that takes part in other runs goes on with these."""
+        device, named = received.sender, self.runs.get(received.run)
+        runs = [named] if named else self._runs_with(device)
+        over = all(run.times.shutdown.begun for run in runs)
+        self.context.departures.left(
+            device, reason, self.context.peer_log.take(self.context.now), run_is_over=over
+        )
+        for run in runs:
+            with self._work_for(run):
+                run.participants.bye_received(device, reason)
+
+    def _runs_with(self, device: str) -> list[Run]:
+        """Return the runs that the device takes part in; if there is none, the legacy run."""
+        found = [run for run in self.runs.values() if run.has(device)]
+        return found or [run for run in (self.runs.get(self.link.run),) if run]
+
+    def _home_of(self, device: str) -> Run | None:
+        """Return the run that counts what a device sends without the name of an open run."""
+        return next(iter(self._runs_with(device)), None)
 
     def _is_stale(self, leave: Received) -> bool:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])
@@ -247,7 +470,7 @@ class CoordinatorService:
         This process sends nothing more, because the devices would ignore its messages.
         """
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
-        known = epoch_file(self.run.spool.folder.parents[1], self.link.topics.federation)
+        known = epoch_file(self.context.bans.folder.parents[1], self.link.topics.federation)
         who = later.message.who if isinstance(later.message, State) else ""
         said = f"; the other is {printable(who)}" if who else ""
         self.finished = True

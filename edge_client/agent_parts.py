@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
@@ -19,12 +20,16 @@ from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.host.energy import EnergyMeter
 from protofleet.edge_client.inbox.growing import GrowingData
 from protofleet.edge_client.inbox.watch import InboxWatch
+from protofleet.edge_client.job_memory import JobMemory
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.run_end import RunEnd
+from protofleet.edge_client.run_follower import RunFollower
+from protofleet.edge_client.run_places import RunPlaces
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.heard import open_heard_file
 from protofleet.edge_client.task_handler import TaskHandler
 from protofleet.edge_client.trainer.job import StartJob
+from protofleet.edge_client.work_turns import WorkTurns
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.device import DeviceLink
@@ -48,6 +53,8 @@ class DeviceData:
     """The data of a device with an inbox; `splits` and `start_job` are then those of `growing`."""
     note: Callable[[Splits], None] = lambda data: None
     """Called whenever the data have grown."""
+    memory: JobMemory = field(default_factory=JobMemory)
+    """The place for the job of one run at a time."""
 
     @property
     def for_hellos(self) -> Splits:
@@ -73,15 +80,15 @@ class AgentOptions:
     """Energy meter of the board; None if the board has none."""
     plugins: PlugIns = field(default_factory=PlugIns)
     """Plug-ins that a plan may name."""
+    runs: int = 1
+    """Largest number of runs in which the device takes part at the same time."""
 
 
 class AgentParts(NamedTuple):
     """The parts of an agent, in the order of the arguments of `Agent`."""
 
     context: DeviceContext
-    hellos: HelloExchange
-    tasks: TaskHandler
-    run_end: RunEnd
+    places: RunPlaces
     watchdog: CoordinatorWatchdog
     session: BrokerSession
     inbox: InboxWatch | None
@@ -93,31 +100,71 @@ def agent_parts(
 ) -> AgentParts:  # fmt: skip
     """Build the parts of a device's agent and connect them."""
     context = DeviceContext(link, state, worker, open_heard_file(state, link))
-    run = CurrentRun(state.saved.run)
-    sender = HelloSender(link, data.for_hellos, state, options.software, options.about)
-    hellos = HelloExchange(context, run, sender)
-    runner = _job_runner(data, link, state, options)
-    tasks = TaskHandler(context, run, runner, hellos, AnswerDelivery(link))
-    watchdog = CoordinatorWatchdog()
-    run_end = RunEnd(context, tasks, watchdog, options.stays)
+    # The samples of a device with an inbox belong to one run, because each round has its own list of samples.
+    limit = 1 if data.growing else options.runs
+    assembly = _Assembly(data, options, context, WorkTurns(), ActiveRuns(), limit)
     inbox = None
+    first = assembly.follower(link, state.saved.run)
     if data.growing:
+        tasks, hellos = first.tasks, first.hellos
         inbox = InboxWatch(context, data.growing, lambda: tasks.free, hellos.send, data.note)
-    return AgentParts(context, hellos, tasks, run_end, watchdog, BrokerSession(log), inbox)
+        first.inbox = inbox
+    assembly.places.fill(first, assembly.follower, assembly.lobby, options.stays)
+    return AgentParts(context, assembly.places, assembly.watchdog, BrokerSession(log), inbox)
 
 
-def _job_runner(data: DeviceData, link: DeviceLink, state: DeviceState, options: AgentOptions) -> JobRunner:
-    def tells_confusion() -> bool:
-        return forms.CONFUSION in link.peer_forms and data.splits.classes <= options.confusion
+class _Assembly:
+    """The maker of the parts that belong to one run."""
 
-    return JobRunner(
-        data.start_job,
-        state,
-        data.splits,
-        lambda: link.block,
-        options.clock,
-        tells_confusion,
-        AnswerEnergy(options.energy),
-        options.plugins,
-        device=link.me.name,
-    )
+    def __init__(
+        self, data: DeviceData, options: AgentOptions, context: DeviceContext, turns: WorkTurns, active: ActiveRuns,
+        limit: int,
+    ) -> None:  # fmt: skip
+        self._data, self._options, self._context = data, options, context
+        self._turns, self._active = turns, active
+        self.places, self.watchdog = RunPlaces(limit, turns, active), CoordinatorWatchdog()
+        self._energy = AnswerEnergy(options.energy)
+
+    def follower(self, link: DeviceLink, run: str) -> RunFollower:
+        first, options = self._context, self._options
+        context = first if link is first.link else first.of_run(link, first.state.of(run))
+        current = CurrentRun(run)
+        hellos = self._hellos(context, current)
+        tasks = TaskHandler(
+            context, current, self._runner(context), hellos, AnswerDelivery(link), self._turns
+        )
+        run_end = RunEnd(context, tasks, self.watchdog, options.stays, self._active)
+        return RunFollower(context, hellos, tasks, run_end, self.watchdog, self._active)
+
+    def lobby(self, link: DeviceLink) -> HelloExchange:
+        """Return the exchange of hellos that belong to no run."""
+        context = self._context.of_run(link, self._context.state.of(""))
+        context.leaves_run = self.places.leave_lobby
+        return self._hellos(context, CurrentRun(""))
+
+    def _hellos(self, context: DeviceContext, run: CurrentRun) -> HelloExchange:
+        options = self._options
+        sender = HelloSender(
+            context.link, self._data.for_hellos, context.state, options.software, options.about,
+            self.places.complete,
+        )  # fmt: skip
+        return HelloExchange(context, run, sender)
+
+    def _runner(self, context: DeviceContext) -> JobRunner:
+        data, options, link = self._data, self._options, context.link
+
+        def tells_confusion() -> bool:
+            return forms.CONFUSION in link.peer_forms and data.splits.classes <= options.confusion
+
+        return JobRunner(
+            data.start_job,
+            context.state,
+            data.splits,
+            lambda: link.block,
+            options.clock,
+            tells_confusion,
+            self._energy,
+            options.plugins,
+            device=link.me.name,
+            memory=data.memory if self.places.limit > 1 else None,
+        )

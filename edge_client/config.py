@@ -28,12 +28,14 @@ from protofleet.protocol.settings.bounds import (
     Within,
 )
 from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.messages import MOST_RUNS
 from protofleet.protocol.wire.names import valid_device, valid_name
 from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 
 PLACES = ("auto", "cpu", "cuda")
 TRAINERS = ("inside", "child")
 
+Runs = Annotated[int, Within(1, MOST_RUNS)]
 SessionSeconds = Annotated[int, Within(0, 0xFFFF_FFFF)]  # The range of a session's expiry in MQTT.
 Celsius = Annotated[float, Within(0, 1000)]
 Patience = Annotated[float, Within(0, LONG_SECONDS, above=True, also=((math.inf, "works offline"),))]
@@ -49,6 +51,10 @@ class DeviceSettings:
     """Name of the federation, which is part of every topic."""
     folder: str = "state"
     """Folder of the files that survive a reboot."""
+    features: str = ""
+    """Folder of the features that frozen backbones have computed, which devices of one user may share; empty means
+    `features` in `folder`.
+    """
     durable: bool = True
     """If true, files are synced to the disk before they count; if false, a power cut may lose files, but a killed
     process loses none.
@@ -109,6 +115,10 @@ class DeviceSettings:
     """Path of the status file, best on a file system in memory; empty means none."""
     tuning: str = ""
     """Path of a file with temporary settings that the root has signed; empty means none."""
+    runs: Runs = 2
+    """Largest number of runs in which the device takes part at the same time; a device that serves a model or has an
+    inbox takes part in one.
+    """
     stays: bool = True
     """If true, the device waits for the next run when a run is over; if false, the device ends."""
     patience_seconds: Patience = 60.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from protofleet.edge_client.state.device import DeviceState
@@ -22,14 +23,9 @@ class DeviceObserver(Protocol):
 
 
 @dataclass
-class DeviceContext:
-    """The objects and the state that all parts of one device process share; only the agent sets `now`."""
+class DeviceStatus:
+    """The state of one device process; only the agent sets `now`."""
 
-    link: DeviceLink
-    state: DeviceState
-    worker: Worker
-    heard_file: HeardFile
-    observers: list[DeviceObserver] = field(default_factory=list)
     now: float = 0.0  # time of the event that is handled now
     connected: bool = False  # whether the device is connected to the broker
     coordinator_answered: bool = False  # whether the coordinator has answered this process
@@ -41,8 +37,52 @@ class DeviceContext:
     # lines. The metrics still count all events.
     log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
+
+@dataclass
+class DeviceContext:
+    """The objects that all parts of a device share for one of its runs; `status` is the same for all runs."""
+
+    link: DeviceLink
+    state: DeviceState
+    worker: Worker
+    heard_file: HeardFile
+    observers: list[DeviceObserver] = field(default_factory=list)
+    status: DeviceStatus = field(default_factory=DeviceStatus)
+    # Called with the reason if this run cannot go on. It returns True if the device goes on with other runs.
+    leaves_run: Callable[[str], bool] = lambda problem: False
+
+    def of_run(self, link: DeviceLink, state: DeviceState) -> DeviceContext:
+        """Return the context of another run."""
+        return replace(self, link=link, state=state, leaves_run=lambda problem: False)
+
+    @property
+    def now(self) -> float:
+        return self.status.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self.status.now = now
+
+    @property
+    def connected(self) -> bool:
+        """Return whether the device is connected to the broker."""
+        return self.status.connected
+
+    @connected.setter
+    def connected(self, connected: bool) -> None:
+        self.status.connected = connected
+
+    @property
+    def finished(self) -> bool:
+        return self.status.finished
+
+    @property
+    def problem(self) -> str:
+        """Return the reason why the device ended before the run ended; "" if there is no such reason."""
+        return self.status.problem
+
     def warn(self, message: str, *details: object) -> None:
-        if self.log_limit.take(self.now):
+        if self.status.log_limit.take(self.now):
             log.warning(message, *details)
 
     def notify(self, what: str, **figures: float) -> None:
@@ -58,4 +98,9 @@ class DeviceContext:
 
     def end(self, problem: str) -> None:
         self.keep_last_heard(durable=True)
-        self.problem, self.finished = problem, True
+        self.status.problem, self.status.finished = problem, True
+
+    def end_run(self, problem: str) -> None:
+        """End the work on this run because of a problem; if the device has no other run, end the device."""
+        if not self.leaves_run(problem):
+            self.end(problem)

@@ -11,6 +11,7 @@ import numpy as np
 from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
+from protofleet.edge_client.job_memory import JobMemory, RestorableJob
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
@@ -39,6 +40,7 @@ class JobRunner:
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
     models_unwritten: int = 0  # number of model versions that this process could not write
     device: str = ""  # name of this device
+    memory: JobMemory | None = None  # the place for the job, if jobs of several runs share it
     _plan: Plan | None = None  # plan of the job
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
@@ -46,7 +48,7 @@ class JobRunner:
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
-        job, self._plan = self.start_job(plan), plan
+        job, self._plan = self._started(plan), plan
         if plan.coding and "weights" in plan.coding.down and not state.saved.broadcast:
             # The first broadcast may be coded against the first weights.
             state.store.put(to_numpy(first_weights(plan)))
@@ -57,6 +59,11 @@ class JobRunner:
         if lost and (not lost.base or state.store.has(bytes.fromhex(lost.base))):
             self._answer_again(job, lost)
         return job
+
+    def _started(self, plan: Plan) -> Job:
+        if self.memory is None:
+            return self.start_job(plan)
+        return RestorableJob(self.memory, lambda: self.start_job(plan), self.state.half)
 
     def answer(self, job: Job, question: Question) -> Answer:
         state, begun = self.state, self.clock()

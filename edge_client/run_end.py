@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
 from protofleet.edge_client.conversation.old_messages import RunEndCheck
@@ -14,10 +17,15 @@ class RunEnd:
     """The handler of end-of-run messages, in which the coordinator says that the run is over."""
 
     def __init__(
-        self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog, stays: bool
-    ) -> None:
-        """Create the handler; if `stays` is true, the device waits for another run after this run."""
+        self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog, stays: bool,
+        active: ActiveRuns | None = None, ended: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Create the handler; if `stays` is true, the device waits for another run after this run.
+
+        `ended` is called after the end of one of several runs.
+        """
         self._context, self._tasks, self._watchdog = context, tasks, watchdog
+        self._active, self.ended = active or ActiveRuns(), ended
         self._check, self.stays = RunEndCheck(), stays
 
     @property
@@ -30,6 +38,11 @@ class RunEnd:
 
         The message may be old, because the broker retained it or queued it in a session.
         """
+        if self._active.several:
+            # If this process does not have the plan, the message may be old. But the coordinator would name the run.
+            if self._tasks.run.plan is not None or self._active.lacks(run):
+                self._finish_one_of_several()
+            return
         own_run, ended_run = self._context.state.saved.run, self._context.heard_file.last.over
         if self._check.received(run, own_run, self._tasks.run.plan is not None, ended_run, now):
             self.finish()
@@ -37,6 +50,12 @@ class RunEnd:
     def contradicted(self) -> None:
         """Forget the end-of-run message, because the coordinator has sent another message."""
         self._check.contradicted()
+
+    def _finish_one_of_several(self) -> None:
+        self._context.state.end_run()
+        self._tasks.end_run()
+        self._context.link.send(Bye(DisconnectReason.FINISHED.value))
+        self.ended()
 
     def finish(self) -> None:
         context = self._context

@@ -20,6 +20,7 @@ from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.work_queue import Question, WorkQueue
+from protofleet.edge_client.work_turns import WorkTurns
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.settings.named_codecs import read_codec
@@ -36,8 +37,11 @@ log = logging.getLogger("protofleet.device")
 class TaskHandler:
     def __init__(
         self, context: DeviceContext, run: CurrentRun, runner: JobRunner, hellos: HelloExchange,
-        delivery: AnswerDelivery,
+        delivery: AnswerDelivery, turns: WorkTurns | None = None,
     ) -> None:  # fmt: skip
+        """Create the handler of one run; the handlers of all runs of a device share `turns`."""
+        self._turns = turns or WorkTurns()
+        self._turns.runs.append(self)
         self.run, self.runner, self.queue = run, runner, WorkQueue()
         self.disk_space = DiskSpaceCheck(context.state)
         self.draining = False
@@ -59,6 +63,17 @@ class TaskHandler:
         return not (self.queue.busy or self.delivery.pending)
 
     @property
+    def has_task(self) -> bool:
+        """Return whether the device has a task of this run in hand, from its arrival to the receipt."""
+        return not self.idle or self.queue.next is not None or self._link.asked is not None
+
+    @property
+    def needed_objects(self) -> set[bytes]:
+        """Return the objects of the store that the coordinator may request or that the waiting task needs."""
+        waiting = {self.queue.next.broadcast} if self.queue.next else set()
+        return self._link.served | waiting
+
+    @property
     def free(self) -> bool:
         """Return whether the device is connected, has no open task, and is not draining."""
         return self._context.connected and self.idle and not self.draining
@@ -78,6 +93,11 @@ class TaskHandler:
         self.run.over, self.queue.next = True, None
         self.delivery.cancel()
         self.hellos.bye_sent()
+
+    def leave_run(self) -> None:
+        """Forget the run and its waiting task; the present work is still finished, but its result is dropped."""
+        self.change_run("")
+        self._turns.leave(self)
 
     def welcomed(self, welcome: Welcome, epoch: int) -> None:
         about = welcome.about
@@ -108,8 +128,10 @@ class TaskHandler:
 
     def _refuse_plan(self, error: Exception) -> None:
         self._link.send(Bye(f"{DisconnectReason.CANNOT_FOLLOW.value}: {error}"))
-        self._context.cannot_follow = True
-        self._context.end(f"this device cannot follow the run's plan: {error}")
+        problem = f"this device cannot follow the run's plan: {error}"
+        if not self._context.leaves_run(problem):
+            self._context.status.cannot_follow = True
+            self._context.end(problem)
 
     def take(self, question: Question) -> None:
         if self.run.job is None:
@@ -120,13 +142,19 @@ class TaskHandler:
             return  # The worker has already done a later round, and the update for this round was removed.
         elif self.draining or self._context.now < self.hellos.backoff.until:
             return
-        elif self.queue.busy_with_another(question):
+        elif self.queue.busy_with_another(question) or self._turns.taken_by_another(self):
             self.queue.next = question
+            self._turns.wait(self)
         elif problem := self._state.cannot_answer(question.name):
             self._context.send_bye(f"{DisconnectReason.DAMAGED.value}: {problem}")
             self._context.end(problem)
         elif not self.queue.busy and self.disk_space.has_room_for_answer(question.broadcast):
             self._begin(self.run.job, question)
+
+    def begin_next(self) -> None:
+        """Take the task that has waited for its turn."""
+        if question := self.queue.take_next():
+            self.take(question)
 
     def deliver(self, answer: Answer) -> None:
         self.delivery.start(answer, self._context.now)
@@ -176,6 +204,7 @@ class TaskHandler:
 
     def _begin(self, job: Job, question: Question) -> None:
         self.queue.begin(question)
+        self._turns.begin(self)
         self.run.over = False
         self._context.notify("started", round=question.round)
         self._context.worker.submit(
@@ -183,21 +212,22 @@ class TaskHandler:
         )
 
     def _answered(self, job: Job, answer: Answer | Exception) -> None:
+        self._turns.end(self)
         if job is not self.run.job:
             self._drop_result(answer)
-            return
-        if isinstance(answer, Exception):
+        elif isinstance(answer, Exception):
             self._work_failed(answer)
-            return
+        else:
+            self._deliver_new(answer)
+        self._turns.begin_next()
+
+    def _deliver_new(self, answer: Answer) -> None:
         self.queue.done()
         self.hellos.backoff.succeeded()
         self._link.least_round = self._state.last_round
         self.deliver(answer)
         self._context.notify("answered", round=answer.round, **figures_of(answer))
-        next_question = self.queue.take_next()
-        self._state.keep_only(self._link.served | ({next_question.broadcast} if next_question else set()))
-        if next_question:
-            self.take(next_question)
+        self._state.keep_only(self._turns.needed_objects())
 
     def _drop_result(self, result: object) -> None:
         """Drop a result that belongs to an earlier run or plan, and send a hello to get the present plan."""
@@ -208,7 +238,8 @@ class TaskHandler:
             log.warning("the work for another run ended with an error: %s", result)
         log.info("the result of the last work belongs to another run or plan; the result is dropped")
         self.queue.done()
-        self.hellos.send()
+        if self.run.name:
+            self.hellos.send()
 
     def _work_failed(self, error: Exception) -> None:
         """Handle work that ended with an error.

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
+from protofleet.edge_client.run_places import RunPlaces
 from protofleet.edge_client.task_handler import TaskHandler
 from protofleet.protocol.link.meter import Meter
 
 
 class AgentView:
-    __slots__ = ("_context", "_tasks", "_watchdog")
+    """The view of a device; if it takes part in several runs, `run`, `plan` and the like are of the first one."""
 
-    def __init__(self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog) -> None:
-        self._context, self._tasks, self._watchdog = context, tasks, watchdog
+    __slots__ = ("_context", "_places", "_watchdog")
+
+    def __init__(self, context: DeviceContext, places: RunPlaces, watchdog: CoordinatorWatchdog) -> None:
+        self._context, self._places, self._watchdog = context, places, watchdog
+
+    @property
+    def _tasks(self) -> TaskHandler:
+        return self._places.first.tasks
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """Return the runs in which the device takes part."""
+        return [follower.run.name for follower in self._places.live]
 
     @property
     def boot(self) -> int:
@@ -41,7 +54,7 @@ class AgentView:
     @property
     def coordinator_answered(self) -> bool:
         """Return whether the coordinator has answered this process."""
-        return self._context.coordinator_answered
+        return self._context.status.coordinator_answered
 
     @property
     def coordinator_silent(self) -> bool:
@@ -60,22 +73,24 @@ class AgentView:
 
     @property
     def working(self) -> bool:
-        return self._tasks.queue.busy
+        return any(one.tasks.queue.busy for one in self._places.followers)
 
     @property
     def awaits_receipt(self) -> bool:
         """Return whether an update waits for its receipt."""
-        return self._tasks.delivery.pending is not None
+        return any(one.tasks.delivery.pending is not None for one in self._places.followers)
 
     @property
     def receipts(self) -> Mapping[str, int]:
         """Return the number of receipts of this process, by verdict."""
-        return MappingProxyType(self._tasks.delivery.receipts)
+        if len(self._places.followers) == 1:
+            return MappingProxyType(self._tasks.delivery.receipts)
+        return sum((one.tasks.delivery.receipts for one in self._places.followers), Counter[str]())
 
     @property
     def models_unwritten(self) -> int:
         """Return the number of model versions that this process could not write."""
-        return self._tasks.runner.models_unwritten
+        return sum(one.tasks.runner.models_unwritten for one in self._places.followers)
 
     @property
     def plan(self) -> str:
@@ -91,7 +106,7 @@ class AgentView:
     @property
     def idle(self) -> bool:
         """Return whether the run is over, and no other run has begun yet."""
-        return self._tasks.run.over
+        return self._tasks.run.over and not self._places.live
 
     @property
     def gathering(self) -> bool:
@@ -122,7 +137,7 @@ class AgentView:
 
         In both cases, a restart of the device would not help.
         """
-        return self._context.cannot_follow
+        return self._context.status.cannot_follow
 
     @property
     def fell_back(self) -> int:
@@ -132,7 +147,7 @@ class AgentView:
     @property
     def disk_full(self) -> bool:
         """Return whether the device takes no work because the disk is full."""
-        return bool(self._tasks.disk_space.problem)
+        return any(one.tasks.disk_space.problem for one in self._places.followers)
 
     @property
     def disk_free_bytes(self) -> int:

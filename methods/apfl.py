@@ -137,5 +137,6 @@ METHOD = Method(
     reports="personal",
     private="its own model and alpha",
     arrays=WEIGHTS,
+    buffered=True,
     cost=fedavg.cost,
 )

@@ -98,6 +98,7 @@ METHOD = Method(
     reports="personal",
     private="its own model",
     arrays=WEIGHTS,
+    buffered=True,
     cost=fedavg.cost,
     calmer=("lr", "lam"),
 )

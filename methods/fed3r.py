@@ -102,7 +102,6 @@ class Server(StatisticsServer):
         if not holds_a_class(replies):
             return {}
         means, counts = total_means(replies, self.model.classes, "targets")
-        self.demand_enough(float(counts.sum()))
         G = torch.zeros(self.width, self.width, dtype=torch.float64, device=means.device)
         for reply in replies:
             G += samples(reply).sum() * symmetric_of(reply.payload["gram"].double(), self.width)
@@ -111,13 +110,14 @@ class Server(StatisticsServer):
         head = unit_classes(head, self.model.embedding_size) if self.hyper.normalise else head
         return {"head": head.to(dtype_of(self.model))}
 
-    def demand_enough(self, samples: float) -> None:
-        """Raise ValueError if there is no penalty, and the fleet has too few samples for a head without penalty."""
-        if self.hyper.lam == 0 and samples < self.width:
-            raise ValueError(
-                f"method.lam is 0, and the devices have {samples:g} samples, fewer than the {self.width} numbers of "
-                "a feature; set method.lam above 0"
-            )
+    def too_few(self, samples: float) -> str:
+        if self.hyper.lam > 0 or samples >= self.width:
+            return ""
+        intercept = " and the intercept" if self.hyper.intercept else ""
+        return (
+            f"fed3r: method.lam is 0, and the devices have {samples:g} samples, fewer than the "
+            f"{self.model.embedding_size} features{intercept}; set method.lam above 0"
+        )
 
 
 class Client(StatisticsClient):

@@ -35,6 +35,6 @@ class Server(AdaptiveServer):
 
 
 METHOD = Method(
-    "arXiv:2003.00295", Hyper, Server, fedavg.Client, arrays=WEIGHTS, cost=fedavg.cost,
+    "arXiv:2003.00295", Hyper, Server, fedavg.Client, arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
     calmer=("lr", "server_lr"),
 )  # fmt: skip

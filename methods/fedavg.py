@@ -86,4 +86,13 @@ def variant(hyper: Hyper) -> Method:
     return replace(METHOD, reports="personal") if hyper.final_fit else METHOD
 
 
-METHOD = Method("arXiv:1602.05629", Hyper, Server, FittingClient, arrays=WEIGHTS, cost=cost, variant=variant)
+METHOD = Method(
+    "arXiv:1602.05629",
+    Hyper,
+    Server,
+    FittingClient,
+    arrays=WEIGHTS,
+    buffered=True,
+    cost=cost,
+    variant=variant,
+)

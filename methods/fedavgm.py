@@ -45,5 +45,6 @@ class Server(SteppingServer):
 
 METHOD = Method(
     "Hsu et al., 2019: server momentum, arXiv:1909.06335", Hyper, Server, fedavg.Client, arrays=WEIGHTS,
+    buffered=True,
     cost=fedavg.cost, calmer=("lr", "server_lr", "server_momentum"),
 )  # fmt: skip

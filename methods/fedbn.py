@@ -51,5 +51,6 @@ METHOD = Method(
     reports="personal",
     private="batch norms",
     arrays=WEIGHTS,
+    buffered=True,
     cost=cost,
 )

@@ -19,45 +19,44 @@ If no device of a domain holds a class in a round, the row stays as it is. In ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import fedavg
-from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
-from protofleet.methods.maths.contrast import cosines, own_mean, weighted_contrast
+from protofleet.methods.maths.contrast import contrast, cosines, distances_to_own, own_mean
 from protofleet.methods.maths.fusion import similarity_mean
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.domains import (
     DOMAIN_ROWS,
     DomainRows,
+    DomainsHyper,
     Place,
-    domain_id,
+    own_and_others,
     rows_by_place,
     rows_received,
     rows_to_send,
     table_of_rows,
 )
-from protofleet.methods.parts.local import LocalHyper, demand, train
+from protofleet.methods.parts.local import train
 from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
     SeenFeatures,
     class_row_wants,
-    class_rows,
     table_of,
 )
+from protofleet.methods.parts.small_classes import DevicesByClass, sent_rows
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Temperature, Weight
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(DomainsHyper):
     epochs: Epochs = 10
     batch: Batch = 32
     lambda1: Weight = 1.0
@@ -68,18 +67,9 @@ class Hyper(LocalHyper):
     """Temperature of the contrast."""
     fusion_tau: Temperature = 0.001
     """Temperature of the fusion (T in the formulas)."""
-    domains: tuple[str, ...] = ()
-    """Names of the run's domains; a device of another domain is refused; empty means that devices may state any
-    domain.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        twice = [name for name in self.domains if self.domains.count(name) > 1]
-        demand("domains", self.domains, not twice and all(self.domains), "a list of different names")
 
 
-class Server(fedavg.Server):
+class Server(DevicesByClass, fedavg.Server):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -91,11 +81,9 @@ class Server(fedavg.Server):
         rows = class_row_wants(self.model, LARGEST_NUMBER, row_per_example=True)
         replies = yield Ask("train", self.payload(), {**weights, **rows})
         load_weights(self.model, weighted_mean(replies, weights))
-        self.table |= self.fused(replies)
-
-    def fused(self, replies: Sequence[Reply]) -> Mapping[Place, Tensor]:
+        self.count_devices(replies)
         sent = rows_by_place(replies, self.cohort, self.model)
-        return {place: similarity_mean(rows, self.hyper.fusion_tau) for place, rows in sent.items()}
+        self.table |= {place: similarity_mean(own, self.hyper.fusion_tau) for place, own in sent.items()}
 
     def payload(self) -> Payload:
         return {**super().payload(), **rows_to_send(self.table)}
@@ -120,19 +108,14 @@ class Client(fedavg.Client):
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
         found = rows_received(payload, self.model)
-        self.others, (self.own, self.known) = None, table_of({}, self.model)
-        if found is None:
-            return
-        mine = found.domains == domain_id(self.domain or self.device)
-        own = {"prototypes": found.rows[mine], "labels": found.labels[mine]}
-        self.own, self.known = table_of(own, self.model)
-        self.others = DomainRows(found.rows[~mine], found.labels[~mine], found.domains[~mine])
+        (self.own, self.known), self.others = own_and_others(found, self.domain or self.device, self.model)
 
     def run(self, ask: Ask) -> Payload:
         generator = self.generator(ask.phase)
         train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.seen.clear)
         means = self.seen.means().to(next(self.model.parameters()).dtype)
-        return {**weights_of(self.model), **class_rows(means, self.seen.counts > 0)}
+        rows = sent_rows(means, self.seen.counts, self.hyper.least_samples, self.number)
+        return {**weights_of(self.model), **rows}
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         z = self.model.embed(x)
@@ -140,14 +123,11 @@ class Client(fedavg.Client):
         return F.cross_entropy(self.model.head(z), y) + self.alignment(z, y)
 
     def alignment(self, z: Tensor, y: Tensor) -> Tensor:
-        held, hyper, total = self.known[y], self.hyper, z.new_zeros(())
-        if held.any():
-            near = F.cosine_similarity(z[held], self.own[y[held]])
-            total = total + hyper.lambda1 * (1 - near).mean()
-        if self.others is not None and len(self.others.rows):
+        hyper = self.hyper
+        total = hyper.lambda1 * own_mean(distances_to_own(z, y, self.own, self.known))
+        if self.others is not None:
             near = cosines(z, self.others.rows)
-            contrast = weighted_contrast(near, y, self.others.labels, torch.ones_like(near[:1]), hyper.tau)
-            total = total + hyper.lambda2 * own_mean(contrast)
+            total = total + hyper.lambda2 * own_mean(contrast(near, y, self.others.labels, hyper.tau))
         return total
 
 

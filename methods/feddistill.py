@@ -108,5 +108,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:1811.11479", Hyper, Server, Client,
-    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS, cost=cost,
+    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS, buffered=True, cost=cost,
 )  # fmt: skip

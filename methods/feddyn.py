@@ -72,7 +72,7 @@ class Server(fedavg.Server):
         wants |= {name: bounded(wants[name]) for name in (f"weights.{n}" for n in x)}
         told = self.moves.told("drift" if drift else "")
         replies = yield Ask("train", {**self.payload(), **self.size(), **told}, wants)
-        self.moves.add(replies, self.number, lambda sent, name: sent[f"weights.{name}"].double() - x[name])
+        self.moves.add(replies, self.number, lambda reply, n: reply.payload[f"weights.{n}"].double() - x[n])
         load_weights(self.model, plain_mean(replies, wants))
         if self.hyper.report == "server":
             step = self.moves.mean()

@@ -12,15 +12,14 @@ Differences between the text and the public codes:
              of all other devices. The network of a device does not change while the device is absent, so its rows
              stay right. The rows of a device that never returns are kept too.
 
-The coordinator gets class means. The mean of one sample is the feature of this sample. So `least_samples` = 2 is
-safer.
+The coordinator gets class means, and thus learns which classes a device holds. The mean of one sample is the feature
+of this sample, so a device sends no mean of a class with fewer than `least_samples` samples. The papers send all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch.nn.functional as F
 
@@ -30,15 +29,16 @@ from protofleet.methods.maths.means import class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.last_rows import LastRows
 from protofleet.methods.parts.local import LocalHyper, embed, train
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER, ROWS, class_row_wants, class_rows
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER, ROWS, class_row_wants
 from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
+from protofleet.methods.parts.small_classes import ClassMeansHyper, DevicesByClass, sent_rows
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, weights_of
-from protofleet.protocol.settings.bounds import LARGEST_COUNT, Batch, Epochs, Rate, Within
+from protofleet.protocol.settings.bounds import Batch, Epochs, Rate
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(ClassMeansHyper):
     server_epochs: Epochs = 100
     """Number of passes of the server over the rows; PFLlib has 1."""
     server_lr: Rate = 0.01
@@ -47,10 +47,6 @@ class Hyper(LocalHyper):
     """Number of rows in a batch on the server."""
     replay: bool = True
     """If true, the server also learns from the last rows of devices that take no part in the round."""
-    least_samples: Annotated[int, Within(1, LARGEST_COUNT)] = 1
-    """Least number of samples of a class for which a device sends the mean; with 1, a mean may be the feature of a
-    single sample.
-    """
 
     @property
     def server(self) -> LocalHyper:
@@ -59,7 +55,7 @@ class Hyper(LocalHyper):
         )
 
 
-class Server(SharedHead, SharingServer):
+class Server(DevicesByClass, SharedHead, SharingServer):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -69,6 +65,7 @@ class Server(SharedHead, SharingServer):
     def round(self) -> Round:
         wants = class_row_wants(self.model, LARGEST_NUMBER, row_per_example=True)
         replies = yield Ask("train", self.payload(), wants)
+        self.count_devices(replies)
         self.learn(replies)
 
     def learn(self, replies: Sequence[Reply]) -> None:
@@ -94,7 +91,7 @@ class Client(SharedHead, SharingClient):
     def run(self, ask: Ask) -> Payload:
         self.learn(ask.phase)
         means, counts = class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
-        return class_rows(means, counts >= self.hyper.least_samples)
+        return sent_rows(means, counts, self.hyper.least_samples, self.number)
 
 
 def cost(sizes: Sizes) -> Cost:

@@ -29,16 +29,21 @@ from torch import Tensor
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round
-from protofleet.methods.maths.consistency import keeps_sign, masked_mean, next_step
+from protofleet.methods.maths.consistency import keeps_sign, masked_mean
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import flat_slice, weighted_mean
+from protofleet.methods.parts.device_records import (
+    Known,
+    new_table,
+    records_in,
+    records_to_arrays,
+    reweighed,
+    table_sizes,
+)
 from protofleet.methods.parts.local import LocalHyper
-from protofleet.methods.parts.parameters import count_learned, learned_in, parts_of
-from protofleet.methods.parts.state import names_from_tensor, names_to_tensor
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weight_wants
+from protofleet.methods.parts.parameters import learned_in, parts_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants
 from protofleet.protocol.settings.bounds import PositiveBytes, Share
-
-COUNT = 4  # Bytes of a number in a table, an int32.
 
 
 @dataclass(frozen=True)
@@ -49,17 +54,6 @@ class Hyper(LocalHyper):
     """Part of the present distance in the step of a device's weight; 0 keeps all weights equal."""
     table_bytes: PositiveBytes = 1 << 30
     """Largest number of bytes of the coordinator's tables, which take 4 bytes per parameter and device."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """The record of a device: its weight q, its last step and distance, and its table."""
-
-    weight: float
-    rises: Tensor  # Number of past updates that were 0 or more, per parameter; empty if there was no room.
-    rounds: int = 0  # Number of past updates in the table.
-    step: float = 0.0
-    distance: float = 0.0
 
 
 class Server(fedavg.Server):
@@ -74,24 +68,17 @@ class Server(fedavg.Server):
         replies = yield Ask("train", self.payload(), wants)
         replies = sorted([r for r in replies if r.examples] or replies, key=lambda reply: reply.device)
         for new in [reply.device for reply in replies if reply.device not in self.known]:
-            self.known[new] = Known(1 / self.fleet, self.new_table())
+            table = new_table(self.model, self.known, self.hyper.table_bytes)
+            self.known[new] = Known(1 / self.fleet, table)
         after = {reply.device: self.seen(reply) for reply in replies}
-        self.reweigh({device: distance for device, (distance, _) in after.items()})
+        distances = {device: distance for device, (distance, _) in after.items()}
+        self.known = reweighed(self.known, distances, self.hyper.beta)
         weights = {device: self.known[device].weight for device in after}
         moved = {name: self.moved(name, replies) for name in learned_in(self.model)}
         load_weights(self.model, {**moved, **weighted_mean(replies, wants.keys() - moved.keys(), weights)})
         for device, (_, rises) in after.items():
             known = self.known[device]
             self.known[device] = replace(known, rises=rises, rounds=known.rounds + 1 if len(rises) else 0)
-
-    def new_table(self) -> Tensor:
-        """Return a table of zeros, or an empty table if there is no room for a further one."""
-        numbers, tables = count_learned(self.model), sum(len(one.rises) > 0 for one in self.known.values())
-        fits = COUNT * numbers * (tables + 1) <= self.hyper.table_bytes
-        return self.zeros(numbers if fits else 0)
-
-    def zeros(self, numbers: int) -> Tensor:
-        return torch.zeros(numbers, dtype=torch.int32, device=torch_device_of(self.model))
 
     def seen(self, reply: Reply) -> tuple[float, Tensor]:
         """Return the distance of this update, and the device's table with this update."""
@@ -113,55 +100,30 @@ class Server(fedavg.Server):
         rises = parts_of(known.rises, self.model)[name]
         return update, keeps_sign(update, rises, known.rounds, self.hyper.threshold)
 
-    def reweigh(self, distances: dict[str, float]) -> None:
-        for device, distance in distances.items():
-            self.known[device] = replace(self.known[device], distance=distance)
-        total = fsum(known.distance for known in self.known.values())
-        for device, distance in distances.items():
-            known = self.known[device]
-            step = next_step(known.step, distance, total, self.hyper.beta)
-            self.known[device] = replace(known, step=step, weight=known.weight + step)
-
     def moved(self, name: str, replies: Sequence[Reply]) -> Tensor:
         before = learned_in(self.model)[name]
         pieces = ((*self.masked(reply, name), self.known[reply.device].weight) for reply in replies)
         return (before.double() - masked_mean(pieces).view_as(before)).to(before.dtype)
 
     def state(self) -> Payload:
-        """Return the state. The tables are not copied, because a table is replaced and never changed."""
-        known = self.known.values()
-        numbers = [[one.weight, one.rounds, one.step, one.distance] for one in known]
-        tables = {f"rises.{device}": one.rises for device, one in self.known.items() if len(one.rises)}
-        return {
-            **super().state(), **tables, "devices": names_to_tensor([*self.known]),
-            "numbers": torch.tensor(numbers, dtype=torch.float64).reshape(-1, 4),
-        }  # fmt: skip
+        return {**super().state(), **records_to_arrays(self.known)}
 
     def restore(self, state: Payload) -> None:
         super().restore(state)
-        self.known, none = {}, self.zeros(0)
-        rows = zip(names_from_tensor(state["devices"]), state["numbers"].tolist(), strict=True)
-        for device, (weight, rounds, step, distance) in rows:
-            rises = state.get(f"rises.{device}", none)
-            self.known[device] = Known(weight, rises, int(rounds), step, distance)
+        self.known = records_in(state, self.model)
 
 
 def misfit_fleet(hyper: Hyper, model: Net, devices: int) -> str:
-    size = COUNT * devices * count_learned(model)
+    size = table_sizes(model, devices)
     if size <= hyper.table_bytes:
         return ""
     return (
-        f"the tables of {devices:,} devices take {size:,} bytes, but table_bytes is {hyper.table_bytes:,}; "
-        f"set table_bytes = {size}, or use a smaller network or fewer devices"
+        f"the tables of {devices:,} devices take {size:,} bytes, but method.table_bytes is {hyper.table_bytes:,}; "
+        f"set method.table_bytes = {size}, or use a smaller network or fewer devices"
     )
 
 
 METHOD = Method(
-    "Chen et al., CVPR 2024: FedHEAL",
-    Hyper,
-    Server,
-    fedavg.Client,
-    arrays=WEIGHTS,
-    cost=fedavg.cost,
-    misfit_fleet=misfit_fleet,
-)
+    "Chen et al., CVPR 2024: FedHEAL", Hyper, Server, fedavg.Client,
+    arrays=WEIGHTS, cost=fedavg.cost, misfit_fleet=misfit_fleet,
+)  # fmt: skip

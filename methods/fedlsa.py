@@ -219,5 +219,6 @@ METHOD = Method(
     Client,
     other_rules=("anchor",),
     arrays=(*WEIGHTS, "anchors"),
+    buffered=True,
     cost=cost,
 )

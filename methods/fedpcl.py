@@ -7,7 +7,7 @@ No network is sent, and no head is trained. In round 1, devices only send their 
 among the rows of a term, the sample is left out of the mean of this term. A device predicts the class of its nearest
 own row, so it never predicts a class that it does not hold. The nearest global row is measured too.
 Privacy: every device receives the class means of every other device, and learns which classes it holds. The mean of
-one sample is the direction of this sample's feature, so `least_samples` = 2 is safer.
+one sample is the direction of this sample's feature, so classes with fewer than `least_samples` samples are not sent.
 Differences from the paper, or between the public codes:
   positions  PFLlib sends the rows of a device in the order in which their labels were first seen, and takes a label
              as the position of its row. Here the mask `held` [K, C] tells the classes of a device's rows.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 from torch import Tensor, nn
 
@@ -32,26 +31,23 @@ from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import average_class_means, class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.last_rows import SETS, LastRows, sets_in
-from protofleet.methods.parts.local import LocalHyper, embed, train
+from protofleet.methods.parts.local import embed, train
 from protofleet.methods.parts.prototypes import ROWS, class_row_wants, class_rows, has_rows, table_of
 from protofleet.methods.parts.rules import nearest_known
+from protofleet.methods.parts.small_classes import ClassMeansHyper, DevicesByClass, sent_rows
 from protofleet.methods.parts.state import snapshot
-from protofleet.protocol.settings.bounds import LARGEST_COUNT, Temperature, Within
+from protofleet.protocol.settings.bounds import Temperature
 
 LARGEST = 2.0  # Bound of a number in a row. Rows have length 1, but a codec may round numbers up.
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(ClassMeansHyper):
     tau: Temperature = 0.07
     """Temperature of the cosines; the default is usual in contrastive losses, as no value of the paper was found."""
-    least_samples: Annotated[int, Within(1, LARGEST_COUNT)] = 1
-    """Least number of samples of a class for which a device sends the mean; with 1, a mean may be the feature of a
-    single sample.
-    """
 
 
-class Server(ServerHalf):
+class Server(DevicesByClass, ServerHalf):
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
         self.last = LastRows(model)
@@ -59,6 +55,7 @@ class Server(ServerHalf):
     def round(self) -> Round:
         wants = class_row_wants(self.model, LARGEST, row_per_example=True)
         replies = yield Ask("train", {**self.payload(), **self.sets()}, wants)
+        self.count_devices(replies)
         self.last.take(replies)
 
     def payload(self) -> Payload:
@@ -101,7 +98,7 @@ class Client(singleset.Client):
         z = unit(embed(self.model, self.data.x))
         means, counts = class_means(z, self.data.y, self.model.classes)
         self.own, self.held = unit(means), counts > 0
-        return class_rows(self.own, counts >= self.hyper.least_samples)
+        return sent_rows(self.own, counts, self.hyper.least_samples, self.number)
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         assert self.sets is not None

@@ -29,5 +29,6 @@ METHOD = Method(
     reports="personal",
     private="the head",
     arrays=WEIGHTS,
+    buffered=True,
     cost=fedrep.cost,
 )

@@ -24,14 +24,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
-from protofleet.methods.maths.contrast import off_centre, own_mean, sparse_similarity, weighted_contrast
+from protofleet.methods.maths.contrast import contrast, off_centre, own_mean, sparse_similarity
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.clusters import ClusteringServer, Clusters, clusters_in, local_clusters
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
@@ -86,8 +85,8 @@ class Client(fedavg.Client):
 
     def towards(self, G: Clusters, z: Tensor, y: Tensor) -> Tensor:
         s = sparse_similarity(z, G.rows, self.hyper.alpha, signed=self.hyper.negative == "signed")
-        contrast = weighted_contrast(s, y, G.labels, torch.ones_like(s[:1]), self.hyper.tau)
-        return own_mean(contrast) + 2 * own_mean(off_centre(z, y, G.means, G.known))
+        near = contrast(s, y, G.labels, self.hyper.tau)
+        return own_mean(near) + 2 * own_mean(off_centre(z, y, G.means, G.known))
 
 
 def cost(sizes: Sizes) -> Cost:

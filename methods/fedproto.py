@@ -52,7 +52,7 @@ Aggregation = Literal["unweighted", "weighted"]
 Source = Literal["training", "eval"]
 Inference = Literal["prototype", "classifier"]
 
-MERGE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
+MERGE: Mapping[str, Callable[[Iterable[ClassMeans], Sequence[float] | None], ClassMeans]] = {
     "unweighted": average_class_means,
     "weighted": merge_class_means,
 }
@@ -87,8 +87,8 @@ class Hyper(LocalHyper):
 class Server(TableServer):
     hyper: Hyper
 
-    def merge(self, pieces: Iterable[ClassMeans]) -> ClassMeans:
-        return MERGE[self.hyper.aggregation](pieces)
+    def merge(self, pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None) -> ClassMeans:
+        return MERGE[self.hyper.aggregation](pieces, weights)
 
     def learn(self, replies: Sequence[Reply]) -> None:
         super().learn(replies)
@@ -187,5 +187,5 @@ def variant(hyper: Hyper) -> Method:
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
-    private="the model", arrays=HELD_ROWS, cost=cost, variant=variant,
+    private="the model", arrays=HELD_ROWS, buffered=True, cost=cost, variant=variant,
 )  # fmt: skip

@@ -37,4 +37,6 @@ class Client(fedavg.Client):
         return super().objective(x, y) + self.hyper.mu * proximal(self.model, self.received)
 
 
-METHOD = Method("arXiv:1812.06127", Hyper, fedavg.Server, Client, arrays=WEIGHTS, cost=fedavg.cost)
+METHOD = Method(
+    "arXiv:1812.06127", Hyper, fedavg.Server, Client, arrays=WEIGHTS, buffered=True, cost=fedavg.cost
+)

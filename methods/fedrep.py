@@ -93,5 +93,6 @@ METHOD = Method(
     reports="personal",
     private="the head",
     arrays=WEIGHTS,
+    buffered=True,
     cost=cost,
 )

@@ -172,5 +172,5 @@ def with_moments(model: Net, seed: int) -> Net:
 
 METHOD = Method(
     "Nguyen et al., NeurIPS 2022: FedSR", Hyper, Server, Client,
-    private="r_mu, r_sigma and C", arrays=WEIGHTS, cost=fedavg.cost,
+    private="r_mu, r_sigma and C", arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
 )  # fmt: skip

@@ -23,6 +23,6 @@ class Server(fedadam.Server):
 
 
 METHOD = Method(
-    "arXiv:2003.00295", fedadam.Hyper, Server, fedavg.Client, arrays=WEIGHTS, cost=fedavg.cost,
+    "arXiv:2003.00295", fedadam.Hyper, Server, fedavg.Client, arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
     calmer=("lr", "server_lr"),
 )  # fmt: skip

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.maths.contrast import cosines, own_mean, weighted_contrast
+from protofleet.methods.maths.contrast import contrast, cosines, own_mean
 from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
@@ -104,8 +103,7 @@ class Client(fedavg.Client):
 
     def towards(self, G: Clusters, z: Tensor, y: Tensor) -> Tensor:
         near = cosines(z, G.rows)
-        contrast = weighted_contrast(near, y, G.labels, torch.ones_like(near[:1]), self.hyper.tau)
-        return own_mean(contrast) + prototype_mse(z, y, G.means, G.known)
+        return own_mean(contrast(near, y, G.labels, self.hyper.tau)) + prototype_mse(z, y, G.means, G.known)
 
     def own_prototypes(self) -> ClassMeans:
         if self.hyper.proto_source == "eval":

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor
 
 from protofleet.methods.contract.base import Method, Payload, Reply
@@ -37,19 +36,18 @@ from protofleet.methods.parts.feature_means import (
     held_mean_wants,
     held_means,
     holds_a_class,
+    known_or_zero,
     spec,
     total_means,
 )
-from protofleet.methods.parts.gaussian_heads import HEADS, GaussianHead
+from protofleet.methods.parts.gaussian_heads import HEADS, GaussianHead, warn_of_few
 from protofleet.methods.parts.local import demand_one_of
 from protofleet.methods.parts.statistics import (
     StatisticsClient,
     StatisticsHyper,
     StatisticsServer,
-    server_log,
 )
 from protofleet.protocol.settings.bounds import PositiveBytes, Within
-from protofleet.protocol.settings.reader import SettingsError
 
 HELD_MEANS = ("means", "labels", "counts")
 Head: TypeAlias = Literal["nb", "lda", "qda"]
@@ -81,11 +79,6 @@ class Hyper(StatisticsHyper):
 class Server(StatisticsServer):
     hyper: Hyper
 
-    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
-        super().__init__(model, hyper, seed)
-        if hyper.head == "qda":
-            demand_affordable(hyper, model)
-
     def wants(self) -> Mapping[str, TensorSpec]:
         size, chosen = self.model.embedding_size, self.hyper.classifier
         return {
@@ -102,33 +95,10 @@ class Server(StatisticsServer):
             return {}
         means, counts = total_means(replies, self.model.classes)
         if self.hyper.head == "qda":
-            self.warn_of_few(counts)
+            warn_of_few(self.number, counts, self.model.embedding_size)
         found = self.hyper.classifier.solve(replies, means, counts, self.hyper.shrinkage)
-        return {name: self.known_rows(value, counts > 0) for name, value in found.items()}
-
-    def known_rows(self, table: Tensor, known: Tensor) -> Tensor:
-        """Return the table in the type of the network, with zeros for classes that no device has held."""
-        mask = known.reshape(-1, *[1] * (table.ndim - 1))
-        return torch.where(mask, table, 0.0).to(dtype_of(self.model))
-
-    def warn_of_few(self, counts: Tensor) -> None:
-        size = self.model.embedding_size
-        if few := ((counts > 0) & (counts < size)).nonzero().flatten().tolist():
-            server_log.warning(
-                "round %d: the classes %s have fewer samples than the %d numbers of a feature, which is too few for "
-                'method.head = "qda"; "lda" needs fewer', self.number, ", ".join(map(str, few)), size,
-            )  # fmt: skip
-
-
-def demand_affordable(hyper: Hyper, model: Net) -> None:
-    """Raise SettingsError if the answer of a device that holds all classes is too large."""
-    needed = sum(cost(Sizes(model, held=model.classes), hyper).bytes_up.values())
-    if needed > hyper.most_bytes:
-        raise SettingsError(
-            f'method.head is "{hyper.head}": an answer with {model.classes} classes and features of '
-            f"{model.embedding_size} numbers has {needed:,} bytes, above method.most_bytes = {hyper.most_bytes:,}; "
-            'raise it, set a smaller network.embedding_size, or set method.head = "lda"'
-        )
+        dtype = dtype_of(self.model)
+        return {name: known_or_zero(value, counts > 0).to(dtype) for name, value in found.items()}
 
 
 class Client(StatisticsClient):
@@ -154,6 +124,17 @@ def cost(sizes: Sizes, hyper: Hyper | None = None) -> Cost:
     return Cost(up, last=last)
 
 
+def misfit_network(hyper: Hyper, model: Net) -> str:
+    needed = sum(cost(Sizes(model, held=model.classes), hyper).bytes_up.values())
+    if hyper.head != "qda" or needed <= hyper.most_bytes:
+        return ""
+    return (
+        f'method.head is "{hyper.head}": an answer with {model.classes} classes and features of '
+        f"{model.embedding_size} numbers has {needed:,} bytes, above method.most_bytes = {hyper.most_bytes:,}; "
+        'raise it, set a smaller network.embedding_size, or set method.head = "lda"'
+    )
+
+
 def variant(hyper: Hyper) -> Method:
     chosen = hyper.classifier
     arrays = tuple(dict.fromkeys((chosen.sent, *HELD_MEANS, *chosen.down(1))))
@@ -161,11 +142,6 @@ def variant(hyper: Hyper) -> Method:
 
 
 METHOD = Method(
-    "arXiv:2602.01186",
-    Hyper,
-    Server,
-    Client,
-    arrays=("scatter", *HELD_MEANS, "head"),
-    cost=cost,
-    variant=variant,
-)
+    "arXiv:2602.01186", Hyper, Server, Client,
+    arrays=("scatter", *HELD_MEANS, "head"), cost=cost, variant=variant, misfit_network=misfit_network,
+)  # fmt: skip

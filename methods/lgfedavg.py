@@ -38,5 +38,6 @@ METHOD = Method(
     alike="head",
     private="the network below the head",
     arrays=WEIGHTS,
+    buffered=True,
     cost=cost,
 )

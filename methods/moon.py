@@ -79,5 +79,6 @@ METHOD = Method(
     Client,
     private="the model that it trained last",
     arrays=WEIGHTS,
+    buffered=True,
     cost=fedavg.cost,
 )

@@ -119,5 +119,5 @@ class FromWhereItStood(SGD):
 
 METHOD = Method(
     "arXiv:2002.07948", Hyper, fedavg.Server, Client,
-    reports="personal", other_rules=("unadapted",), arrays=WEIGHTS, cost=fedavg.cost,
+    reports="personal", other_rules=("unadapted",), arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
 )  # fmt: skip

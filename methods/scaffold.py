@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods import fedavg
-from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.maths.proximity import linear
@@ -67,22 +67,23 @@ class Server(fedavg.Server):
     def round(self) -> Round:
         models, x, c = weight_wants(self.model), sent_parameters(self.model), self.controls.mean()
         told = {**self.payload(), **self.controls.told("controls")}
-        replies = yield Ask("train", told, {**models, **self.wants(named("controls", c))})
+        most = {member.device: self.hyper.steps(member.examples) for member in self.cohort}
+        replies = yield Ask("train", told, {**models, **self.wants(named("controls", c), max(most.values()))})
 
-        def change(sent: Payload, name: str) -> Tensor:
+        def change(reply: Reply, name: str) -> Tensor:
+            sent = reply.payload
             if self.hyper.send_controls:
                 return sent[f"controls.{name}"].double()
-            y, steps = sent[f"weights.{name}"], float(sent["steps"])
+            y, steps = sent[f"weights.{name}"], min(float(sent["steps"]), most[reply.device])
             return control_change(x[name], y, c[name], self.hyper.lr, steps)
 
         self.controls.add(replies, self.number, change)
         mean = plain_mean if self.hyper.weights == "uniform" else weighted_mean
         load_weights(self.model, mean(replies, models))
 
-    def wants(self, controls: Payload) -> Mapping[str, TensorSpec]:
+    def wants(self, controls: Payload, most: float) -> Mapping[str, TensorSpec]:
         if self.hyper.send_controls:
             return {name: bounded(spec) for name, spec in like(controls).items()}
-        most = max(self.hyper.steps(member.examples) for member in self.cohort)
         return {"steps": TensorSpec((1,), "float64", low=0.0, high=most)}
 
     def state(self) -> Payload:

@@ -8,9 +8,8 @@ masks from the seed of the plan. A class without senders keeps its row. A predic
 dimensions, zeros included. A class that no device has ever held is never predicted. The row of a class of average
 size is about its mean, and a larger class has a longer row. Without aps, devices send P_ic, and e_c is their mean.
 
-Privacy: devices state N_ic when they join, because the norm of N_ic P_ic must be at most N_ic times
-`largest_feature`. A longer row, or a row of a class without stated samples, is left out (`rows.refused` in the record
-of the round).
+Privacy: devices state N_ic when they join, because |N_ic P_ic| must be at most N_ic times `largest_feature`. A longer
+row, or a row of a class without stated samples, is left out (`rows.refused` in the record of the round).
 
 Differences from the paper or the authors' code:
   a             the paper has 0.00015 for CIFAR-10. Our default does not depend on the number of samples.
@@ -21,7 +20,7 @@ Differences from the paper or the authors' code:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, TypeAlias, get_args
@@ -34,8 +33,9 @@ from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.masks import owned_dimensions
 from protofleet.methods.maths.means import ClassMeans, class_sums, means_of, merge_class_means, scaled
 from protofleet.methods.nets.base import Net
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.prototypes import ROWS, class_rows, has_rows, table_of
+from protofleet.methods.parts.local import demand_one_of, embed, train
+from protofleet.methods.parts.prototypes import ROWS, has_rows, table_of
+from protofleet.methods.parts.small_classes import ClassMeansHyper, sent_rows
 from protofleet.methods.parts.stated_counts import StatedCountsServer
 from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Batch, Epochs, Weight, Within
 
@@ -43,7 +43,7 @@ Factor: TypeAlias = Annotated[float, Within(0, LARGEST_FACTOR, above=True)]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(ClassMeansHyper):
     epochs: Epochs = 1
     batch: Batch = 32
     lam: Weight = 10.0
@@ -91,8 +91,8 @@ class Server(StatedCountsServer):
     def sums(self) -> bool:
         return self.hyper.aps
 
-    def merge(self, pieces: Iterable[ClassMeans]) -> ClassMeans:
-        rows, counts = merge_class_means(pieces)
+    def merge(self, pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None) -> ClassMeans:
+        rows, counts = merge_class_means(pieces, weights)
         rows = scaled(rows, counts, self.hyper.a) if self.hyper.aps else rows
         return rows.to(self.prototypes.dtype), counts
 
@@ -116,7 +116,7 @@ class Client(fedproto.Client):
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
         sums, counts = self.own_sums()
         rows = (sums if self.hyper.aps else means_of(sums, counts)).gather(1, self.owned)
-        return class_rows(rows.to(self.prototypes.dtype), counts > 0)
+        return sent_rows(rows.to(self.prototypes.dtype), counts, self.hyper.least_samples, self.number)
 
     def own_sums(self) -> ClassMeans:
         """Return N_ic P_ic [C, D] in float64, and N_ic [C]."""
@@ -131,8 +131,8 @@ class Client(fedproto.Client):
 def misfit_network(hyper: Hyper, model: Net) -> str:
     if (size := model.embedding_size) >= (classes := model.classes):
         return ""
-    words = "but each class needs a number of its own; set network.feature_size or network.embedding_size"
-    return f"the embedding has {size} numbers for {classes} classes, {words} to at least {classes}"
+    words = f"but each class needs a number of its own; set {model.size_setting} to at least {classes}"
+    return f"the embedding has {size} numbers for {classes} classes, {words}"
 
 
 def cost_under(hyper: Hyper, sizes: Sizes) -> Cost:

@@ -81,6 +81,9 @@ class WorkThread:
             job = self._jobs.get()
             self._heartbeats.beat("work")
             job()
+            del (
+                job
+            )  # Otherwise an idle thread keeps the objects of its last job, with their memory and open files.
             self._heartbeats.stop("work")
 
 

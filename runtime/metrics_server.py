@@ -12,12 +12,13 @@ import contextlib
 import errno
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
+
+from protofleet.runtime.loop_thread import served
 
 CONNECTIONS: Final = 64
 SECONDS: Final = 10.0  # Seconds in which a client must send its request and read the response.
@@ -62,10 +63,11 @@ Page = Callable[[HttpRequest], Response]
 Answered = Callable[[HttpRequest, float], None]
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int, setting: str = "metrics_host") -> socket.socket:
     """Return a listening socket.
 
     If this machine does not have the address yet, for example before DHCP, log a warning and bind to it anyway.
+    `setting` is the setting that names the host.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -74,7 +76,7 @@ def bound(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             # Then "::" stands for all IPv4 and all IPv6 addresses.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        _bind(made, host, address)
+        _bind(made, host, address, setting)
         made.listen(CONNECTIONS)
     except OSError:
         made.close()
@@ -82,7 +84,7 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def _bind(made: socket.socket, host: str, address: Any) -> None:
+def _bind(made: socket.socket, host: str, address: Any, setting: str) -> None:
     try:
         made.bind(address)
     except OSError as error:
@@ -91,35 +93,19 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
         made.setsockopt(socket.IPPROTO_IP, FREEBIND, 1)
         made.bind(address)
         log.warning(
-            "metrics_host is %s, but this machine does not have this address now; the metrics can be read as "
-            "soon as the machine has the address",
+            "%s is %s, but this machine does not have this address now; the %s can be read as soon as the "
+            "machine has the address",
+            setting,
             host,
+            "metrics" if setting == "metrics_host" else "page",
         )
 
 
-@contextlib.contextmanager
 def serving(
     listening: socket.socket, pages: Mapping[str, Page], answered: Answered = lambda request, began: None
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Serve pages on a separate thread while the `with` lasts, and call `answered` after each response."""
-    loop, begun = asyncio.new_event_loop(), threading.Event()
-    server = MetricsServer(pages, answered)
-
-    def run() -> None:
-        loop.run_until_complete(server.begin(listening))
-        begun.set()
-        loop.run_forever()
-        loop.run_until_complete(server.end())
-        loop.close()
-
-    thread = threading.Thread(target=run, name="metrics", daemon=True)
-    thread.start()
-    begun.wait()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(SECONDS)
+    return served(MetricsServer(pages, answered), listening, "metrics")
 
 
 class MetricsServer:

@@ -8,7 +8,7 @@ import queue
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -51,10 +51,33 @@ PATIENCE = 20.0  # Seconds that a loaded machine may take for something that usu
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep collected tests out of each later garbage collection: there are many, and they live to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_ROOMS:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=own_limit, reverse=True)
+
+
+def own_limit(item: pytest.Item) -> float:
+    """Return the time limit that a test sets for itself, or 0.
+
+    Tests with long limits run first, because one of them at the end of the suite would keep a single process busy
+    for minutes while the other processes have ended.
+    """
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0
 
 
 class Stopwatch:

@@ -16,9 +16,12 @@ from typing import Final
 DOCS: Final = Path(__file__).parent.parent / "docs"
 LIMIT: Final = 45_000
 OTHERS: Final = {
-    "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "budget.md", "codecs.md", "day-0.md",
-    "day-2.md", "energy.md", "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md", "methods.md",
-    "plug-ins.md", "python.md", "rounds.md", "scale.md", "serving.md", "sweeps.md", "trackers.md",
+    "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "budget.md", "buffered-rounds.md",
+    "codecs.md", "day-0.md",
+    "day-2.md", "energy.md", "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md",
+    "live-page.md", "methods.md",
+    "one-message.md", "plug-ins.md", "python.md", "rounds.md", "run-queue.md", "scale.md", "serving.md",
+    "several-runs.md", "sweeps.md", "trackers.md",
     "tutorial-engineer.md", "tutorial-researcher.md", "write-a-client.md", "your-data.md", "your-model.md",
 }  # fmt: skip
 GENERATED: Final = re.compile(

@@ -20,6 +20,11 @@ FORBIDDEN = {
     "edge_client": {"paho"},
 }
 EXEMPT = {("methods/nets/base.py", "threading")}  # Only a lock around torch's one generator.
+# These calls write a few bytes, into a pipe or into a file that is locked. A part of so few bytes is never written.
+SHORT_TEXTS = {
+    ("os.pwrite", "edge_client/gpu/turns.py"), ("os.pwrite", "edge_client/trainer/slots.py"),
+    ("os.write", "lab/local/trial_load.py"),
+}  # fmt: skip
 # These calls may use plain JSON. The checksums in rounds_file.py and index.py need the same text as when the row was
 # written; spool.py writes only names and whole numbers, which are never NaN or Infinity.
 PLAIN = {
@@ -27,6 +32,17 @@ PLAIN = {
     ("index.py", "json.dumps([table, *plain])"),
     *(("spool.py", f"json.dumps({names})") for names in ("list(cohort)", "rows", "devices")),
 }
+
+# Code that is shared by all methods, and the methods that it may name: FedAvg, with which all others are compared,
+# networks that papers define, and the methods of two checks for authors.
+SHARED = (
+    "protocol", "runtime", "coordinator", "edge_client", "lab",
+    *(f"methods/{room}" for room in ("contract", "maths", "nets", "parts", "plugins", "served")),
+)  # fmt: skip
+NAMED = {
+    *(("methods/nets/catalog.py", name) for name in ("fedlsa", "fednh", "fedsa")),
+    ("lab/contract/checks.py", "fedproto"), ("lab/contract/worlds.py", "fedpall"),
+}  # fmt: skip
 
 
 def sources(package):
@@ -119,10 +135,46 @@ def test_only_the_transport_knows_paho():
     assert knows == ["protocol/transport/mqtt.py", "protocol/transport/stream.py"]
 
 
+def test_one_file_calls_the_functions_that_may_write_only_a_part_of_the_bytes():
+    """A full disk takes a part of a block, and os.pwrite raises no error; `write_at` and `write_whole` go on."""
+    calls = {
+        (call, str(path.relative_to(ROOT)))
+        for package in PACKAGES
+        for path in sources(package)
+        for call in re.findall(r"\bos\.p?writev?\b(?=\()", path.read_text())
+    }
+    ours = {(call, "protocol/storage/disk.py") for call in ("os.write", "os.pwrite")}
+    assert ours <= calls and calls - ours == SHORT_TEXTS
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_file_has_a_name_of_its_own(package):
     for path in sources(package):
         assert path.name not in ("utils.py", "helpers.py", "common.py"), f"{path} has no owner"
+
+
+def words_of_code(path):
+    """Yield the names and the whole strings in the code of a file; comments and docstrings may name methods."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant):
+            yield node.value
+        elif isinstance(node, ast.Name | ast.Attribute):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+            yield (node.module or "").rpartition(".")[2]
+
+
+@pytest.mark.parametrize("package", SHARED)
+def test_code_that_methods_share_names_no_method(package):
+    methods = {path.stem for path in (ROOT / "methods").glob("*.py")} - {"__init__", "fedavg"}
+    assert {"fedncm", "fedgram", "tinyproto", "scaffold", "feddap"} < methods
+    word = re.compile(rf"\b({'|'.join(methods)})\b")
+    paths = [path for path in sources(package) if word.search(path.read_text())]
+    found = {
+        (str(path.relative_to(ROOT)), name) for path in paths for name in methods & {*words_of_code(path)}
+    }
+    assert found <= NAMED
 
 
 def test_no_class_name_stands_for_two_things():

@@ -5,6 +5,7 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -40,9 +41,9 @@ def hidden(name: str) -> bool:
     return bool(re.match(r"_[A-Za-z]", name)) and name not in OTHERS
 
 
-def sleeps(text: str) -> Iterator[str]:
+def sleeps(text: str, tree: ast.AST) -> Iterator[str]:
     """Yield the sleeps that are outside of while loops and have no comment with a reason on their line."""
-    tree, lines = ast.parse(text), text.splitlines()
+    lines = text.splitlines()
     turns = {id(inner) for loop in ast.walk(tree) if isinstance(loop, ast.While) for inner in ast.walk(loop)}
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and id(one) not in turns]
     for call in calls:
@@ -65,23 +66,39 @@ def calls(function: ast.AST) -> frozenset[str]:
     return frozenset("assert" if name.startswith(("assert", "raises")) else name for name in names if name)
 
 
+class Seen(NamedTuple):
+    """What the tests below ask of a file."""
+
+    called: list[tuple[str, frozenset[str]]]  # The functions and what they call.
+    unspecific: list[str]
+    private: list[str]
+    sleeps: list[str]
+
+
+@functools.cache
+def seen_in(path: Path) -> Seen:
+    """Parse a file once for all tests of this process, because parsing takes most of their time."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    return Seen(called_in(tree), list(unspecific(tree)), list(private(tree)), list(sleeps(text, tree)))
+
+
+def called_in(tree: ast.AST) -> list[tuple[str, frozenset[str]]]:
+    return [(node.name, calls(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
 @functools.cache
 def asserting() -> frozenset[str]:
     """Return the names of all functions of tests and shipped checks that assert, or call a function that does."""
-    trees = [ast.parse(path.read_text()) for path in [*FILES, *CHECKS]]
-    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    called = [(one.name, calls(one)) for one in functions]
+    called = [one for path in [*FILES, *CHECKS] for one in seen_in(path).called]
     found = frozenset({"assert"})
     while (more := found | {name for name, names in called if names & found}) != found:
         found = more
     return found
 
 
-def without_assertion(tree: ast.Module, helpers: frozenset[str]) -> list[str]:
-    tests = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name[:5] == "test_"
-    ]
-    return [test.name for test in tests if not calls(test) & helpers]
+def without_assertion(called: list[tuple[str, frozenset[str]]], helpers: frozenset[str]) -> list[str]:
+    return [name for name, names in called if name[:5] == "test_" and not names & helpers]
 
 
 def unspecific(tree: ast.AST) -> Iterator[str]:
@@ -95,13 +112,13 @@ def unspecific(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(HERE)) for path in FILES])
 def test_a_test_can_fail_and_only_for_what_it_names(path):
-    tree = ast.parse(path.read_text())
-    assert without_assertion(tree, asserting()) == [], "assert what the name says"
-    assert not list(unspecific(tree)), "match the error's words"
+    seen = seen_in(path)
+    assert without_assertion(seen.called, asserting()) == [], "assert what the name says"
+    assert not seen.unspecific, "match the error's words"
 
 
 def test_a_test_without_an_assertion_is_found_and_so_is_an_error_of_any_words():
-    empty, helped = ast.parse("def test_a(): go()"), ast.parse("def test_a(): checked(go())")
+    empty, helped = (called_in(ast.parse(f"def test_a(): {body}")) for body in ("go()", "checked(go())"))
     assert without_assertion(empty, frozenset({"checked"})) == ["test_a"]
     assert without_assertion(helped, frozenset({"checked"})) == []
     assert list(unspecific(ast.parse("with pytest.raises(ValueError): go()")))
@@ -111,10 +128,10 @@ def test_a_test_without_an_assertion_is_found_and_so_is_an_error_of_any_words():
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(HERE)) for path in FILES])
 def test_a_test_asks_what_is_public_and_waits_for_what_happens(path):
-    text = path.read_text()
+    seen = seen_in(path)
     if str(path.relative_to(HERE)) not in INSIDE:
-        assert not list(private(ast.parse(text))), "see what comes of it, or give it a public name"
-    assert not list(sleeps(text)), "wait for a condition, or say on the line why it takes a time"
+        assert not seen.private, "see what comes of it, or give it a public name"
+    assert not seen.sleeps, "wait for a condition, or say on the line why it takes a time"
 
 
 @pytest.mark.parametrize(
@@ -127,5 +144,7 @@ def test_a_private_member_is_found_however_it_is_reached(text):
 
 
 def test_a_sleep_is_found_unless_it_has_a_reason():
-    assert list(sleeps("time.sleep(1)\n"))
-    assert not list(sleeps("time.sleep(1)  # as long as it takes\nwhile not over():\n    time.sleep(0.1)\n"))
+    bare = "time.sleep(1)\n"
+    explained = "time.sleep(1)  # as long as it takes\nwhile not over():\n    time.sleep(0.1)\n"
+    assert list(sleeps(bare, ast.parse(bare)))
+    assert not list(sleeps(explained, ast.parse(explained)))

@@ -126,14 +126,20 @@ class Flower:
 
 
 def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Path:
-    """Return the Python of a virtual environment with Flower. The environment is kept for later runs."""
+    """Return the Python of a virtual environment with Flower.
+
+    The environment is kept for later runs, with a file that names what has been installed in it.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "protofleet" / name
-    python = folder / "bin" / "python"
+    python, installed = folder / "bin" / "python", folder / "installed"
+    if installed.exists() and installed.read_text() == "\n".join(wanted):
+        return python
     try:
         if not python.exists():
             asked([sys.executable, "-m", "venv", str(folder)])
         asked([str(python), "-m", "pip", "install", "--quiet", *wanted])
+        installed.write_text("\n".join(wanted))
     except NotInstalled:
         shutil.rmtree(folder, ignore_errors=True)  # An incomplete environment would fail in every later run.
         raise

@@ -88,7 +88,7 @@ def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, fl
 
     The evaluation counts as one more round.
     """
-    rounds, payload = ROUNDS + 1, run.service.link.meter.payload
+    rounds, payload = ROUNDS + 1, run.service.run.link.meter.payload
     up = sum(n for (way, _), n in payload.items() if way == UP) / len(run.agents)
     down = sum(n for (way, _), n in payload.items() if way == DOWN)
     arrays = {"update": up, "block": down}

@@ -27,6 +27,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.federation.brokers.local import LocalBroker
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.security.keys import Identity, load_keyring, load_keys
 from protofleet.protocol.transport.address import BrokerAddress
@@ -123,12 +124,13 @@ def conduct(
     ring = load_keyring(folder / "keys" / "public")
 
     transport = Mqtt("bench-coordinator", address, inbox, subscriptions=topics.coordinator_subscriptions())
-    link = CoordinatorLink(me, ring, topics, transport, spool.store, FEDERATION)
-    link.most_block = address.block_bytes
+    link = CoordinatorLink(me, ring, topics, transport)
+    part = CoordinatorRunLink(link, FEDERATION, spool.store)
+    part.most_block = address.block_bytes
     context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
-    run = Run(plan, RoundMachine(policy, plan.rounds), spool, context, [observer])
+    run = Run(plan, RoundMachine(policy, plan.rounds), spool, context, part, [observer])
     run.tell_of_transfers(observer.transfer_progressed)
-    service = CoordinatorService(context, run)
+    service = CoordinatorService(context, [run])
     transport.connect(link.will(topics.coord_state))
     try:
         service.session.give_up_after(PATIENCE, time.monotonic())

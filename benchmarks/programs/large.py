@@ -60,7 +60,7 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: i
             # The counter is read before the devices end, because the kernel adds the bytes of an ended child to
             # its parent.
             made_dirty = counters(os.getpid()).written
-    came = sum(size for (way, _), size in service.link.meter.payload.items() if way == UP)
+    came = sum(size for (way, _), size in service.run.link.meter.payload.items() if way == UP)
     model = sum(v.numel() * v.element_size() for v in plan.model().state_dict().values()) / MB
     if (
         came < 0.99 * devices * rounds * model * MB

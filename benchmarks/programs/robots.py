@@ -26,6 +26,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello_timer import HelloTimer, is_birth
+from protofleet.edge_client.received_delta import delta_reader
 from protofleet.edge_client.state.file import Answer
 from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.protocol.coding.update import chance_of, encode_arrays
@@ -229,6 +230,8 @@ class Robot:
                 plan = read_plan(text)
                 codec = read_codec(about.codec, plan.variant.kinds.declared) if about.codec else None
                 self.plan, self.welcomed_by = plan.with_lossless(codec), received.epoch
+                # Without this reader, each robot would fetch the whole broadcast after each delta.
+                self.link.apply_delta = delta_reader(self.plan, self.link.store)
                 self.link.peer_forms, self.link.metric_names = frozenset(about.can), about.metrics
                 self.hello()
             case Task() as task:

@@ -44,7 +44,7 @@ def one(plan: Plan, examples: int, devices: int = DEVICES) -> dict[str, object]:
             described = running.describe()
         meters = [json.loads((folder / "devices" / n / "meter.json").read_text()) for n in names]
     talk = [seconds - work for phase, seconds, work in observer.phases if phase == "train"]
-    meter = service.link.meter
+    meter = service.run.link.meter
     return {
         "broker": described,
         "communication_seconds_median": round(statistics.median(talk), 4),

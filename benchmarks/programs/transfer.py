@@ -24,6 +24,7 @@ from benchmarks.programs.keys import make_keys
 from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, load_keyring, load_keys, load_public
 from protofleet.protocol.storage.store import ObjectStore
@@ -166,10 +167,10 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     transport.connect()
     # Each store is kept, because a new store would compute all hashes again. The product keeps its stores too.
     stores: dict[str, ObjectStore] = {}
-    link = CoordinatorLink(
-        me, ring, TOPICS, transport, lambda d: stores.setdefault(d, ObjectStore(folder / "spool" / d)), ""
-    )
-    link.answers.admission_controller = TakeAll()
+    link = CoordinatorLink(me, ring, TOPICS, transport)
+    run = CoordinatorRunLink(link, "", lambda d: stores.setdefault(d, ObjectStore(folder / "spool" / d)))
+    run.answers.admission_controller = TakeAll()
+    link.add(run)
     while not isinstance(inbox.get(), Connected):
         pass
     # The broker sends the SUBACK after the CONNACK. If an offer came earlier, it would be lost, and our transfer

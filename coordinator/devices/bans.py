@@ -81,7 +81,7 @@ class Bans:
     def __init__(
         self, folder: Path, disk: Disk | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self._folder, self._disk, self._clock = folder, disk or Disk(), clock
+        self.folder, self._disk, self._clock = folder, disk or Disk(), clock
         self._pauses: dict[str, Suspension] = {}
         self._lock = threading.Lock()
         self._dropped = self._uncounted = 0
@@ -112,8 +112,8 @@ class Bans:
             return False
         ban = Suspension.after(self._bans.get(name), float(int(self._clock())), BAN_SECONDS)
         try:
-            self._disk.make(self._folder / BANNED)
-            (self._folder / BANNED / valid_name(name)).write_text(f"{ban.since:.0f} {ban.times}\n")
+            self._disk.make(self.folder / BANNED)
+            (self.folder / BANNED / valid_name(name)).write_text(f"{ban.since:.0f} {ban.times}\n")
         except OSError as error:  # The disk has no room for the file of the ban.
             seconds = self.pause(name, now, BAN_SECONDS)
             log.warning(
@@ -127,7 +127,7 @@ class Bans:
         self._bans[name] = ban
         self._update(now)
         self._logged_at = now
-        command = f"protofleet unban {name} --folder {self._folder.parent}"
+        command = f"protofleet unban {name} --folder {self.folder.parent}"
         log.warning(
             "%s floods the coordinator: messages under this name are ignored until %s, or until you run `%s`",
             name,
@@ -164,11 +164,11 @@ class Bans:
 
     def _delete_old(self, now: float) -> None:
         """Delete the bans and pauses that are too old to make the next ban or pause longer."""
-        found, at = _records(self._folder), self._clock()
+        found, at = _records(self.folder), self._clock()
         self._bans = {name: ban for name, ban in found.items() if ban.counts(at)}
         for name in found.keys() - self._bans.keys():
             with contextlib.suppress(OSError):
-                lift(self._folder, name)
+                lift(self.folder, name)
         self._pauses = {name: pause for name, pause in self._pauses.items() if pause.counts(now)}
 
     def _log_bans(self, now: float) -> None:

@@ -72,6 +72,8 @@ class Gate:
         self.limits, self._machine, self._spool = limits, machine, spool
         self._members, self._transfers, self._unwritten = members, transfers, unwritten
         self.max_size = 0  # Largest size in bytes of an update for the open task.
+        # Largest size in bytes of a late update of a buffered round; 0 while no task of training is known.
+        self._most_late = 0
         self._cohort_size = 1
         self._stored = 0  # Bytes that updates took on the disk when the task was opened.
         self._reserved = Reservations()
@@ -79,21 +81,34 @@ class Gate:
         # Device whose update for the open task can never be used -> the reason.
         self._refused: dict[str, Problem] = {}
 
-    def open(self, ask: Ask, cohort: int) -> None:
+    def open(self, ask: Ask, cohort: int, evaluates: bool = False) -> None:
         self.max_size = min(largest_update(ask, self._stages), self.limits.answer_bytes)
+        self._most_late = self._most_late if evaluates else self.max_size
         self._refused, self._reserved, self._cohort_size = {}, Reservations(), max(1, cohort)
         self._turned_away = set()
         self._stored = self._spool.bytes_of_answers()
 
     def is_expected(self, update: Update) -> bool:
-        """Return whether the open task still needs this update.
+        """Return whether the open task still needs this update, or a buffered round can count it as a late update.
 
-        The update must be for the open task. The coordinator must not have accepted another update of the device for
-        this task.
+        The coordinator must not have accepted another update of the device for its task.
         """
         m, device = self._machine, update.device
-        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
-        return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
+        if m.stage is Stage.COLLECTING and self._is_of_open_task(update) and device not in m.answered:
+            return m.was_asked(device)
+        return m.expects_late(device, update.round, update.phase, update.base)
+
+    def _is_of_open_task(self, update: Update) -> bool:
+        m = self._machine
+        return (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
+
+    def most_of(self, update: Update) -> int:
+        """Return the largest size in bytes of an update for this task."""
+        return self.max_size if self._is_of_open_task(update) else self._most_late
+
+    @property
+    def round(self) -> int:
+        return self._machine.round
 
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
         """Decide whether to fetch an update.
@@ -102,6 +117,10 @@ class Gate:
         """
         if self.is_expected(update):
             self._spool.check_claim()
+            if not self._is_of_open_task(update) and not self._most_late:
+                raise Rejected(
+                    Reason.NO_ROOM, "the coordinator has restarted and knows no task of training yet"
+                )
             if problem := self._problem_with(update, size):
                 return RefuseAnswer(problem)
             if self._unwritten:
@@ -126,8 +145,8 @@ class Gate:
         if refused := self._refused.get(update.device):
             # A device has only one update for a task, so it offers the refused update again.
             return refused
-        if size > self.max_size:
-            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self.max_size} were asked for")
+        if size > (most := self.most_of(update)):
+            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {most} were asked for")
         return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:

@@ -4,6 +4,9 @@ The validation accuracy in a record belongs to the model with which the round be
 spool still has a snapshot of that model. So the model is not written again: the snapshot gets a second name
 in the folder of this store. Only a model that all present devices have measured can be chosen. The choice
 follows the same rule as in the summary (`coordinator/models/choice.py`).
+
+If the server half keeps answers, a snapshot has the answers of devices. So when the answer of a removed device is
+deleted, the stored model is deleted too (`delete_best`). `export --best` then exports the newest model.
 """
 
 from __future__ import annotations
@@ -46,7 +49,6 @@ class BestModel:
         for line in lines:
             if measured_by_all(line, GLOBAL):
                 self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
-        self._kept = read_best(spool.folder)
         self._unwritten = 0  # Round of a chosen model that did not fit on the disk; 0 if there is none.
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
@@ -59,7 +61,8 @@ class BestModel:
             self._note(record.round, record.validation, record.validation_by_device)
         if self._chosen is None or self._chosen[0] != record.round:
             return
-        if self._kept is None or self._kept.round != record.round:
+        kept = read_best(self._spool.folder)  # It may have been deleted since this object has written it.
+        if kept is None or kept.round != record.round:
             self._keep(record.round)
 
     def _note(self, number: int, by_domain: ByView, by_device: ByView) -> None:
@@ -97,12 +100,24 @@ class BestModel:
                 error,
             )
             return
-        self._kept = Best(number, name)
         store.keep({name})
 
 
 def best_folder(spool: Path) -> Path:
     return spool / "best"
+
+
+def delete_best(spool: Spool) -> None:
+    """Delete the stored model, because its state has the answer of a device that was removed.
+
+    Call this function before the save that deletes the older snapshots. If the process dies between the two, the
+    replay may store the model again from such a snapshot, and then deletes it again before it saves.
+    """
+    folder, disk = best_folder(spool.folder), spool.disk
+    if folder.is_dir():
+        disk.remove(folder / "best.json")
+        ObjectStore(folder, disk=disk, make=False).keep(set())
+        disk.sync(folder)
 
 
 def read_best(spool: Path) -> Best | None:

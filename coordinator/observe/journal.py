@@ -95,6 +95,7 @@ class Journal:
         self._meter_asked = Meter()
         # The Unix time that was last reported to the sinks as the start of the next round.
         self._next_round_at = 0.0
+        self._paused = ""  # The reason of an operator's pause that was last reported to the sinks.
         self._budget_wait: BudgetWait | None = None  # The last wait that was reported to the sinks.
         self._present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
         self._lacking = set[str]()  # Names of metrics whose missing values were already reported.
@@ -125,6 +126,9 @@ class Journal:
         for command in commands:
             self._note_command(command, now)
         self._note_pause(run)
+        if run.paused != self._paused:
+            self._paused = run.paused
+            self._tell_sinks("paused", round=run.round, reason=run.paused)
 
     def _note_pause(self, run: RunView) -> None:
         """Report to the sinks the time at which the next round may begin, if the policy delays the round."""
@@ -167,13 +171,18 @@ class Journal:
             self._record.aside[device] = f"{step.phase}: {words}"
             self._tell_sinks("aside", round=step.round, phase=step.phase, device=device, reason=words)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
+        self._record.unused = list(step.unused)
+        self._record.removed = sorted({*self._record.removed, *step.removed})
         if step.ask is None:
             return
         cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
         # Include the updates that an earlier process accepted.
         for device, answer in run.answers(step.round, step.ask.phase).items():
-            if answer.base == base:
+            if answer.staleness:
+                answered.append(device)
+                self._record.staleness[device] = answer.staleness
+            elif answer.base == base:
                 answered.append(device)
                 self._note_metrics(device, step.ask.phase, answer.metrics)
         if self._is_before_round(step.ask.phase):
@@ -181,7 +190,8 @@ class Journal:
             self._meter_asked = run.traffic()
         else:
             thought = round(now - self._closed_at, 3)
-            self._record.phases.append(PhaseRecord(step.ask.phase, 0.0, thought, cohort, answered))
+            asked = list(run.recipients)
+            self._record.phases.append(PhaseRecord(step.ask.phase, 0.0, thought, asked, answered))
         self._asked_at, self._present = now, run.present
         self._tell_sinks(
             "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains)
@@ -212,9 +222,13 @@ class Journal:
         match command:
             case Save(number, attempt, _):
                 self._round_began(number, attempt, now, self._record.resumed and self._record.round == number)
-            case Accept(device, number, phase):
+            case Accept(device, number, phase, staleness):
                 self._note_answer(device, phase)
-                self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
+                if staleness:
+                    self._record.staleness[device] = staleness
+                age = {"staleness": staleness} if staleness else {}
+                place = {"round": number + staleness, "phase": phase, "device": device}
+                self._tell_sinks("answered", **place, **age, **self._bytes())
             case Close(_, phase, _):
                 self._phase_ended(phase, now)
             case Advance(_, str(), devices):  # This includes phases that an earlier process closed.

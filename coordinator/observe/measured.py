@@ -15,6 +15,7 @@ from typing import Final
 from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
 from protofleet.coordinator.round.weights import capped
+from protofleet.protocol.wire.name_list import first_names
 
 MOST_NAMED: Final = 5  # Largest number of devices that one line names.
 SAMPLES: Final = "samples.test"
@@ -68,10 +69,9 @@ def lacking(measured: Mapping[str, Mapping[str, float]], name: str) -> list[str]
 
 
 def lacking_words(name: str, devices: Sequence[str], number: int) -> str:
-    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
-    named = ", ".join(devices[:MOST_NAMED]) + more
     return (
-        f"metric {name} is no finite number on {named} in round {number}: it is left out of the means; "
+        f"metric {name} is no finite number on {first_names(devices, MOST_NAMED)} in round {number}: it is "
+        "left out of the means; "
         "`protofleet check FILE` tries it"
     )
 

@@ -243,6 +243,7 @@ class Metrics:
         progress.patience.set(run.policy.patience_seconds)
         progress.since.set(time.time())
         progress.next_round.set_function(lambda: run.next_round_at)
+        progress.paused.set_function(lambda: float(bool(run.paused)))
 
     def exposed(
         self, at: Endpoint, checks: Mapping[str, Check] | None = None, scrapes: Scrapes | None = None

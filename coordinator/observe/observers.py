@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.models.best import GLOBAL, BestModel
 from protofleet.coordinator.observe.journal import SEEN, Journal, Sink
@@ -21,6 +23,10 @@ from protofleet.coordinator.observe.record import RoundRecord, record_of
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
+from protofleet.coordinator.page.live_page import LivePage
+from protofleet.coordinator.page.operated_page import OperatedPage
+from protofleet.coordinator.page.page_state import MOST_ROUNDS
+from protofleet.coordinator.page.serving import page_served
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
 from protofleet.runtime.health import Check
@@ -28,6 +34,10 @@ from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import Scrapes
 
 log = logging.getLogger("protofleet.coordinator")
+
+# Shows a registry, or serves a page, while the `with` lasts.
+Show = Callable[[CollectorRegistry], contextlib.AbstractContextManager[None]]
+ServePage = Callable[[LivePage], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
@@ -41,10 +51,14 @@ def observed(
     scrapes: Scrapes | None = None,
     unclean_at: float = 0.0,
     built: Mapping[str, str] | None = None,
+    operated: OperatedPage | None = None,
+    show: Show | None = None,
+    serve_page: ServePage | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Observe a run; yield a function that writes the summary at the end of the run.
 
-    The function writes no summary if the process was stopped before the run was over.
+    The function writes no summary if the process was stopped before the run was over. `show` shows the metrics of the
+    run on the page of the process, and `serve_page` serves its live page. Without them, the run has pages of its own.
     """
     view, disk = run.view, run.spool.disk
     file = folder / "rounds.jsonl"
@@ -65,8 +79,23 @@ def observed(
             found = summarise(view, settings, rounds.records, software, built or {})
             write_summary(folder / "summary.json", found, disk)
 
-    with metrics.exposed(settings.endpoint(), checks, scrapes):
+    with contextlib.ExitStack() as served:
+        if show is None:
+            served.enter_context(metrics.exposed(settings.endpoint(), checks, scrapes))
+        else:
+            served.enter_context(show(metrics.registry))
         run.tell_of_devices(metrics.heard_from)
+        if operated is not None and operated.address.port:
+            page = LivePage(view, map(record_of, rounds.records[-MOST_ROUNDS:]))
+            served.enter_context(serve_page(page) if serve_page else page_served(page, operated))
+
+            def heard_from(device: str) -> None:
+                metrics.heard_from(device)
+                page.heard_from(device)
+
+            run.tell_of_devices(heard_from)
+            run.tell_of_refusals(page.refused)
+            sinks.append(page)
         keep_journal(run, sinks)
         yield finish
 

@@ -70,6 +70,8 @@ class RoundRecord:
     seconds: float = 0.0
     phases: list[PhaseRecord] = field(default_factory=list)
     participants: list[str] = field(default_factory=list)
+    # Participant -> age of its task in rounds, for the late updates of a buffered round.
+    staleness: dict[str, int] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     payload: ByKind = field(default_factory=dict)
@@ -87,6 +89,10 @@ class RoundRecord:
     figures: dict[str, float] = field(default_factory=dict)
     # Device whose accepted update was not used -> the reason.
     aside: dict[str, str] = field(default_factory=dict)
+    # Devices whose kept answers hold nothing that the server half can use.
+    unused: list[str] = field(default_factory=list)
+    # Devices whose kept answers were deleted in this round, because their enrolment has ended.
+    removed: list[str] = field(default_factory=list)
     # In the last evaluation: domain -> class -> predicted class -> number of samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
     # In the last evaluation: description of a machine -> devices that have sent this description.

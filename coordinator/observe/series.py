@@ -79,6 +79,7 @@ class RunProgress:
             "the round back; else 0",
             registry=r,
         )
+        self.paused = Gauge("protofleet_run_paused", "1 while an operator has paused the run", registry=r)
         self.seconds = Gauge("protofleet_round_seconds", "Duration of the last round", registry=r)
         self.duration = Histogram(
             "protofleet_round_duration_seconds", "Durations of the run's rounds", buckets=SECONDS, registry=r

@@ -15,12 +15,14 @@ from typing import Protocol
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.observe.budget import BudgetState
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.participants import Participants
-from protofleet.coordinator.round.events import Command, Event
+from protofleet.coordinator.round.events import Command, Event, Stage
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
@@ -32,6 +34,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import weights_of
 from protofleet.methods.served.rebuild import described, words_of
 from protofleet.methods.served.served import as_exported, rules_of
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
@@ -60,16 +63,18 @@ class RunView:
     """
 
     __slots__ = (
-        "_budget", "_context", "_diverged", "_isolation", "_limits", "_machine", "_participants", "_plan", "_queue",
-        "_server", "_spool", "_uncoded",
+        "_budget", "_context", "_diverged", "_isolation", "_limits", "_link", "_machine", "_participants", "_plan",
+        "_queue", "_selection", "_server", "_spool", "_times", "_uncoded",
     )  # fmt: skip
 
     def __init__(
-        self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, participants: Participants,
-        server: ServerRunner, queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation,
-        diverged: Callable[[], str], uncoded: UncodedBytes, budget: Callable[[], BudgetState] | None = None,
+        self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, link: CoordinatorRunLink,
+        times: RunTimes, selection: DeviceSelection, participants: Participants, server: ServerRunner,
+        queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation, diverged: Callable[[], str],
+        uncoded: UncodedBytes, budget: Callable[[], BudgetState] | None = None,
     ) -> None:  # fmt: skip
         self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
+        self._link, self._times, self._selection = link, times, selection
         self._participants, self._server, self._queue = participants, server, queue
         self._limits, self._isolation, self._diverged = limits, isolation, diverged
         self._uncoded, self._budget = uncoded, budget
@@ -110,11 +115,11 @@ class RunView:
     @property
     def over(self) -> bool:
         """Return whether the run is over. From that moment, the coordinator informs the devices about the end."""
-        return self._context.shutdown.begun
+        return self._times.shutdown.begun
 
     @property
     def name(self) -> str:
-        return self._context.link.run
+        return self._link.run
 
     @property
     def federation(self) -> str:
@@ -142,6 +147,21 @@ class RunView:
         return self._machine.next_round_at
 
     @property
+    def paused(self) -> str:
+        """Return why an operator has paused the run, or ""."""
+        return self._machine.paused
+
+    @property
+    def waits_for_devices(self) -> bool:
+        """Return whether the run waits only for devices before it can begin a round."""
+        return self.is_gathering and not self._machine.next_round_at and not self._machine.paused
+
+    @property
+    def is_gathering(self) -> bool:
+        """Return whether no round is open."""
+        return self._machine.stage is Stage.GATHERING
+
+    @property
     def attempt(self) -> int:
         return self._machine.attempt
 
@@ -155,6 +175,11 @@ class RunView:
         return self._machine.cohort
 
     @property
+    def recipients(self) -> tuple[str, ...]:
+        """Return the devices of the cohort that get the open task; some may still work on an earlier task."""
+        return self._machine.recipients
+
+    @property
     def present(self) -> tuple[str, ...]:
         """Return the devices that were present when the cohort of the round was chosen."""
         return self._machine.present
@@ -165,13 +190,15 @@ class RunView:
 
     @property
     def ended_early(self) -> str:
-        """Return why policy.stop or budgets have ended the training before its last round, or ""."""
-        return self._machine.exhausted or self._machine.stopped
+        """Return why the training has ended before its last round, or ""."""
+        end = self._machine.ended_early
+        return end.words if end else self._machine.stopped
 
     @property
     def ended_by(self) -> str:
-        """Return the settings that have ended the training before its last round: "budget", "policy.stop" or ""."""
-        return "budget" if self._machine.exhausted else "policy.stop" if self._machine.stopped else ""
+        """Return what has ended the training early: "budget", "nobody_left", "operator", "policy.stop" or ""."""
+        end = self._machine.ended_early
+        return end.by if end else "policy.stop" if self._machine.stopped else ""
 
     @property
     def answered(self) -> frozenset[str]:
@@ -218,6 +245,14 @@ class RunView:
         """Return the metrics that the run's method has."""
         return self._participants.measures
 
+    @property
+    def enrolled(self) -> frozenset[str]:
+        """Return the enrolled devices that the run selects.
+
+        This reads the list of all keys, so do not read it for each event.
+        """
+        return self._selection.of(self._context.enrolled_devices)
+
     def is_enrolled(self, device: str) -> bool:
         return device in self._context.link.keyring
 
@@ -243,15 +278,15 @@ class RunView:
 
     @property
     def meter(self) -> MeterView:
-        return MeterView.of(self._context.link.meter)
+        return MeterView.of(self._link.meter)
 
     def traffic(self) -> Meter:
         """Return a copy of the counts of all traffic until now."""
-        return self._context.link.meter.snapshot()
+        return self._link.meter.snapshot()
 
     def traffic_by_device(self) -> Counter[tuple[str, str, str]]:
         """Return a copy of the bytes that this process has counted, by device, direction and kind."""
-        return Counter(self._context.link.meter.by_device)
+        return Counter(self._link.meter.by_device)
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
         """Return the traffic of this round that earlier processes have counted."""

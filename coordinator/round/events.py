@@ -24,6 +24,8 @@ class Stage(Enum):
 @dataclass(frozen=True, slots=True)
 class Joined:
     device: str
+    # True if the server half keeps an answer that the device sent under an enrolment that has ended.
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,10 @@ class Advanced:
     # The validation accuracy at the end of a round. The accuracy is None if some present devices did not have
     # to report it, or if policy.stop does not need it.
     validation: float | None = None
+    # Devices whose answers the server half keeps; they are not asked again.
+    kept: frozenset[str] = frozenset()
+    # At the end of a round: enrolled devices whose answers the server half does not keep.
+    left: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,27 @@ class Blamed:
     trial: bool = False
 
 
-# The first words of the reason for which a run has ended, if its budgets are spent.
-BUDGETS_SPENT: Final = "the budget of"
+# The causes of an EndEarly.
+BUDGET: Final = "budget"
+NOBODY_LEFT: Final = "nobody_left"
+OPERATOR: Final = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The event that an operator pauses the run, or lets it go on.
+
+    A pause begins at the end of the open round. Then no device is asked until the run goes on.
+    """
+
+    words: str  # Reason of the pause; "" if the run goes on.
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The event that an operator ends the run now. Nothing more is asked or measured."""
+
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +124,23 @@ class Budgeted:
     spent: int = 0
     able: int = 0  # Number of the other enrolled devices.
     words: str = ""  # The budget of the run, for messages.
+    # Devices whose budget of the month, but not of the run, does not hold one more round.
+    until_month: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
     """The event that the time `RoundMachine.wake_at` is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentTask:
+    """The training task of a round and its cohort, in a run with buffered rounds."""
+
+    round: int
+    phase: str
+    base: bytes
+    cohort: tuple[str, ...]
 
 
 # Commands: all actions that the machine can request. The run carries them out in the order of the returned
@@ -118,6 +155,17 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Open:
+    """A command to store the training task of a buffered round, so that a restarted coordinator takes late updates.
+
+    The next transaction makes this durable.
+    """
+
+    task: SentTask
+    oldest: int  # The first round whose task is still needed.
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """A command to store on the disk the time at which a round ended.
 
@@ -126,6 +174,25 @@ class Pause:
 
     round: int
     ended: float  # Unix time of the end of the round.
+
+
+@dataclass(frozen=True, slots=True)
+class SavePause:
+    """A command to store that an operator has paused the run; the next transaction makes this durable."""
+
+    words: str  # Reason of the pause; "" if the run goes on.
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """A command to store a command of an operator with its result."""
+
+    id: bytes
+    at: int  # Unix time.
+    operator: str
+    verb: str
+    verdict: str
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +284,10 @@ class Accept:
     """A command to store an update on the disk, then send a receipt for it."""
 
     device: str
-    round: int
+    round: int  # Round of the update's task.
     phase: str
+    # Number of rounds between the task and the round in which the update counts; above 0 only in a buffered round.
+    staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +327,12 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Exhaust:
-    """A command to store that budgets have ended the training; the next Save makes this durable."""
+class EndEarly:
+    """A command to store that the training ends before its last round; the next Save makes this durable."""
 
     round: int  # The last round of training.
-    words: str
+    words: str  # The reason.
+    by: str  # What ends the training: BUDGET, NOBODY_LEFT or OPERATOR.
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +344,9 @@ class IllegalEventError(RuntimeError):
     """The error raised if an event cannot happen at this stage; then the program that drives the machine is wrong."""
 
 
-Event: TypeAlias = "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Woke"
+Event: TypeAlias = (
+    "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Paused | Stopped | Woke"
+)
 Command: TypeAlias = (
     Forget
     | Save
@@ -285,13 +357,16 @@ Command: TypeAlias = (
     | PutAside
     | Diverge
     | Pause
+    | SavePause
+    | SaveResult
+    | Open
     | Send
     | Accept
     | Repeat
     | Drop
     | Dismiss
     | Judge
-    | Exhaust
+    | EndEarly
     | Finish
 )
 
@@ -321,8 +396,12 @@ class Recovered:
     judged: Mapping[int, float] = field(default_factory=dict)
     # The round with which policy.stop has ended the training, and the reason.
     stopped: tuple[int, str] | None = None
-    # The last round of training, if budgets have ended the training, and the reason.
-    exhausted: tuple[int, str] | None = None
+    # The early end of the training.
+    ended_early: EndEarly | None = None
     # The last round that was followed by a pause, and the Unix time at which the round ended.
     ended: tuple[int, float] = (0, 0.0)
     ahead: tuple[Recovered, ...] = ()  # Later rounds that had begun; they are replayed after this round.
+    # Device -> age of the task of its accepted update, in rounds, for the late updates of a buffered round.
+    late: Mapping[str, int] = field(default_factory=dict)
+    # The training tasks for which a late update may still arrive.
+    tasks: tuple[SentTask, ...] = ()

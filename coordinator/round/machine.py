@@ -17,9 +17,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
+from protofleet.coordinator.round.buffer import Buffer
 from protofleet.coordinator.round.cohort import CohortSelection
 from protofleet.coordinator.round.events import (
-    BUDGETS_SPENT,
+    BUDGET,
+    NOBODY_LEFT,
+    OPERATOR,
     Accept,
     Advance,
     Advanced,
@@ -32,21 +35,26 @@ from protofleet.coordinator.round.events import (
     Dismiss,
     Diverge,
     Drop,
+    EndEarly,
     Event,
-    Exhaust,
     Finish,
     IllegalEventError,
     Joined,
     Judge,
     Left,
+    Open,
     Pause,
+    Paused,
     PutAside,
     Recovered,
     Repeat,
     Rollback,
     Save,
+    SavePause,
     Send,
+    SentTask,
     Stage,
+    Stopped,
     Unenrolled,
     Woke,
 )
@@ -58,9 +66,13 @@ from protofleet.coordinator.round.stop import StopRule
 from protofleet.coordinator.round.stragglers import StragglerDeadline
 from protofleet.coordinator.round.trials import Trials
 from protofleet.coordinator.round.verdicts import Verdicts
+from protofleet.protocol.wire.name_list import first_names
 from protofleet.protocol.wire.reasons import Problem, Reason
 
 EVALUATE: Final = "evaluate"  # The phase in which all present devices only measure, and do not train.
+
+ALL_HAVE_ANSWERED: Final = "all enrolled devices have answered"
+MOST_NAMED: Final = 10  # Largest number of absent devices that the reason of an early end names.
 
 Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
 
@@ -108,8 +120,14 @@ class RoundMachine:
     budget: Budgeted = field(default_factory=Budgeted)
     # Devices that were present when the cohort was drawn, but got no task because of their budget.
     unfunded: frozenset[str] = frozenset()
-    exhausted: str = ""  # Reason why budgets have ended the training before its last round, or "".
-    _exhausted_after: int | None = None  # The last round of training, if budgets have ended the training.
+    ended_early: EndEarly | None = None  # The end of the training before its last round.
+    paused: str = ""  # Reason why an operator has paused the run; "" if the run is not paused.
+    # Devices whose answers the server half keeps; training does not ask them.
+    kept: frozenset[str] = frozenset()
+    # Time until which the run waits for a device that has not answered yet; None if it does not wait for one.
+    _wait_for_new: float | None = None
+    # Enrolled devices whose answers the server half did not keep at the end of the last round.
+    _left: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.selection = CohortSelection(self.policy, self.seed)
@@ -117,6 +135,7 @@ class RoundMachine:
         self.straggler_deadline = StragglerDeadline(
             self.policy.straggler_factor, self.policy.straggler_seconds
         )
+        self.buffer = Buffer(self.policy)
         self.flaps = FlapDetector(self.policy.flaps, self.policy.flap_seconds)
         self.pace = Pace(self.policy.pause_seconds, hours_of(self.policy.hours))
 
@@ -128,13 +147,13 @@ class RoundMachine:
         self.stop_rule.measured = dict(past.judged)
         if past.stopped:
             self._stopped_after, self.stopped = past.stopped
-        if past.exhausted:
-            self._exhausted_after, self.exhausted = past.exhausted
+        self.ended_early = past.ended_early
+        self.buffer.restore(past.tasks, max([past.round, *(later.round for later in past.ahead)]))
         self._restore_round(past)
         self.pace.ended = past.ended
         if past.diverged:
             return [*self._diverge(past.diverged)]
-        if self.round > self._last_round:
+        if self.round > self._last_round or self.is_stopped:
             return [*self._finish()]
         self.stage = Stage.COMPUTING
         return [self._first_step()]
@@ -148,7 +167,7 @@ class RoundMachine:
         if self._stopped_after is not None and self._stopped_after >= past.round:
             self._stopped_after, self.stopped = None, ""
         self._closed = dict(past.closed)
-        self.verdicts.begin_round(past.accepted)
+        self.verdicts.begin_round(past.accepted, past.late)
 
     def handle(self, event: Event, now: float, wall: float | None = None) -> list[Command]:
         """Handle an event and return the commands that follow from it.
@@ -166,24 +185,44 @@ class RoundMachine:
     @property
     def wake_at(self) -> float | None:
         if self.stage is Stage.GATHERING:
-            return self.selection.settled if self._look_at is None else self._look_at
+            if self.paused:
+                return None
+            found = self.selection.settled if self._look_at is None else self._look_at
+            over = None if self._funded or self._waits_for_month else self._wait_for_new
+            return min((t for t in (found, over) if t is not None), default=None)
         if self.stage is not Stage.COLLECTING or self._deadline is None:
             return None
         if len(self._answered) < self._quorum and not self._quorum_is_unreachable:
             return self._deadline
+        if self.buffer.is_on and not self.evaluating:
+            return self._grace_ends(self._deadline)
         expected = len(self._answered) + len(self._missing) - len(self._missing & self._absent.keys())
         quorum = 0 if self._quorum_is_unreachable else self._quorum
         latest = min(
             self._deadline, self.straggler_deadline.at(self._answered, self._missing, expected, quorum)
         )
+        return self._grace_ends(latest)
+
+    def _grace_ends(self, latest: float) -> float:
+        """Return the time at which the wait for missing devices ends if all of them are absent, or `latest`."""
         if self._missing and self._missing <= self._absent.keys():
-            latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
+            return min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
         return latest
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether an operator has stopped the run."""
+        return self.ended_early is not None and self.ended_early.by == OPERATOR
 
     @property
     def is_last_evaluation(self) -> bool:
         """Return whether the training is over, and all present devices only measure the result."""
         return self.round > self._last_training
+
+    @property
+    def left_to_ask(self) -> AbstractSet[str]:
+        """Return the enrolled devices that have not answered, while the run waits for one of them."""
+        return frozenset() if self._wait_for_new is None else self._left
 
     @property
     def leaves_out(self) -> bool:
@@ -213,8 +252,25 @@ class RoundMachine:
 
     @property
     def waited_for(self) -> AbstractSet[str]:
-        """Return the devices whose updates for the open task are missing."""
-        return self._missing if self.stage is Stage.COLLECTING else frozenset()
+        """Return the devices whose updates for the open task are missing.
+
+        In a buffered round, these are not the devices that still work on an earlier task.
+        """
+        if self.stage is not Stage.COLLECTING:
+            return frozenset()
+        return self._missing - self.at_work if self.buffer.is_on else self._missing
+
+    @property
+    def at_work(self) -> AbstractSet[str]:
+        """Return the devices that still work on the task of an earlier round, in a run with buffered rounds."""
+        return self.buffer.working(self.round)
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Return the devices of the cohort that get the open task without asking for it."""
+        if self.evaluating or not self.buffer.is_on:
+            return self.cohort
+        return tuple(sorted({*self.cohort} - self.at_work))
 
     @property
     def answered(self) -> AbstractSet[str]:
@@ -232,10 +288,18 @@ class RoundMachine:
         """Return whether the open task was sent to the device or will be sent to it."""
         return device in self._missing or device in self._answered or device in self.verdicts.refused
 
+    def expects_late(self, device: str, round: int, phase: str, base: bytes) -> bool:
+        """Return whether this update, which is not for the open task, can count in a buffered round.
+
+        The answer is False if the update is here already and waits for the next round.
+        """
+        event, waiting = Answered(device, round, phase, base), self.buffer.early.get(device)
+        return self._takes_late(event) and (waiting is None or waiting.round != round)
+
     @property
     def _last_training(self) -> int:
-        ends = (self.rounds, self._stopped_after, self._exhausted_after)
-        return min(end for end in ends if end is not None)
+        early = self.ended_early.round if self.ended_early else None
+        return min(end for end in (self.rounds, self._stopped_after, early) if end is not None)
 
     @property
     def _last_round(self) -> int:
@@ -246,9 +310,12 @@ class RoundMachine:
         """Return whether all present devices must evaluate before this round.
 
         This is needed only if some present devices are not in the cohort. Without this evaluation, these devices
-        would not measure the result of the earlier rounds.
+        would not measure the result of the earlier rounds. A buffered round does not wait for such an evaluation,
+        because slow devices are still at work.
         """
         every = self.policy.evaluate_every
+        if self.buffer.is_on:
+            return False
         return every > 0 and self.round > 1 and (self.round - 1) % every == 0 and self.leaves_out
 
     def _first_step(self) -> Advance:
@@ -275,9 +342,12 @@ class RoundMachine:
         """Return the number of updates that the open task needs.
 
         Each update that was put aside in this round lowers the number by one, because the device of that
-        update takes no further part in the round.
+        update takes no further part in the round. If the server half keeps answers, a later round needs no
+        update. It then ends without one, and devices that cannot answer do not make it begin again without end.
         """
-        return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
+        if self.evaluating or self.kept:
+            return 0
+        return max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
 
     @property
     def _quorum_is_unreachable(self) -> bool:
@@ -286,8 +356,10 @@ class RoundMachine:
 
     @property
     def _has_first_answers(self) -> bool:
-        """Return whether spares were invited and enough updates have arrived. Then the phase closes early."""
+        """Return whether enough updates have arrived, with spares or in a buffered round. Then the phase closes."""
         p = self.policy
+        if p.buffered:
+            return not self.evaluating and len(self._answered) >= p.buffer
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
 
     def not_counted_on(self, now: float) -> AbstractSet[str]:
@@ -305,7 +377,10 @@ class RoundMachine:
     def _join(self, event: Joined, now: float) -> Iterable[Command]:
         """Add a device to the roster, without sending a task to the device."""
         self.roster.add(event.device)
+        self.buffer.joined(event.device)
         self._unenrolled.discard(event.device)
+        if event.anew:  # The next round deletes the kept answer as it begins, and asks the device again.
+            self.kept, self._left = self.kept - {event.device}, self._left | {event.device}
         if event.device in self._reliable(now) and event.device not in self.silent.devices:
             self._absent.pop(event.device, None)
         return ()
@@ -317,7 +392,7 @@ class RoundMachine:
     def _join_and_be_asked(self, event: Joined, now: float) -> Iterator[Command]:
         yield from self._join(event, now)
         if event.device in self._missing:
-            yield Send(event.device, self.round, self.asked, self._seconds_left(now))
+            yield self._send(event.device, self._seconds_left(now), now)
 
     def _join_and_be_dismissed(self, event: Joined, now: float) -> Iterator[Command]:
         yield from self._join(event, now)
@@ -334,7 +409,7 @@ class RoundMachine:
 
     def _leave_and_maybe_wait_again(self, event: Left, now: float) -> Iterator[Command]:
         yield from self._leave(event, now)
-        if len(self.roster) < self.policy.quorum:
+        if len(self._funded) < self.least:
             self.selection.settled = None
 
     def _leave_and_maybe_close(self, event: Left, now: float) -> Iterator[Command]:
@@ -349,12 +424,15 @@ class RoundMachine:
         self.roster.discard(event.device)
         self._missing.discard(event.device)
         self._unenrolled.add(event.device)
+        self._left -= {event.device}
         return ()
 
     def _unenroll_and_maybe_wait_again(self, event: Unenrolled, now: float) -> Iterator[Command]:
         yield from self._unenroll(event, now)
-        if len(self.roster) < self.policy.quorum:
+        if len(self._funded) < self.least:
             self.selection.settled = None
+        if self._wait_for_new is not None and not self._left and not self._funded:
+            yield from self._end_training(now, ALL_HAVE_ANSWERED, NOBODY_LEFT)
 
     def _unenroll_and_maybe_close(self, event: Unenrolled, now: float) -> Iterator[Command]:
         yield from self._unenroll(event, now)
@@ -366,39 +444,112 @@ class RoundMachine:
     def _close_when_due(self, event: Woke, now: float) -> Iterable[Command]:
         return self._maybe_close(now)
 
-    def _ignore(self, event: Woke, now: float) -> Iterable[Command]:
+    def _ignore(self, event: Woke | Paused | Stopped, now: float) -> Iterable[Command]:
         return ()
 
+    def _note_pause(self, event: Paused, now: float) -> Iterable[Command]:
+        self.paused = event.words
+        return [SavePause(event.words)]
+
+    def _note_pause_and_maybe_start(self, event: Paused, now: float) -> Iterator[Command]:
+        yield from self._note_pause(event, now)
+        self.next_round_at, self._look_at, self.selection.settled = 0.0, None, None
+        self._wait_for_new = now + self.policy.patience_seconds if self.kept else None
+        yield from self._maybe_start(now)
+
+    def _note_stop(self, event: Stopped, now: float) -> Iterable[Command]:
+        """End the run as soon as the worker has finished its step; from now on, the end is durable."""
+        self.ended_early = EndEarly(min(self.round - 1, self._last_training), event.words, OPERATOR)
+        return [self.ended_early]
+
+    def _stop_and_save(self, event: Stopped, now: float) -> Iterator[Command]:
+        """End the run between two rounds, and save the model of the last round."""
+        yield from self._note_stop(event, now)
+        yield Save(self.round, self.attempt, ())
+        yield from self._finish()
+
+    def _stop(self, event: Stopped, now: float) -> Iterator[Command]:
+        yield from self._note_stop(event, now)
+        yield from self._finish()
+
     def _advance(self, event: Advanced, now: float) -> Iterable[Command]:
+        self.kept, self._left = event.kept, event.left
+        if self.is_stopped:
+            return self._end_stopped(event)
         if event.phase is not None:
             return self._open(event.phase, event.base, now)
         if event.fault:
             return self._blame(self._suspected_round, event.fault, server_half=True)
-        return self._end_round(now, event.validation)
+        return self._end_round(now, event.validation, nobody_left=bool(event.kept) and not event.left)
+
+    def _end_stopped(self, event: Advanced) -> Iterator[Command]:
+        """End a run that an operator has stopped while the server half computed.
+
+        If the server half has ended the round, save its result.
+        """
+        assert self.ended_early is not None
+        if event.phase is None and not event.fault:
+            if self.round <= self.rounds:
+                self.ended_early = replace(self.ended_early, round=self.round)
+                yield self.ended_early
+            self.round, self.attempt = self.round + 1, 0
+            yield Save(self.round, 0, ())
+        yield from self._finish()
 
     def _maybe_start(self, now: float) -> Iterator[Command]:
-        if self.stage is not Stage.GATHERING:
+        if self.stage is not Stage.GATHERING or self.paused:
+            return
+        if self.kept and not self._left and not self._funded and not self.is_last_evaluation:
+            yield from self._end_training(now, ALL_HAVE_ANSWERED, NOBODY_LEFT)
             return
         if self._is_exhausted:
-            yield from self._end_exhausted(now)
+            yield from self._end_training(now, *self._budgets_spent())
             return
         here = self._funded
-        if self._is_held_back(now) or len(here) < self.policy.quorum:
+        if (
+            self._wait_for_new is not None
+            and now >= self._wait_for_new
+            and not (here or self._waits_for_month)
+        ):
+            yield from self._end_training(now, *self._nobody_came())
+            return
+        if self._is_held_back(now) or len(here) < self.least:
             return
         first = (self.round, self.attempt) == (1, 0)
-        if self.selection.is_complete(len(here), len(self._reliable(now) & here), first, now):
+        steady = len(self._reliable(now) & here)
+        if self.selection.is_complete(len(here), steady, self.least, first, now):
             yield from self._start(now)
 
     @property
     def _funded(self) -> set[str]:
-        """Return the present devices whose budget holds the next task."""
-        return self.roster - (self.budget.no_evaluation if self.is_last_evaluation else self.budget.no_round)
+        """Return the present devices that may get the next task: their budget holds it, and it asks them."""
+        here = self.roster - self._unaffordable
+        return here if self.is_last_evaluation else here - self.kept
+
+    @property
+    def _unaffordable(self) -> frozenset[str]:
+        """Return the devices whose budget does not hold the next task that asks them."""
+        return self.budget.no_evaluation if self.is_last_evaluation else self.budget.no_round - self.kept
+
+    @property
+    def _waits_for_month(self) -> bool:
+        """Return whether a present device has not answered because its budget of the month is spent."""
+        return bool(self.roster & self.budget.until_month - self.kept)
+
+    @property
+    def least(self) -> int:
+        """Return the number of devices with which the next round can begin.
+
+        If the server half keeps answers, a later round asks only the devices that have not answered yet. One such
+        device is enough.
+        """
+        return 1 if self.kept and not self.is_last_evaluation else self.policy.quorum
 
     @property
     def _is_exhausted(self) -> bool:
-        """Return whether the quorum is out of reach because the budgets of too many devices are spent."""
+        """Return whether too few devices for a round are left, because the budgets of the others are spent."""
         b = self.budget
-        return b.able < self.policy.quorum <= b.able + b.spent and not self.is_last_evaluation
+        return b.able < self.least <= b.able + b.spent and not self.is_last_evaluation
 
     def _note_budget(self, event: Budgeted, now: float) -> Iterable[Command]:
         self.budget = event
@@ -406,24 +557,28 @@ class RoundMachine:
 
     def _note_budget_and_maybe_start(self, event: Budgeted, now: float) -> Iterator[Command]:
         yield from self._note_budget(event, now)
-        if len(self._funded) < self.policy.quorum:
+        if len(self._funded) < self.least:
             self.selection.settled = None
         yield from self._maybe_start(now)
 
-    def _exhaust(self) -> Iterator[Command]:
-        """End the training with the round before the current round."""
+    def _budgets_spent(self) -> tuple[str, str]:
         b = self.budget
-        self._exhausted_after = self.round - 1
-        self.exhausted = (
-            f"{BUDGETS_SPENT} {b.spent} of {b.spent + b.able} devices does not hold one more round ({b.words}), and "
+        words = (
+            f"the budget of {b.spent} of {b.spent + b.able} devices does not hold one more round ({b.words}), and "
             f"policy.quorum is {self.policy.quorum}"
         )
-        yield Exhaust(self.round - 1, self.exhausted)
+        return words, BUDGET
 
-    def _end_exhausted(self, now: float) -> Iterator[Command]:
-        """End the training, then let the devices measure whose budget holds an evaluation."""
-        yield from self._exhaust()
-        self.next_round_at, self._look_at = 0.0, None
+    def _nobody_came(self) -> tuple[str, str]:
+        seconds = f"policy.patience_seconds ({self.policy.patience_seconds:g} s)"
+        names = first_names(sorted(self._left), MOST_NAMED)
+        return f"no device that had not answered was there for {seconds}: {names}", NOBODY_LEFT
+
+    def _end_training(self, now: float, words: str, by: str) -> Iterator[Command]:
+        """End the training with the round before the current round, then let the devices measure."""
+        self.ended_early = EndEarly(self.round - 1, words, by)
+        yield self.ended_early
+        self.next_round_at, self._look_at, self._wait_for_new = 0.0, None, None
         if self.evaluate:
             yield from self._start(now)
         else:
@@ -448,13 +603,25 @@ class RoundMachine:
         steady = (self._reliable(now) - self.silent.devices).intersection(here).difference(aside)
         others = (here - steady).difference(aside)
         everybody = self.is_last_evaluation
-        drawn = self.selection.draw(steady, others, self.round, self.attempt, everybody)
-        self.cohort = tuple(sorted((*drawn, *self._asked_in_addition(others.difference(drawn)))))
-        self._present, self._drawn, self.unfunded = tuple(sorted(here)), None, frozenset(self.roster - here)
+        seated = frozenset[str]() if everybody else self._seated(here, now)
+        drawn = self.selection.draw(
+            steady - seated, others - seated, self.round, self.attempt, everybody, len(seated)
+        )
+        more = self._asked_in_addition(others.difference(drawn, seated))
+        self.cohort = tuple(sorted((*drawn, *seated, *more)))
+        self.unfunded = self._unaffordable & self.roster
+        self._present, self._drawn = tuple(sorted(self.roster - self.unfunded)), None
         self.stage, self.selection.settled, self._earlier = Stage.COMPUTING, None, None
+        self._wait_for_new = None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
         yield self._first_step()
+
+    def _seated(self, here: AbstractSet[str], now: float) -> frozenset[str]:
+        """Return the present devices that keep their seats, because they work on the task of an earlier round."""
+        for device, task in self.buffer.give_up(self.round, now).items():
+            self.silent.gave_no_answer([device], (task.round, task.phase, task.base))
+        return frozenset(self.at_work & here)
 
     def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
         """Return the silent device that gets the task in addition to the cohort; () if there is no such device.
@@ -468,8 +635,8 @@ class RoundMachine:
         self.asked, self.base = phase, base
         known, self.verdicts.refused = self.verdicts.known(phase, base), {}
         closed = self._closed.get(phase)
-        # An evaluation may have been closed without any update.
-        if closed or (closed is not None and self.evaluating):
+        # A phase that needs no update may have been closed without any update.
+        if closed or (closed is not None and not self._quorum):
             self.cohort = closed
             if known.issuperset(closed):
                 yield self._next_step(phase, closed)
@@ -482,9 +649,25 @@ class RoundMachine:
         self._deadline = now + self.policy.patience_seconds
         self._start_timing(now, bool(closed))
         self._wait_for_no_silent_device(now)
-        for device in sorted(self._missing):
-            yield Send(device, self.round, phase, self.policy.patience_seconds)
+        if self.buffer.is_on:
+            yield from self._open_buffered(now)
+        if not self._has_first_answers or not self.buffer.is_on:
+            for device in sorted(self._missing if self.evaluating else self._missing - self.at_work):
+                yield self._send(device, self.policy.patience_seconds, now)
         yield from self._maybe_close(now)
+
+    def _send(self, device: str, seconds: float, now: float) -> Send:
+        if self.buffer.is_on and not self.evaluating:
+            self.buffer.sent(device, self.round, now)
+        return Send(device, self.round, self.asked, seconds)
+
+    def _open_buffered(self, now: float) -> Iterator[Command]:
+        """Store the task of a buffered round, then count the late updates that have waited for this round."""
+        if not self.evaluating:
+            task = SentTask(self.round, self.asked, self.base, self.cohort)
+            yield Open(task, self.buffer.opened(task))
+        for event in self.buffer.take_early():
+            yield from self._judge(event, now)
 
     def _start_timing(self, now: float, closed: bool) -> None:
         question = self.round, self.asked, self.base
@@ -514,6 +697,8 @@ class RoundMachine:
         place = event.device, event.round, event.phase
         if self._was_accepted(event):
             return [Repeat(*place)]
+        if self._takes_late(event):
+            return [*self._take_late(event, now)]
         return [Drop(*place, "late", Problem(Reason.LATE, f"round {self.round} is in hand"))]
 
     def _answer(self, event: Answered, now: float) -> Iterator[Command]:
@@ -524,7 +709,13 @@ class RoundMachine:
     def _judge(self, event: Answered, now: float) -> Iterator[Command]:
         self._note_answer(event)
         device, place = event.device, (event.device, event.round, event.phase)
-        if self._was_accepted(event) or (event.round, event.phase) != (self.round, self.asked):
+        self.buffer.answered(device, event.round)
+        if (
+            self._takes_late(event)
+            or self._was_accepted(event)
+            or device in self.verdicts.late
+            or (event.round, event.phase) != (self.round, self.asked)
+        ):
             yield from self._answer_late(event, now)
         elif not self.was_asked(device):
             yield Drop(*place, "refused", Problem(Reason.NOT_INVITED, "not in this round's cohort"))
@@ -543,9 +734,44 @@ class RoundMachine:
             self.straggler_deadline.answered(device, now)
             yield Accept(*place)
 
+    def _takes_late(self, event: Answered) -> bool:
+        """Return whether an update that is not for the open task can count in a buffered round."""
+        if not self.buffer.is_on or self.stage is Stage.FINISHED or event.device in self._unenrolled:
+            return False
+        is_open = (event.round, event.phase, event.base) == (self.round, self.asked, self.base)
+        if is_open and self.stage is Stage.COLLECTING and event.device not in self._answered:
+            return False
+        earliest = max(self.round, event.round + 1)
+        is_new = self.verdicts.newest_task(event.device, self.round) < event.round
+        return earliest <= self._last_training and is_new and self.buffer.knows(event)
+
+    def _take_late(self, event: Answered, now: float) -> Iterator[Command]:
+        """Count a late update in the open round and send the open task, or keep the update for the next round."""
+        device, place = event.device, (event.device, event.round, event.phase)
+        self.buffer.answered(device, event.round)
+        is_open = self.stage is Stage.COLLECTING and not self.evaluating and event.round < self.round
+        if event.problem:
+            self._missing.discard(device)
+            yield Drop(*place, "refused", event.problem)
+        elif (
+            is_open and device in self.cohort and device not in self._answered and not self._has_first_answers
+        ):
+            self._answered.add(device)
+            self._missing.discard(device)
+            staleness = self.round - event.round
+            self.verdicts.accept(event.phase, device, event.base, staleness)
+            yield Accept(*place, staleness)
+            if not self._has_first_answers and self.round < self._last_training:
+                yield self._send(device, self._seconds_left(now), now)
+        else:
+            self.buffer.early[device] = event
+
     def _was_accepted(self, event: Answered) -> bool:
+        place = event.device, event.phase, event.base
+        if self.verdicts.has_accepted(*place, self.round - event.round):
+            return True
         if event.round == self.round:
-            return self.verdicts.has_accepted(event.device, event.phase, event.base)
+            return False
         return self.verdicts.was_accepted(event.device, event.round, event.phase, event.base)
 
     def _maybe_close(self, now: float) -> Iterator[Command]:
@@ -556,7 +782,7 @@ class RoundMachine:
         if self._missing and not over and not self._has_first_answers:
             return
         if now >= self._deadline:
-            silent = self._missing - self._absent.keys()
+            silent = self._missing - self._absent.keys() - self.at_work
             self.silent.gave_no_answer(silent, (self.round, self.asked, self.base))
         if len(self._answered) < self._quorum:
             yield from self._repeat_round(now)
@@ -572,7 +798,9 @@ class RoundMachine:
 
         If only a few updates are broken, the cause is at their devices, so there is no search.
         """
-        many, number = 2 * len(self.verdicts.broken) > len(self.cohort), self._suspected_round
+        # The devices whose answers are kept were asked the same.
+        many = 2 * len(self.verdicts.broken) > len(self.cohort) + len(self.kept)
+        number = self._suspected_round
         if not many or self.stage is not Stage.COLLECTING or self.evaluating:
             return
         if self.trials.are_under_way(number):
@@ -604,6 +832,9 @@ class RoundMachine:
         server half can go on without the blamed updates. It is also repeated for each trial that leaves out
         one update.
         """
+        if self.is_stopped:
+            yield from self._finish()
+            return
         past, phase = blamed.past, blamed.phase
         if past.round in self._aside and not (blamed.tried or blamed.trial):
             yield from self._diverge(f"{blamed.words}, and {self._repeated(past.round)}")
@@ -620,7 +851,10 @@ class RoundMachine:
             self.trials.leave_out(past.round, blamed.devices)
         yield PutAside(past.round, phase, left, blamed.devices, blamed.words, blamed.trial, returned)
         self.trials.begin_round()
+        self.buffer.restore(self.buffer.tasks.values(), past.round)
         self._later_rounds = []  # The later rounds used the old result of this round.
+        if (end := self.ended_early) is not None and end.by == NOBODY_LEFT and end.round >= past.round:
+            self.ended_early = None  # A device whose update is put aside may answer again.
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
         self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
@@ -689,7 +923,7 @@ class RoundMachine:
             self._stopped_after = self.round
         yield Judge(self.round, accuracy, self.stopped, self.stop_rule.oldest)
 
-    def _end_round(self, now: float, accuracy: float | None) -> Iterator[Command]:
+    def _end_round(self, now: float, accuracy: float | None, nobody_left: bool) -> Iterator[Command]:
         yield from self._judge_by_validation(accuracy)
         self.verdicts.end_round(self.round)
         self.trials.begin_round()
@@ -708,14 +942,19 @@ class RoundMachine:
         elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
+        elif self.paused:
+            self.stage = Stage.GATHERING
+        elif nobody_left and not self.is_last_evaluation:
+            yield from self._end_training(now, ALL_HAVE_ANSWERED, NOBODY_LEFT)
         elif self._is_exhausted:
-            yield from self._end_exhausted(now)
+            yield from self._end_training(now, *self._budgets_spent())
         elif self.is_last_evaluation or (
-            not self._is_held_back(now) and len(self._reliable(now) & self._funded) >= self.policy.quorum
+            not self._is_held_back(now) and len(self._reliable(now) & self._funded) >= self.least
         ):
             yield from self._start(now)
         else:
             self.stage = Stage.GATHERING
+            self._wait_for_new = now + self.policy.patience_seconds if self.kept else None
             yield from self._maybe_start(now)
 
     def _finish(self) -> Iterator[Command]:
@@ -731,6 +970,8 @@ class RoundMachine:
     HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
         Stage.GATHERING: {
             Budgeted: _note_budget_and_maybe_start,
+            Paused: _note_pause_and_maybe_start,
+            Stopped: _stop_and_save,
             Joined: _join_and_maybe_start,
             Left: _leave_and_maybe_wait_again,
             Unenrolled: _unenroll_and_maybe_wait_again,
@@ -739,6 +980,8 @@ class RoundMachine:
         },
         Stage.COMPUTING: {
             Budgeted: _note_budget,
+            Paused: _note_pause,
+            Stopped: _note_stop,
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
@@ -748,6 +991,8 @@ class RoundMachine:
         },
         Stage.BLAMING: {
             Budgeted: _note_budget,
+            Paused: _note_pause,
+            Stopped: _note_stop,
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
@@ -757,6 +1002,8 @@ class RoundMachine:
         },
         Stage.COLLECTING: {
             Budgeted: _note_budget,
+            Paused: _note_pause,
+            Stopped: _stop,
             Joined: _join_and_be_asked,
             Left: _leave_and_maybe_close,
             Unenrolled: _unenroll_and_maybe_close,
@@ -765,6 +1012,8 @@ class RoundMachine:
         },
         Stage.FINISHED: {
             Budgeted: _note_budget,
+            Paused: _ignore,
+            Stopped: _ignore,
             Joined: _join_and_be_dismissed,
             Left: _leave,
             Unenrolled: _unenroll,

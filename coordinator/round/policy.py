@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from protofleet.coordinator.round.pace import hours_of
 from protofleet.protocol.settings.bounds import (
@@ -17,6 +17,9 @@ from protofleet.protocol.settings.bounds import (
 )
 from protofleet.protocol.settings.reader import demand_within
 
+# The coordinator keeps the name of one broadcast for each round of this number, and the broadcasts of lossless runs.
+MOST_STALENESS: Final = 1000
+
 Quorum = Annotated[int, Within(1, LARGEST_COUNT)]
 StragglerFactor = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
 Attempts: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "without end"),))] | Literal["auto"]
@@ -24,6 +27,9 @@ WeightCap = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
 Flaps = Annotated[int, Within(2, LARGEST_COUNT, also=((0, "never"),))]
 EvaluateEvery = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "only at the end"),))]
 Patience = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "off"),))]
+Mode: TypeAlias = Literal["synchronous", "buffered"]
+Staleness = Annotated[int, Within(1, MOST_STALENESS)]
+StalenessExponent = Annotated[float, Within(0, 10)]
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,19 @@ class Policy:
     flap_seconds: Seconds = 300.0
     """Seconds for which lost connections are counted; after this time without a loss, a device is steady again."""
 
+    mode: Mode = "synchronous"
+    """Kind of rounds, `synchronous` (an update counts only in the round of its task) or `buffered` (the first
+    `buffer` updates end the round, and a late update counts in the round that is open when it arrives).
+    """
+    buffer: Devices = 0
+    """Number of updates that end a buffered round; 0 with `synchronous` rounds."""
+    staleness: Staleness = 10
+    """Largest age, in rounds, of the task of an update that still counts in a buffered round."""
+    staleness_exponent: StalenessExponent = 0.5
+    """Exponent a of the weight (1 + s)^-a that an update has in a buffered round if its task is s rounds old; 0
+    means that all updates have the same weight.
+    """
+
     pause_seconds: Seconds = 0.0
     """Seconds from the end of a round to the start of the next round."""
     hours: str = ""
@@ -113,11 +132,49 @@ class Policy:
             raise ValueError(
                 f"spares is {self.spares} with cohort = 0, but must be 0, because all present devices are invited"
             )
+        self._check_buffer()
         if self.stop and self.cohort and not self.evaluate_every:
             raise ValueError(
                 f"stop is set with cohort = {self.cohort} and evaluate_every = 0, so no measurement "
                 "could end the run; set evaluate_every to at least 1, or leave stop out"
             )
+
+    def _check_buffer(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode is {self.mode!r}, it must be one of {', '.join(get_args(Mode))}")
+        if not self.buffered:
+            if self.buffer:
+                raise ValueError(
+                    f'buffer is {self.buffer} with mode = "{self.mode}", but must be 0, because a synchronous round '
+                    'waits for its cohort; set mode = "buffered", or leave buffer out'
+                )
+            return
+        if not self.quorum <= self.buffer:
+            raise ValueError(
+                f'buffer is {self.buffer} with mode = "buffered", but must be at least quorum = {self.quorum}'
+            )
+        if 0 < self.cohort < self.buffer:
+            raise ValueError(
+                f"cohort is {self.cohort}, it must be 0 (all) or at least buffer = {self.buffer}"
+            )
+        if self.spares:
+            raise ValueError(
+                f'spares is {self.spares} with mode = "buffered", but must be 0, because the first buffer = '
+                f"{self.buffer} updates end a round; raise cohort instead"
+            )
+        if self.stop:
+            raise ValueError(
+                'stop is set with mode = "buffered", but no round of this mode is measured by all devices, so no '
+                "measurement could end the run; leave stop out"
+            )
+
+    @property
+    def buffered(self) -> bool:
+        return self.mode == "buffered"
+
+    def weight_of(self, staleness: int) -> float:
+        """Return the factor of an update whose task is `staleness` rounds old (FedAsync, section 5.2)."""
+        return float((1 + staleness) ** -self.staleness_exponent)
 
     def attempts_of(self, cohort: int) -> int:
         """Return how many attempts a round with a cohort of this size has; 0 means no limit."""

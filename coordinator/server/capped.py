@@ -69,8 +69,10 @@ def capped_replies(
 
 def _capped_reply(reply: Reply, counts: Sequence[str], most: int) -> Reply:
     payload = reply.payload
-    if counts and isinstance(payload, LazyPayload):
-        payload = CappedCounts(payload, counts, most)
+    if isinstance(payload, LazyPayload):
+        payload = CappedCounts(payload, counts, most) if counts else payload
+    else:  # A kept answer, which is in memory.
+        payload = {**payload, **{name: at_most(payload[name], most) for name in counts if name in payload}}
     return replace(reply, examples=min(reply.examples, most), payload=payload)
 
 

@@ -13,7 +13,7 @@ always the majority.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofleet.coordinator.round.events import Blame, Blamed, Recovered
@@ -45,11 +45,14 @@ class FailedRound:
     closed: Mapping[str, Mapping[str, Accepted]]
     # Members of the next round, if the next round failed at its beginning. None if the failed round is still open.
     next_members: Sequence[Member] | None
+    # Enrolled devices. The server half forgets the kept answers of all others, as it does in the round itself.
+    enrolled: Collection[str] | None = None
 
     @staticmethod
     def load(
-        spool: Spool, saved: SavedRound, members: Mapping[str, Member], next_cohort: Sequence[str] | None
-    ) -> FailedRound:
+        spool: Spool, saved: SavedRound, members: Mapping[str, Member], next_cohort: Sequence[str] | None,
+        enrolled: Collection[str] | None = None,
+    ) -> FailedRound:  # fmt: skip
         if spool.damaged_answers:
             spool.delete_damaged_answers()
         past = saved.recovered
@@ -62,7 +65,8 @@ class FailedRound:
             if phase != EVALUATE
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
-        return FailedRound(past, saved.state, [members[d] for d in past.cohort], closed, next_members)
+        cohort = [members[d] for d in past.cohort]
+        return FailedRound(past, saved.state, cohort, closed, next_members, enrolled)
 
     @property
     def round(self) -> int:
@@ -88,15 +92,16 @@ class FailedRound:
 
     def _run(self, stepper: Stepper, phase: str, kept: frozenset[str]) -> str:
         stepper.server.restore(to_torch(self.state))
-        ask: Ask | None = stepper.begin(self.round, self.members)
+        ask: Ask | None = stepper.begin(self.round, self.members, enrolled=self.enrolled)
         leaving = False
         for name, answers in self.closed.items():
             leaving |= name == phase
-            ask = stepper.send({d: a for d, a in answers.items() if d in kept or not leaving})
+            given = {d: a for d, a in answers.items() if d in kept or not leaving}
+            ask = stepper.send(given, self.enrolled)
             dict(stepper.server.monitor())
         fault = "" if ask else stepper.fault()
         if not (ask or fault) and self.next_members is not None:
-            ask = stepper.begin(self.round + 1, self.next_members)
+            ask = stepper.begin(self.round + 1, self.next_members, enrolled=self.enrolled)
         if ask:
             to_numpy(ask.payload)
         return fault

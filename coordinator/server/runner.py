@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,6 +23,7 @@ from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.given import tensors_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays, Manifest
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
@@ -48,20 +49,34 @@ class Step:
     aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
     chain: tuple[ChainLink, ...] = ()  # The chain of broadcasts, in a run whose broadcasts are coded.
     fault: str = ""  # Reason why no device can go on from the result of the round, or "".
+    # Devices whose answers the server half keeps; no later round asks them.
+    kept: frozenset[str] = frozenset()
+    unused: tuple[str, ...] = ()  # Devices whose kept answers hold nothing that the server half can use.
+    removed: tuple[str, ...] = ()  # Devices whose kept answers this step has deleted.
 
 
 class ServerRunner:
     def __init__(
         self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0,
-        weight_cap: float = 0.0,
+        weight_cap: float = 0.0, weight_of: Callable[[int], float] = lambda staleness: 1.0,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
         self.reader = UpdateReader(spool, plan, self.chain)
         self.arrays = self.reader.accepted
         self.new_stepper = partial(
-            Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
+            Stepper,
+            plan,
+            rounds,
+            outlier,
+            confusion,
+            self.arrays,
+            weight_cap,
+            lambda: spool.fleet_size,
+            weight_of,
         )
         self._stepper = self.new_stepper()
+        # True if the server half has forgotten a kept answer since the last save.
+        self.has_forgotten = False
         self.errors = 0  # Number of errors of the server half during its use of updates.
         self._unwritten: Ask | None = None  # The task whose broadcast did not fit on the disk.
         if (saved := spool.server_state()) is not None:
@@ -82,22 +97,25 @@ class ServerRunner:
             self.server.restore(to_torch(saved))
 
     def step(
-        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
-    ) -> Step:
+        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int,
+        enrolled: Collection[str] | None = None,
+    ) -> Step:  # fmt: skip
         """Run the server half to its next task, on the thread of the worker.
 
         The caller passes all data from the spool's index as arguments, because this thread must not use the
         index. If the disk is full, the broadcast cannot be written. Then a retry writes the broadcast, but does
-        not repeat the step.
+        not repeat the step. As a round begins or ends, the server half forgets the kept answers of devices that are
+        not in `enrolled`; None means that it forgets none.
 
         If the updates of devices cannot have caused an error, the error is raised. After any other error of the
         server half, this method returns a step with a fault, and the updates count as the cause. A state that is not
         finite has the same result.
         """
         try:
-            return self._step(advance, members, answers, block)
-        # The disk is damaged, or the code of a plug-in is wrong. Updates are not the cause.
-        except (Rejected, RunMismatchError, AuthorError):
+            return self._step(advance, members, answers, block, enrolled)
+        # The disk is damaged, the code of a plug-in is wrong, or the settings do not fit the devices. Updates are not
+        # the cause.
+        except (Rejected, RunMismatchError, AuthorError, SettingsError):
             raise
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None
@@ -113,25 +131,43 @@ class ServerRunner:
             return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
 
     def _step(
-        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
-    ) -> Step:
+        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int,
+        enrolled: Collection[str] | None,
+    ) -> Step:  # fmt: skip
         given = {device: answers[device] for device in advance.devices}
-        ask = self._unwritten or self._next(advance, members, given)
+        ask = self._unwritten or self._next(advance, members, given, enrolled)
         counted = {device: answer.object.hex() for device, answer in self._stepper.used(given).items()}
         common = (dict(self.server.monitor()), advance.phase, counted, self._stepper.aside)
+        server = self.server
+        kept, unused = frozenset(server.answered()), tuple(sorted(server.unused()))
+        removed = self._stepper.forgotten
         if ask is None:
-            return Step(advance.round, None, None, *common, fault=self._stepper.fault())
+            fault = self._stepper.fault()
+            return Step(
+                advance.round, None, None, *common, fault=fault, kept=kept, unused=unused, removed=removed
+            )
         self._unwritten = ask
         manifest = self._put_broadcast(advance, ask, block) if ask.payload else None
         self._unwritten = None
-        return Step(advance.round, ask, manifest, *common, chain=self.chain.links)
+        chain = self.chain.links
+        return Step(
+            advance.round, ask, manifest, *common, chain=chain, kept=kept, unused=unused, removed=removed
+        )
 
     def _put_broadcast(self, advance: Advance, ask: Ask, block: int) -> Manifest:
         if self.chain:
             return self._spool.put_coded_broadcast(self.chain.put(advance, ask), block)
         return self._spool.put_broadcast(to_numpy(ask.payload), block)
 
-    def _next(self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted]) -> Ask | None:
-        if advance.phase is None:
-            return self._stepper.begin(advance.round, members, advance.evaluate)
-        return self._stepper.send(given)
+    def _next(
+        self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted],
+        enrolled: Collection[str] | None,
+    ) -> Ask | None:  # fmt: skip
+        if advance.phase is not None:
+            ask = self._stepper.send(given, enrolled)
+        else:
+            ask = self._stepper.begin(advance.round, members, advance.evaluate, enrolled)
+        self.has_forgotten |= bool(self._stepper.forgotten)
+        for device in self._stepper.forgotten:
+            log.info("the kept answer of %s is deleted, because its enrolment has ended", device)
+        return ask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +19,7 @@ from protofleet.methods.contract.confusion import confusion_wants
 from protofleet.methods.contract.given import ask_of, first_ask, round_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
+from protofleet.protocol.settings.reader import SettingsError
 
 NOTHING_BACK: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
 
@@ -33,13 +34,17 @@ class Stepper:
         arrays: Callable[[Accepted], LazyPayload],
         weight_cap: float = 0.0,
         fleet: Callable[[], int] = lambda: 0,
+        weight_of: Callable[[int], float] = lambda staleness: 1.0,
     ) -> None:
-        """Set up a server half; `fleet` returns the number of devices of the run."""
+        """Set up a server half; `fleet` returns the number of devices of the run.
+
+        `weight_of` returns the weight of an update from the age of its task, in rounds.
+        """
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # Device -> reason why its update for the current phase is not used.
         self._plan = plan
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
-        self._fleet = fleet
+        self._fleet, self._weight_of = fleet, weight_of
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._weight_cap = weight_cap  # Largest weight as a multiple of the cohort's median; 0 means no cap.
         self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # Arrays that the current task requests.
@@ -47,33 +52,61 @@ class Stepper:
         self._excluded: set[str] = set()
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
+        self.forgotten: tuple[str, ...] = ()  # Devices that the server half forgot in the last step.
+        if self.server.keeps_answers:
+            self.server.capped = partial(capped_replies, factor=weight_cap)
 
-    def begin(self, number: int, members: Sequence[Member], evaluate: bool = False) -> Ask:
+    def begin(
+        self, number: int, members: Sequence[Member], evaluate: bool = False,
+        enrolled: Collection[str] | None = None,
+    ) -> Ask:  # fmt: skip
         """Begin a round and return its first task. If `evaluate` is True, this is the task of the last evaluation.
 
-        Raise SettingsError at the start of the run if the server half cannot serve the fleet.
+        The server half forgets the kept answers of devices that are not in `enrolled`; None means that it forgets
+        none. Raise SettingsError at the start of the run if the server half cannot serve the fleet, and at the last
+        evaluation if its state cannot predict.
         """
         self._excluded, self.aside = set(), {}
+        self._forget_all_but(enrolled)
         self.server.fleet = max(self._fleet(), len(members))
         if number == 1:
             self._plan.demand_fleet_fit(self.server.fleet)
-        self.server.begin(number, capped_members(members, self._weight_cap))
+        keeps = self.server.keeps_answers
+        self.server.begin(number, list(members) if keeps else capped_members(members, self._weight_cap))
         evaluate = evaluate or number > self._rounds
+        if evaluate and (reason := self.server.lacking()):
+            raise SettingsError(f"{self._plan.method}: {reason}")
         self._round = self._evaluation(self.server) if evaluate else round_of(self.server)
         return self._asked(first_ask(self.server, self._round))
 
-    def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
-        """Pass the updates of a phase to the server half; return its next task, or None if the round is over."""
+    def send(self, answers: Mapping[str, Accepted], enrolled: Collection[str] | None = None) -> Ask | None:
+        """Pass the updates of a phase to the server half; return its next task, or None if the round is over.
+
+        At the end of a round, the server half forgets devices as in `begin`, so no later state has their answers.
+        """
         assert self._round is not None, "a round is stepped before it began"
         self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
-        claimed = [Reply(d, answers[d].examples, self._arrays(answers[d])) for d in sorted(used)]
-        replies = capped_replies(claimed, self._wants, self._weight_cap)
+        claimed = [self.reply(answers[d]) for d in sorted(used)]
+        keeps = self.server.keeps_answers
+        replies = claimed if keeps else capped_replies(claimed, self._wants, self._weight_cap)
+        self.forgotten = ()
         try:
             return self._asked(ask_of(self.server, self._round.send(replies)))
         except StopIteration:
             self._round = None
-            return None
+        self._forget_all_but(enrolled)
+        return None
+
+    def reply(self, answer: Accepted) -> Reply:
+        weight = self._weight_of(answer.staleness) if answer.staleness else 1.0
+        return Reply(answer.device, answer.examples, self._arrays(answer), weight)
+
+    def _forget_all_but(self, enrolled: Collection[str] | None) -> None:
+        gone = set() if enrolled is None else {*self.server.answered()}.difference(enrolled)
+        self.forgotten = tuple(sorted(gone))
+        if gone:
+            self.server.forget(self.forgotten)
 
     def _asked(self, ask: Ask) -> Ask:
         self._wants = ask.wants

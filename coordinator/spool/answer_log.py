@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from protofleet.coordinator.spool.small_answers import SMALL, Memory, SmallBlocks
-from protofleet.protocol.storage.disk import Disk, no_room
+from protofleet.protocol.storage.disk import Disk, no_room, write_at
 from protofleet.protocol.storage.partial import Blocks, Partial
 from protofleet.protocol.storage.store import DamagedError, ObjectStore
 from protofleet.protocol.wire.arrays import Body
@@ -74,9 +74,7 @@ class AnswerLog:
             return name
         if self._handle is None:
             self._handle = self._new_file()
-        start = self._end
-        while start < self._end + len(body):
-            start += os.pwrite(self._handle.fileno(), memoryview(body)[start - self._end :], start)
+        write_at(self._handle.fileno(), body, self._end)
         self._places[device, name] = AnswerPlace(self._file, self._end, len(body))
         self._sound.add((device, name))
         self._end += len(body)

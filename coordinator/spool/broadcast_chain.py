@@ -118,12 +118,9 @@ class BroadcastChain:
         """Return the first weights, if devices may use them as a reference; otherwise b""."""
         return next((link.base for link in self.links if link.round == 0), b"")
 
-    def exact(self, base: bytes) -> Body | None:
-        """Return the uncoded arrays of a broadcast; return None if the broadcast is not in the chain."""
-        for link in reversed(self.links):
-            if link.base == base:
-                return self.store.open(link.exact)
-        return None
+    def exact(self, base: bytes) -> bytes:
+        """Return the object with the uncoded arrays of a broadcast; return b"" if the chain has no such broadcast."""
+        return next((link.exact for link in reversed(self.links) if link.base == base), b"")
 
     def deltas(self, base: bytes) -> Mapping[bytes, Sequence[bytes]]:
         """Return, for each reference, the steps from this reference to a broadcast, oldest step first.

@@ -18,7 +18,8 @@ import json
 import logging
 import shutil
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,8 @@ ADDED_TABLES: Final = {
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
     # Holder of each device name. A row is used only if its boot number is equal to the number in the table `heard`.
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",
+    # Holder of the device's name when it sent an answer that the server half keeps.
+    "answer_holders": "device TEXT, round INTEGER, holder TEXT",
     # If the device is "", the run has diverged in that round.
     "aside": "round INTEGER, device TEXT, words TEXT",
     "tried": "round INTEGER, device TEXT",  # Devices whose updates were left out in trials, one at a time.
@@ -60,31 +63,61 @@ ADDED_TABLES: Final = {
     "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",
     # Places of updates in the log of small updates.
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",
+    # Late updates of buffered rounds: the age of the task of an accepted update, in rounds.
+    "late": "round INTEGER, phase TEXT, device TEXT, staleness INTEGER",
+    # Training tasks of a run with buffered rounds, and the cohorts to which they were sent.
+    "tasks": "round INTEGER PRIMARY KEY, phase TEXT, base BLOB, cohort TEXT",
     # Updates that the method has used, in a run with a codec.
     "used": "device TEXT, round INTEGER, phase TEXT",
     # The chain of broadcasts, in a run with [codec.down].
     "chain": "place INTEGER PRIMARY KEY, round INTEGER, phase TEXT, base BLOB, reference BLOB, step BLOB, exact BLOB",
     "epochs": "epoch INTEGER PRIMARY KEY",  # Epochs of the coordinators that have claimed the folder.
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
+    # The end of the training before its last round.
+    "ended_early": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, words TEXT, cause TEXT",
+    "paused": "one INTEGER PRIMARY KEY CHECK (one = 1), words TEXT",  # Reason why an operator has paused the run.
+    # Commands of operators with their results. A command that is sent again gets the same result.
+    "commands": "number INTEGER PRIMARY KEY, id BLOB, at INTEGER, operator TEXT, verb TEXT, verdict TEXT, words TEXT",
 }
 # Tables that only some runs need. They are created when a run needs them.
 OPTIONAL_TABLES: Final = {
     # Bytes that were published for all devices, the month, and the run's name in the ledger of the month.
     "budgeted": "one INTEGER PRIMARY KEY CHECK (one = 1), published INTEGER, month INTEGER, name TEXT",
-    # The last round of training, if budgets have ended the training.
-    "exhausted": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, words TEXT",
+    # Milliseconds that devices have worked for the run, and its lift among the runs that share the devices.
+    "device_time": "one INTEGER PRIMARY KEY CHECK (one = 1), worked INTEGER, lift INTEGER",
     "spent": "device TEXT PRIMARY KEY, own INTEGER, since INTEGER, before_month INTEGER, largest INTEGER",
 }
 UNIQUE: Final = {
     "accepted": "round, phase, device",
     "closed": "round, phase",
+    "late": "round, phase, device",
     "crossed": "round, epoch",
+    "answer_holders": "device, round",
     "aside": "round, device",
     "tried": "round, device",
     "places": "device, object",
     "used": "device, round, phase",
+    "commands": "id",
 }
 Value = str | int | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseForm:
+    """The files and the tables of a database with checksums."""
+
+    file: str
+    copy: str
+    what: str  # Name of the database in log lines.
+    owner: str  # Table with the one row that names the owner of the folder and its epoch.
+    schema: Mapping[str, str]
+    unique: Mapping[str, str]
+    way_out: Callable[
+        [Path], str
+    ]  # Returns words about what to do if neither the file nor its copy can be used.
+    added: Mapping[str, str] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
 
 
 class RunMismatchError(ValueError):
@@ -93,6 +126,10 @@ class RunMismatchError(ValueError):
 
 class FencedError(RunMismatchError):
     """The error raised when another coordinator has taken over the folder."""
+
+
+class LaterEpochError(RunMismatchError):
+    """The error raised when a coordinator of a later epoch has claimed the folder before."""
 
 
 class SpoolConnection(sqlite3.Connection):
@@ -105,6 +142,7 @@ class SpoolConnection(sqlite3.Connection):
     """
 
     keep_waiting: Callable[[], bool] = staticmethod(lambda: True)
+    what = "the run's index"  # Name of the database in log lines.
 
     def __init__(self, path: Path) -> None:
         self._folder = path.parent
@@ -127,13 +165,14 @@ class SpoolConnection(sqlite3.Connection):
                     raise
                 if not logged:
                     log.error(
-                        "the run's index is held by another program (%s); the coordinator waits to read the index",
+                        "%s is held by another program (%s); the coordinator waits to read the index",
+                        self.what,
                         error,
                     )
                 logged = True
             else:
                 if logged:
-                    log.warning("the run's index can be read again")
+                    log.warning("%s can be read again", self.what)
                 return cursor
 
 
@@ -150,6 +189,16 @@ def check_run(folder: Path, name: str, settings: str) -> None:
             _demand_the_same(folder, row, (name, settings))
 
 
+def claimed_epoch(folder: Path) -> int:
+    """Return the epoch of the coordinator that has claimed the folder; 0 if there is none, or it cannot be read."""
+    path = folder / INDEX_FILE
+    if path.exists():
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as db:
+            if row := db.execute("SELECT epoch FROM run").fetchone():
+                return int(row[0])
+    return 0
+
+
 def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
@@ -162,10 +211,27 @@ def _demand_the_same(folder: Path, held: tuple[str, str], asked: tuple[str, str]
         )
 
 
+def how_to_go_on(folder: Path) -> str:
+    """Describe for an error message how to go on if a coordinator's folder cannot be used.
+
+    Nothing can restore the state of the run, because it is stored only in this folder.
+    """
+    return (
+        f"put {folder} back from a backup (after an older backup, `protofleet go-on {folder.parent} --from-round N` "
+        "continues the run without the lost rounds); or begin the run anew under another name"
+    )
+
+
+SPOOL: Final = DatabaseForm(
+    INDEX_FILE, "spool.copy.sqlite", "the run's index", "run", SCHEMA, UNIQUE, how_to_go_on, ADDED_TABLES,
+    OPTIONAL_TABLES,
+)  # fmt: skip
+
+
 class Index:
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self.folder, self.disk = folder, disk
-        self.path, self._copy = folder / INDEX_FILE, folder / "spool.copy.sqlite"
+    def __init__(self, folder: Path, disk: Disk, form: DatabaseForm = SPOOL) -> None:
+        self.folder, self.disk, self._form = folder, disk, form
+        self.path, self._copy = folder / form.file, folder / form.copy
         self.restored_from_copy = False  # True if the file was damaged and its copy has replaced it.
         self.epoch: int | None = None  # Epoch of this coordinator; None until the folder is claimed.
         # The deferred writes of the open transaction, in the order of their calls.
@@ -177,23 +243,30 @@ class Index:
             self._log_base = LogBase.of(self.db)
             self._merge_log()
 
-    def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
+    def claim(self, name: str, settings: str, clock: int, least: int = 0, exactly: int = 0) -> int:
         """Claim the folder and return the new epoch.
 
-        The new epoch is higher than every earlier epoch, even if the clock was set back.
+        The new epoch is higher than every earlier epoch, even if the clock was set back. With `exactly`, the new
+        epoch is this one; it may be the present epoch of the folder too.
         """
         self.epoch = None
         # A transaction is needed, because two coordinators that start at the same time must not get the same
         # epoch.
         with self.last_transaction():
-            row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
+            row = self.db.execute(f"SELECT name, settings, epoch FROM {self._form.owner}").fetchone()
             if row:
                 _demand_the_same(self.folder, (row[0], row[1]), (name, settings))
             known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
             # An earlier version had no table of epochs. It stored only this epoch.
             known |= {row[2]} if row else set()
-            epoch = max(clock, least, next_epoch(known, clock))
-            self.put("run", 1, name, settings, epoch)
+            later = next_epoch(known - {exactly}, clock)
+            if exactly and later > exactly:
+                raise LaterEpochError(
+                    f"a coordinator of epoch {later - 1} has claimed {self.folder}, and this one has epoch "
+                    f"{exactly}; start this coordinator again"
+                )
+            epoch = exactly or max(clock, least, later)
+            self.put(self._form.owner, 1, name, settings, epoch)
             self.db.execute("DELETE FROM epochs")
             for each in epochs_to_keep(known, epoch):
                 self.put("epochs", each)
@@ -242,15 +315,17 @@ class Index:
     def defer(self, write: Callable[[], None]) -> None:
         """Call `write` now, and commit its changes with the next transaction.
 
-        If that transaction is rolled back, the transaction after it calls `write` again. No message may depend
-        on these changes before they are committed.
+        If that transaction is rolled back, the transaction after it calls `write` again. It also does so if the
+        disk is full or the file is locked now, because the caller may be between two commands, where nothing
+        tries again. No message may depend on these changes before they are committed.
         """
-        self._begin()
         try:
+            self._begin()
             write()
-        except BaseException:
+        except BaseException as error:
             self.db.rollback()
-            raise
+            if not (is_full(error) or is_locked(error)):
+                raise
         self._deferred.append(write)
 
     @property
@@ -276,7 +351,7 @@ class Index:
             raise
 
     def check_claim(self) -> None:
-        row = self.db.execute("SELECT epoch FROM run").fetchone()
+        row = self.db.execute(f"SELECT epoch FROM {self._form.owner}").fetchone()
         if row and self.epoch is not None and row[0] != self.epoch:
             raise FencedError(
                 f"another coordinator, of epoch {row[0]}, has taken over {self.folder}, so this "
@@ -360,12 +435,13 @@ class Index:
         uri = f"{self._copy.absolute().as_uri()}?mode=ro"
         try:
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-                return bool(format_of(db) > FORMAT)
+                return bool(format_of(db) > self._form.format)
         except sqlite3.DatabaseError:
             return True
 
     def _connect(self) -> SpoolConnection:
         db = SpoolConnection(self.path)
+        db.what = self._form.what
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # This sets the page size only if the file is new.
             self._has_log = (
@@ -376,7 +452,7 @@ class Index:
             self._set_synchronous(db, "FULL" if self._has_log else "EXTRA")
             self._upgrade(db)
             self._add_missing_tables(db)
-            check_integrity(db)
+            check_integrity(db, self._form)
         except sqlite3.DatabaseError as error:
             db.close()
             if is_full(error) or is_locked(error):
@@ -392,16 +468,17 @@ class Index:
 
     def _upgrade(self, db: sqlite3.Connection) -> None:
         found = format_of(db)
-        if found > FORMAT:
-            raise NewerFormatError(self.path, found, FORMAT)
-        if found == FORMAT:
+        known, unique_of = self._form.format, self._form.unique
+        if found > known:
+            raise NewerFormatError(self.path, found, known)
+        if found == known:
             return
         tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
         if tables:
             self._keep_old_format(found)
         db.execute("BEGIN IMMEDIATE")
-        for table, columns in SCHEMA.items():
-            unique = f", UNIQUE ({UNIQUE[table]})" if table in UNIQUE else ""
+        for table, columns in self._form.schema.items():
+            unique = f", UNIQUE ({unique_of[table]})" if table in unique_of else ""
             if tables:
                 db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
             db.execute(f"CREATE TABLE {table} ({columns}, seal BLOB{unique})")
@@ -410,15 +487,16 @@ class Index:
                     marks = ", ".join("?" * (len(row) + 1))
                     db.execute(f"INSERT INTO {table} VALUES ({marks})", (*row, row_checksum(table, *row)))
                 db.execute(f"DROP TABLE old_{table}")
-        db.execute(f"PRAGMA user_version = {FORMAT}")
+        db.execute(f"PRAGMA user_version = {known}")
         self.disk.commit(db, self.path)
 
     def _add_missing_tables(self, db: sqlite3.Connection) -> None:
-        if missing := ADDED_TABLES.keys() - tables_in(db):
+        form = self._form
+        if missing := form.added.keys() - tables_in(db):
             db.execute("BEGIN IMMEDIATE")
             for table in sorted(missing):
-                unique = f", UNIQUE ({UNIQUE[table]})" if table in UNIQUE else ""
-                db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({ADDED_TABLES[table]}, seal BLOB{unique})")
+                unique = f", UNIQUE ({form.unique[table]})" if table in form.unique else ""
+                db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({form.added[table]}, seal BLOB{unique})")
             self.disk.commit(db, self.path)
 
     def add_tables(self, names: Collection[str]) -> None:
@@ -426,14 +504,18 @@ class Index:
         if missing := set(names) - tables_in(self.db):
             with self.transaction():
                 for table in sorted(missing):
-                    self.db.execute(f"CREATE TABLE {table} ({OPTIONAL_TABLES[table]}, seal BLOB)")
+                    self.db.execute(f"CREATE TABLE {table} ({self._form.optional[table]}, seal BLOB)")
 
     def _keep_old_format(self, found: int) -> None:
         kept = self.path.with_suffix(f".format-{found}")
         with self.disk.fresh(kept) as fresh:
             shutil.copyfile(self.path, fresh)
         log.info(
-            "%s was upgraded from format %d to format %d; the old file is %s", self.path, found, FORMAT, kept
+            "%s was upgraded from format %d to format %d; the old file is %s",
+            self.path,
+            found,
+            self._form.format,
+            kept,
         )
 
     def _restore_copy(self, fault: DamagedError) -> None:
@@ -460,7 +542,7 @@ class Index:
         try:
             shutil.copyfile(self._copy, fresh)
             with contextlib.closing(SpoolConnection(fresh)) as db:
-                check_integrity(db)
+                check_integrity(db, self._form)
         except FileNotFoundError:
             reason = f"{self.path} is damaged ({fault}), and there is no {self._copy.name}"
         except (DamagedError, sqlite3.DatabaseError) as error:
@@ -469,7 +551,7 @@ class Index:
             reason = f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error})"
         else:
             return
-        raise DamagedError(f"{reason}; {how_to_go_on(self.folder)}")
+        raise DamagedError(f"{reason}; {self._form.way_out(self.folder)}")
 
 
 def _set_journal_mode(db: sqlite3.Connection, mode: str) -> str:
@@ -486,17 +568,6 @@ def format_of(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def how_to_go_on(folder: Path) -> str:
-    """Describe for an error message how to go on if a coordinator's folder cannot be used.
-
-    Nothing can restore the state of the run, because it is stored only in this folder.
-    """
-    return (
-        f"put {folder} back from a backup (after an older backup, `protofleet go-on {folder.parent} --from-round N` "
-        "continues the run without the lost rounds); or begin the run anew under another name"
-    )
-
-
 def tables_in(db: sqlite3.Connection) -> set[str]:
     return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
@@ -507,12 +578,12 @@ def row_checksum(table: str, *values: Value) -> bytes:
     return hashlib.sha256(json.dumps([table, *plain]).encode()).digest()[:16]
 
 
-def check_integrity(db: sqlite3.Connection) -> None:
+def check_integrity(db: sqlite3.Connection, form: DatabaseForm = SPOOL) -> None:
     """Check every page and every row; raise DamagedError if there is damage."""
     try:
         if (verdict := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise DamagedError(str(verdict)[:200])
-        for table in [*SCHEMA, *((ADDED_TABLES | OPTIONAL_TABLES).keys() & tables_in(db))]:
+        for table in [*form.schema, *({*form.added, *form.optional} & tables_in(db))]:
             for *values, checksum in db.execute(f"SELECT * FROM {table}"):
                 if row_checksum(table, *values) != checksum:
                     raise DamagedError(f"the checksum of a row of {table} is wrong")

@@ -19,7 +19,7 @@ from typing import Final
 from protofleet.coordinator.spool.index import Index
 
 # Tables of a run with a budget. Other runs do not have these tables.
-TABLES: Final = ("budgeted", "exhausted", "spent")
+TABLES: Final = ("budgeted", "spent")
 
 
 def name_in_ledger(spool: Path) -> str:
@@ -160,15 +160,6 @@ class SpentBytes:
     def rolled_back(self) -> None:
         self._changed |= self._writing
         self._writing, self._saving, self._wrote = set(), self._saved, False
-
-    def exhausted(self) -> tuple[int, str] | None:
-        """Return the last round of training and the reason, if budgets have ended the training."""
-        row = self._index.db.execute("SELECT round, words FROM exhausted").fetchone()
-        return (row[0], row[1]) if row else None
-
-    def exhaust(self, round: int, words: str) -> None:
-        """Store that budgets have ended the training; the next transaction makes this durable."""
-        self._index.defer(lambda: self._index.put("exhausted", 1, round, words))
 
     def _row(self, device: str) -> DeviceBytes:
         if device not in self._devices:

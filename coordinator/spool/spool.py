@@ -16,14 +16,15 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from protofleet.coordinator.round.events import Recovered
+from protofleet.coordinator.round.events import NOBODY_LEFT, EndEarly, Recovered, SaveResult, SentTask
 from protofleet.coordinator.spool.answer_log import AnswerLog, AnswerPlace, DeviceAnswers
 from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
+from protofleet.coordinator.spool.device_time import DeviceTime
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
 from protofleet.coordinator.spool.small_answers import Memory
 from protofleet.coordinator.spool.spent import SpentBytes
@@ -40,6 +41,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 # Largest number of checkpoints that are kept. Fewer are kept if two of them have different snapshots.
 MOST_CHECKPOINTS: Final = 3
+MOST_COMMANDS: Final = 1000  # Largest number of commands of operators that are kept.
 Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # A row of the table `checkpoint`.
 
 
@@ -50,6 +52,8 @@ class Accepted:
     object: bytes
     examples: int
     metrics: Mapping[str, float]
+    # Age of the update's task, in rounds; above 0 only for a late update of a buffered round.
+    staleness: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Spool:
         self.chain_store = ObjectStore(folder / "chain", disk=self.disk)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
-        self._db = self.index.db
+        self._db, self.device_time = self.index.db, DeviceTime(self.index)
         # Number of devices of the run; 0 until the first round begins.
         self.fleet_size = self._saved_fleet_size()
         self.memory = Memory()  # Memory for small updates that are still incomplete.
@@ -104,6 +108,8 @@ class Spool:
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self.spent: SpentBytes | None = None  # Bytes of each device, if the run has a budget.
         self._saved_traffic: tuple[int, str] = (0, "")  # The round and the traffic that were saved last.
+        # Device -> object of its late update, which is not accepted yet and waits for the next buffered round.
+        self.waiting: dict[str, bytes] = {}
         # Round, phase and device of accepted updates that are damaged. These updates are not used any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
         self._reports_held_objects: set[str] = set()  # Devices that have reported the objects that they hold.
@@ -116,21 +122,25 @@ class Spool:
             self._stores[device] = DeviceAnswers(device, folder, self._log, self.disk)
         return self._stores[device]
 
-    def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
+    def start_run(self, name: str, settings: str, clock: int, least: int = 0, exactly: int = 0) -> int:
         """Claim the folder and return the new epoch.
 
-        The new epoch is above every earlier epoch, even if the clock was set back.
+        The new epoch is above every earlier epoch, even if the clock was set back. With `exactly`, it is this one.
         """
-        return self.index.claim(name, settings, clock, least)
+        epoch = self.index.claim(name, settings, clock, least, exactly)
+        self._prune_again()
+        return epoch
 
     def save(
         self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays,
         roster: Collection[str] = (), domains: Mapping[str, str] | None = None, fleet: int = 0,
+        alone: bool = False,
     ) -> None:  # fmt: skip
         """Save a new checkpoint, and delete data that are older than the previous checkpoint.
 
         The previous checkpoint is kept with its updates. `fleet` is the number of devices of the run. Only the
-        first checkpoint stores this number, so that every round and every replay uses the same number.
+        first checkpoint stores this number, so that every round and every replay uses the same number. If `alone`
+        is True, delete all earlier checkpoints, because they hold the answer of a device that was removed.
         """
         # The snapshot needs space, and the broadcast that is made from the snapshot needs space too.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
@@ -145,12 +155,15 @@ class Spool:
             self.index.put("checkpoint", *made)
             if fleet and not self.fleet_size:
                 self.index.put("fleet", 1, fleet)
-            self._delete_all_but(checkpoints_to_keep(self._checkpoints()))
+            self._delete_all_but([made] if alone else checkpoints_to_keep(self._checkpoints()))
             self._save_traffic()
         self._usable = [made]
         self.fleet_size = self.fleet_size or fleet
         self._log.begin_file()
         self._prune()
+        if alone:
+            for folder in (self.folder / "updates").glob("*"):
+                self.disk.sync(folder)  # Otherwise the deleted answer could come back after a power cut.
 
     def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
         """Save a broadcast. If the snapshot has the same bytes, as with FedAvg, one file serves as both."""
@@ -182,8 +195,9 @@ class Spool:
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
     ) -> None:
-        """Accept an update, and store `last_heard`, the boot and sequence number of the sender's newest message.
+        """Accept an update that counts in this round.
 
+        Store `last_heard`, the boot and sequence number of the sender's newest message.
         Later messages of the sender must have higher numbers. The update and the numbers are written in one
         transaction, either by the next `commit` or by an earlier write.
         """
@@ -195,11 +209,34 @@ class Spool:
         metrics = json.dumps(dict(answer.metrics), allow_nan=False)
         row = (answer.device, answer.base, answer.object, answer.examples, metrics)
         self.index.put("accepted", round, phase, *row)
-        if place := self._log.place(answer.device, answer.object):
-            self.index.put("places", answer.device, answer.object, *place)
+        if answer.staleness:
+            self.index.put("late", round, phase, answer.device, answer.staleness)
+        else:
+            place = (round, phase, answer.device)
+            self._db.execute("DELETE FROM late WHERE round = ? AND phase = ? AND device = ?", place)
+        if found := self._log.place(answer.device, answer.object):
+            self.index.put("places", answer.device, answer.object, *found)
         self.index.put("heard", answer.device, *last_heard)
         self.index.put("holders", answer.device, holder, last_heard[0])
-        self._note_broadcast(round, answer, last_heard[0])
+        self._note_broadcast(round - answer.staleness, answer, last_heard[0])
+
+    def open_task(self, task: SentTask, oldest: int) -> None:
+        """Store the training task of a buffered round; the next transaction makes this durable."""
+
+        def write() -> None:
+            self.index.put(
+                "tasks", task.round, task.phase, task.base, json.dumps(task.cohort, allow_nan=False)
+            )
+            self._db.execute("DELETE FROM tasks WHERE round < ?", (oldest,))
+            self._number_broadcast(task.round, task.base)
+
+        self.index.defer(write)
+
+    def _tasks(self) -> tuple[SentTask, ...]:
+        rows = self._db.execute("SELECT round, phase, base, cohort FROM tasks ORDER BY round")
+        return tuple(
+            SentTask(number, phase, base, tuple(names_in(cohort))) for number, phase, base, cohort in rows
+        )
 
     @property
     def has_uncommitted(self) -> bool:
@@ -237,6 +274,15 @@ class Spool:
             "SELECT sender, boot, sequence, COALESCE(holder, '') FROM heard LEFT JOIN holders USING (sender, boot)"
         )
         return {sender: (boot, sequence, holder) for sender, boot, sequence, holder in rows}
+
+    def note_holder(self, device: str, round: int, holder: str) -> None:
+        """Store the holder of an answer that the server half keeps; the next transaction makes this durable."""
+        self.index.defer(lambda: self.index.put("answer_holders", device, round, holder))
+
+    def holders(self, before: int) -> dict[str, str]:
+        """Return the holder of each device's newest answer to a round before the round `before`."""
+        query = "SELECT device, holder FROM answer_holders WHERE round < ? ORDER BY round"
+        return dict(self._db.execute(query, (before,)))
 
     def discard_answer(self, device: str, object_name: bytes) -> None:
         """Delete the object of a refused update, because refused updates would fill the disk.
@@ -341,8 +387,9 @@ class Spool:
         return [ChainLink(*row) for row in self._db.execute(query)]
 
     def bases(self) -> set[bytes]:
-        """Return the broadcasts from which the stored updates were computed."""
-        return {base for (base,) in self._db.execute("SELECT DISTINCT base FROM accepted") if base}
+        """Return the broadcasts from which the stored updates, and late updates that may arrive, are computed."""
+        rows = self._db.execute("SELECT base FROM accepted UNION SELECT base FROM tasks")
+        return {base for (base,) in rows if base}
 
     def judge(self, round: int, accuracy: float, words: str, oldest: int) -> None:
         """Store the data for policy.stop in the next transaction, which is the save of the next round."""
@@ -376,9 +423,7 @@ class Spool:
         """Store the number of the update's broadcast, and record the update as the last update of its device."""
         if not answer.base:
             return
-        if self.asked_broadcast(answer.base) is None:
-            newest = self._db.execute("SELECT COALESCE(MAX(number), 0) FROM asked").fetchone()[0]
-            self.index.put("asked", answer.base, newest + 1, round)
+        self._number_broadcast(round, answer.base)
         self.index.put(
             "answered",
             answer.device,
@@ -387,6 +432,11 @@ class Spool:
             boot,
             int(answer.device in self._reports_held_objects),
         )
+
+    def _number_broadcast(self, round: int, base: bytes) -> None:
+        if base and self.asked_broadcast(base) is None:
+            newest = self._db.execute("SELECT COALESCE(MAX(number), 0) FROM asked").fetchone()[0]
+            self.index.put("asked", base, newest + 1, round)
 
     def note_held_objects(self, device: str, holds: Collection[bytes]) -> None:
         if holds:
@@ -420,7 +470,11 @@ class Spool:
         heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
         if heard is None or heard[0] == boot:
             return []
-        query = "SELECT round, phase, base FROM accepted WHERE device = ? ORDER BY round, rowid"
+        query = (
+            "SELECT round - COALESCE(staleness, 0), phase, base "
+            "FROM accepted LEFT JOIN late USING (round, phase, device) "
+            "WHERE device = ? ORDER BY round, accepted.rowid"
+        )
         rows = self._db.execute(query, (device,)).fetchall()
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
@@ -449,10 +503,11 @@ class Spool:
 
     def answers(self, round: int, phase: str) -> dict[str, Accepted]:
         rows = self._db.execute(
-            "SELECT device, base, object, examples, metrics FROM accepted WHERE round = ? AND phase = ?",
+            "SELECT device, base, object, examples, metrics, COALESCE(staleness, 0) "
+            "FROM accepted LEFT JOIN late USING (round, phase, device) WHERE round = ? AND phase = ?",
             (round, phase),
         )
-        return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
+        return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4]), row[5]) for row in rows}
 
     def answers_of_round(self, round: int) -> Iterator[Accepted]:
         """Yield the accepted updates of all phases of a round."""
@@ -476,8 +531,13 @@ class Spool:
 
     def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
         """Return whether the coordinator has accepted a different update of this device for the same task."""
+        query = "SELECT round, staleness FROM late WHERE phase = ? AND device = ?"
+        late: dict[int, int] = dict(self._db.execute(query, (phase, device)).fetchall())
+        counted_in = next((number for number, age in late.items() if number - age == round), round)
+        if counted_in == round and round in late:
+            return False  # The update that counts in this round is for the task of an earlier round.
         query = "SELECT base, object FROM accepted WHERE round = ? AND phase = ? AND device = ?"
-        row = self._db.execute(query, (round, phase, device)).fetchone()
+        row = self._db.execute(query, (counted_in, phase, device)).fetchone()
         return row is not None and row[0] == base and row[1] != name
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
@@ -502,7 +562,8 @@ class Spool:
             judged=judged,
             stopped=stopped,
             ended=self._ended(),
-            exhausted=self.spent.exhausted() if self.spent else None,
+            ended_early=self.early_end(),
+            tasks=self._tasks(),
         )
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
@@ -533,6 +594,44 @@ class Spool:
         row = self._db.execute("SELECT round, at FROM ended").fetchone()
         return (row[0], float(row[1])) if row else (0, 0.0)
 
+    def end_early(self, end: EndEarly) -> None:
+        """Store that the training ends before its last round; the next transaction makes this durable."""
+        self.index.defer(lambda: self.index.put("ended_early", 1, end.round, end.words, end.by))
+
+    def early_end(self) -> EndEarly | None:
+        row = self._db.execute("SELECT round, words, cause FROM ended_early").fetchone()
+        return EndEarly(*row) if row else None
+
+    def save_pause(self, words: str) -> None:
+        """Store the reason of an operator's pause, "" if the run goes on; the next transaction makes this durable."""
+        self.index.defer(lambda: self.index.put("paused", 1, words))
+
+    def paused(self) -> str:
+        """Return why an operator has paused the run, or ""."""
+        row = self._db.execute("SELECT words FROM paused").fetchone()
+        return str(row[0]) if row else ""
+
+    def save_result(self, command: SaveResult) -> None:
+        """Store a command of an operator with its result; the next transaction makes this durable."""
+
+        def write() -> None:
+            number = self._db.execute("SELECT COALESCE(MAX(number), 0) + 1 FROM commands").fetchone()[0]
+            self.index.put("commands", number, *astuple(command))
+            self._db.execute("DELETE FROM commands WHERE number <= ?", (number - MOST_COMMANDS,))
+
+        self.index.defer(write)
+
+    def result_of(self, command: bytes) -> SaveResult | None:
+        """Return the stored command with this id, and its result; None if there is no such command."""
+        query = "SELECT id, at, operator, verb, verdict, words FROM commands WHERE id = ?"
+        row = self._db.execute(query, (command,)).fetchone()
+        return SaveResult(*row) if row else None
+
+    def newest_results(self, most: int) -> list[SaveResult]:
+        """Return the newest stored commands of operators with their results, the newest first."""
+        query = "SELECT id, at, operator, verb, verdict, words FROM commands ORDER BY number DESC LIMIT ?"
+        return [SaveResult(*row) for row in self._db.execute(query, (most,))]
+
     def class_names(self) -> ClassNames | None:
         row = self._db.execute("SELECT digest, names FROM named").fetchone()
         return ClassNames(row[0], tuple(names_in(row[1]))) if row else None
@@ -547,10 +646,11 @@ class Spool:
         `returned` are used again.
         """
         with self._transaction():
-            for table in ("checkpoint", "accepted", "closed"):
+            for table in ("checkpoint", "accepted", "closed", "answer_holders", "late", "tasks"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
             for table in ("judged", "used"):  # the replay of this round notes again which updates it uses
                 self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
+            self._db.execute("DELETE FROM ended_early WHERE round >= ? AND cause = ?", (round, NOBODY_LEFT))
             this = "SELECT rowid FROM closed WHERE round = ? AND phase = ?"
             later = f"DELETE FROM closed WHERE rowid > ({this}) AND round = ?"
             self._db.execute(later, (round, phase, round))
@@ -630,7 +730,7 @@ class Spool:
             self.index.put("checkpoint", *made)
             self._delete_all_but([made])
             # The rows do not list the broadcasts that devices have received since this copy was made.
-            for table in ("asked", "answered"):
+            for table in ("asked", "answered", "tasks"):
                 self._db.execute(f"DELETE FROM {table}")
         self.index.keep_copy()
         self._usable = [made]
@@ -653,15 +753,23 @@ class Spool:
         closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
         roster = tuple(device for device, saved in saved_devices(members).items() if saved.present)
         seconds = sum(traffic.seconds for traffic in self.earlier_traffic(number))
-        return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
+        late = dict(
+            self._db.execute("SELECT device, staleness FROM late WHERE round = ?", (number,)).fetchall()
+        )
+        return Recovered(
+            number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds, late=late
+        )
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """Return for each device the last round in which updates were accepted, and the bases of these updates.
+        """Return for each device the round of its last tasks with accepted updates, and the bases of these updates.
 
-        Only rounds before the round `before` are considered.
+        Only updates that count in a round before the round `before` are considered.
         """
         found: dict[str, tuple[int, dict[str, bytes]]] = {}
-        query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
+        query = (
+            "SELECT device, round - COALESCE(staleness, 0), phase, base "
+            "FROM accepted LEFT JOIN late USING (round, phase, device) WHERE round < ? ORDER BY round"
+        )
         for device, number, phase, base in self._db.execute(query, (before,)):
             known = found.get(device)
             found[device] = (number, {**(known[1] if known and known[0] == number else {}), phase: base})
@@ -723,20 +831,37 @@ class Spool:
         # until it has a receipt.
         newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
         self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)
+        accepted = "(SELECT round, phase, device FROM accepted)"
+        self._db.execute(f"DELETE FROM late WHERE (round, phase, device) NOT IN {accepted}")
         wanted = "(SELECT device, object FROM accepted WHERE round >= ?)"
         self._db.execute(f"DELETE FROM places WHERE (device, object) NOT IN {wanted}", oldest)
 
     def _prune(self) -> None:
         """Delete the objects that no row of the index names any more."""
-        self.snapshots.keep({bytes.fromhex(row[5]) for row in self._checkpoints()})
-        oldest = min((row[1] for row in self._checkpoints()), default=0)
-        rows = self._db.execute("SELECT device, object FROM accepted WHERE round >= ?", (oldest,)).fetchall()
-        self._log.keep(set(rows))
         kept: dict[str, set[bytes]] = {}
-        for device, name in rows:
+        for device, name in self._prune_snapshots():
             kept.setdefault(device, set()).add(name)
         for folder in (self.folder / "updates").glob("*"):
             self.store(folder.name).keep(kept.get(folder.name, set()))
+
+    def _prune_snapshots(self) -> set[tuple[str, bytes]]:
+        """Delete old snapshots and old files of small updates, and return the updates that are kept."""
+        self.snapshots.keep({bytes.fromhex(row[5]) for row in self._checkpoints()})
+        oldest = min((row[1] for row in self._checkpoints()), default=0)
+        rows = self._db.execute("SELECT device, object FROM accepted WHERE round >= ?", (oldest,))
+        kept = set(rows.fetchall()) | {(device, name) for device, name in self.waiting.items()}
+        self._log.keep(kept)
+        return kept
+
+    def _prune_again(self) -> None:
+        """Delete what an earlier process did not delete, because it died after its last save, or its power failed.
+
+        A complete update that was not accepted yet stays, because its device offers it again.
+        """
+        kept = self._prune_snapshots()
+        for device, name in self._db.execute("SELECT device, object FROM accepted").fetchall():
+            if (device, name) not in kept and self.store(device).has(name):
+                self.store(device).drop(name)
 
     def _places(self) -> list[tuple[str, bytes, AnswerPlace]]:
         """Return the places of updates in the log of small updates, as the index stores them."""

@@ -74,6 +74,9 @@ class UpdateReader:
     def __init__(self, spool: Spool, plan: Plan, chain: BroadcastChain | None = None) -> None:
         self._spool, self._stages, self._chain = spool, stages_of_updates(plan), chain
         self._decoded = DecodedUpdates()
+        # The object of the last reference, and its arrays. All updates of a phase have the same reference, so its
+        # table is read only once.
+        self._last: tuple[bytes, Body] | None = None
 
     def accepted(self, answer: Accepted) -> LazyPayload:
         known = self._decoded.get(answer.object, answer.base)
@@ -100,5 +103,9 @@ class UpdateReader:
         These arrays are the method's own arrays, and not the rounded arrays that the device has received. So the
         rounding of the broadcast causes no error in the method's arrays.
         """
-        exact = self._chain.exact(base) if self._chain else None
-        return exact or self._spool.broadcasts.open(base)
+        exact = self._chain.exact(base) if self._chain else b""
+        store = self._chain.store if self._chain and exact else self._spool.broadcasts
+        name, last = exact or base, self._last
+        if last is None or last[0] != name:
+            self._last = last = name, store.load(name)
+        return last[1]

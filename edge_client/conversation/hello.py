@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
-from protofleet.edge_client.state.file import StateFile
+from protofleet.edge_client.state.file import RunEntry
 from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.device import DeviceLink
@@ -22,8 +24,11 @@ class HelloSender:
     """
 
     def __init__(
-        self, link: DeviceLink, data: Splits, state: DeviceState, software: str, about: str = ""
-    ) -> None:
+        self, link: DeviceLink, data: Splits, state: DeviceState, software: str, about: str = "",
+        complete: Callable[[Hello, str, RunEntry], Hello] = lambda hello, run, saved: hello,
+    ) -> None:  # fmt: skip
+        """Create a sender; `complete` adds to each hello what the coordinator of several runs needs."""
+        self._complete = complete
         self._link, self._data, self._state, self._software = link, data, state, software
         self._about = about or software  # text about the software and the machine
         # Epoch of the coordinator that got the last hello, or -1. If the present coordinator has another epoch, the
@@ -37,7 +42,9 @@ class HelloSender:
         in_full = self._epoch_with_names != link.epoch and link.fits_in_message(packed(names))
         self.by_hash = bool(names) and not in_full and link.fits_in_message(packed(names))
         software = self._about if in_full else self._software
-        link.send(hello_of(link.me.name, software, self._data, plan, self._state.saved, in_full))
+        saved = self._state.saved
+        hello = hello_of(link.me.name, software, self._data, plan, saved, in_full)
+        link.send(self._complete(hello, link.run, saved))
         self._epoch_with_names = link.epoch
 
     def name_classes_in_full(self) -> None:
@@ -50,7 +57,7 @@ class HelloSender:
 
 
 def hello_of(
-    name: str, software: str, data: Splits, plan: Plan | None, saved: StateFile, in_full: bool = False
+    name: str, software: str, data: Splits, plan: Plan | None, saved: RunEntry, in_full: bool = False
 ) -> Hello:
     """Return the hello of a device.
 
@@ -82,7 +89,7 @@ def hello_of(
     )
 
 
-def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
+def last_answer(saved: RunEntry) -> tuple[int, str, bytes]:
     """Return the round, the phase and the base of the last update; the base is the hash of its broadcast."""
     if not saved.answers:
         return 0, NO_ANSWER, b""

@@ -29,16 +29,18 @@ class HelloExchange:
         self.backoff = RetryBackoff(context.link.me.name)
         self.next_at = NEVER
 
-    def connected(self, waited_for: bool = True) -> None:
+    def connected(self, waited_for: bool = True, announces: bool = True) -> None:
         """Handle a new connection to the broker.
 
-        `waited_for` is true if the coordinator may wait for an update of this device.
+        `waited_for` is true if the coordinator may wait for an update of this device. If `announces` is true, also
+        publish that the device is online.
         """
         self._context.connected = True
         self._sender.name_classes_in_full()
         self._timer.forget_last_here()
         link = self._context.link
-        link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
+        if announces:
+            link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
         if waited_for or not self._timer.was_welcomed:  # If no welcome came, the hello may be lost.
             self._timer.cancel_spread()
             self.send()
@@ -103,7 +105,11 @@ class HelloExchange:
         if counts and refusal.answers and self._sender.by_hash:
             self._send_in_full_at(now)
         elif counts:
-            self._context.end(f"the coordinator refuses this device: {printable(refusal.reason)}")
+            problem = f"the coordinator refuses this device: {printable(refusal.reason)}"
+            if boot:  # A later process has this name.
+                self._context.end(problem)
+            else:
+                self._context.end_run(problem)
         elif not boot and not refusal.answers:
             self._send_in_full_at(max(self._refusals.confirm_at, now))
 
@@ -116,6 +122,11 @@ class HelloExchange:
         self.next_at = NEVER
         self._timer.bye_sent()
         self._context.link.send(Bye(f"{DisconnectReason.PAUSED.value}: {why}"))
+
+    def pause_silently(self) -> None:
+        """Send no hello until `resume` is called."""
+        self.backoff.pause()
+        self.next_at = NEVER
 
     def resume(self) -> None:
         if self.backoff.paused:

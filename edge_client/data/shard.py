@@ -220,7 +220,8 @@ def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collec
     if not len(train.labels) or not (len(test.labels) or s.own_test):
         raise DataError(
             f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-            f"of its {len(domain.classes)} classes; both numbers must be above 0, unless data.own_test is set"
+            f"of its {len(domain.classes)} classes; both numbers must be above 0: add samples to {domain.name} in "
+            f"{s.root or 'the data'}, or set data.own_test to divide the samples into training and test"
         )
     return train, test
 

@@ -19,6 +19,7 @@ from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.edge_client.host.supervisor import Supervisor
 from protofleet.edge_client.inbox.growing import growing_data
+from protofleet.edge_client.job_memory import JobMemory
 from protofleet.edge_client.serving.hook import ModelHook
 from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.versions import ModelVersions
@@ -98,6 +99,12 @@ class Device:
             self.models.stop()
 
 
+def runs_of(settings: DeviceSettings) -> int:
+    """Return the largest number of runs of a device. A served model and the samples of an inbox belong to one run."""
+    serves = settings.models is not None and settings.models.serves
+    return 1 if serves or settings.data.inbox else settings.runs
+
+
 @dataclass(frozen=True)
 class Assembly:
     """The assembler of the devices of a process."""
@@ -113,7 +120,8 @@ class Assembly:
             settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
         )
         state = DeviceState(Path(settings.folder), settings.durable)
-        trainer = self._trainer(settings, state)
+        memory, runs = JobMemory(), runs_of(settings)
+        trainer = self._trainer(settings, state, memory if runs > 1 else None)
         growing = growing_data(trainer, settings.data, state)
         self._note_data(growing.for_hellos if growing else trainer.data, state)
         me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
@@ -126,7 +134,7 @@ class Assembly:
         transport.connect(link.will(topics.device_state(settings.name)))
         data = DeviceData(
             growing or trainer.data, growing.start if growing else trainer.start, growing,
-            lambda splits: self._note_data(splits, state),
+            lambda splits: self._note_data(splits, state), memory,
         )  # fmt: skip
         agent = Agent(
             *agent_parts(data, link, state, self._worker(settings, receive_queue), self._options(settings))
@@ -144,6 +152,7 @@ class Assembly:
             confusion=settings.limits.confusion,
             energy=self._energy(settings.board),
             plugins=settings.plugins,
+            runs=runs_of(settings),
         )
 
     def _serving(self, settings: DeviceSettings, state: DeviceState, agent: Agent) -> ModelServing | None:
@@ -169,10 +178,12 @@ class Assembly:
         counts = data.train.y.bincount(minlength=data.classes).tolist()
         write_data_file(state.folder, data.domain, counts, data.names)
 
-    def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
+    def _trainer(
+        self, settings: DeviceSettings, state: DeviceState, memory: JobMemory | None
+    ) -> LocalTrainer | ChildTrainer:
         """Return a trainer that works in a child process or in this process; the settings decide which."""
         if settings.trainer == "child":
-            return ChildTrainer(settings, state.half)
+            return ChildTrainer(settings, memory.saved if memory else state.half)
         return LocalTrainer(
             settings,
             self.process.deadline,

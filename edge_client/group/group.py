@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.group.device import Device
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import Done, Item
 from protofleet.protocol.transport.mqtt import close_all
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
@@ -48,8 +50,9 @@ class DeviceGroup:
     """The devices of a process, as an `EventLoopApp`. Its items are the receive queues that have received something.
 
     If an error ends a device, the group assembles the device again, in the same way as systemd restarts the process
-    of a single device. The pauses before the restarts grow. If the number of restarts is limited, the process
-    exists only for one run. Such a process does not restart a device that cannot follow the run's plan.
+    of a single device. The pauses before the restarts grow. A device whose settings are wrong is not restarted. If
+    the number of restarts is limited, the process exists only for one run. Such a process does not restart a device
+    whose data are wrong or that cannot follow the run's plan.
 
     The dict `ended` has the reason for each device that ended with a problem or could not start. A device that runs
     again is removed from `ended`.
@@ -142,22 +145,31 @@ class DeviceGroup:
         with lines_about(name):
             try:
                 member, device = self._start(name)
+            except (DataError, SettingsError) as error:
+                log.error("cannot start: %s; the other devices of this process go on", error)
+                # A disk with the data may be mounted later, but settings stay wrong until a user changes them.
+                self._failed(name, str(error), 0 if isinstance(error, SettingsError) else self._most_repeats)
+                return
             except Exception as error:
                 log.exception("cannot start; the other devices of this process go on")
-                self._failed(name, words_of(error))
+                self._failed(name, words_of(error), self._most_restarts)
                 return
         self.ended.pop(name, None)
         self._running[member] = device
         device.agent.session.give_up_after(device.settings.patience_seconds, self._clock())
         self._set_timer(member)
 
-    def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
+    @property
+    def _most_repeats(self) -> float:
+        """Return the largest number of restarts after an error that comes again in the same run."""
+        return 0 if self._most_restarts < math.inf else math.inf
+
+    def _failed(self, name: str, problem: str, most_restarts: float) -> None:
         """Record why a device ended, and plan its restart after a pause if the limit of restarts allows a restart."""
         self.ended[name] = problem
         backoff = self._backoffs[name]
         pause = backoff.failed(self._clock() - self._started_at[name])
-        most = 0 if cannot_follow and self._most_restarts < math.inf else self._most_restarts
-        if self._stopping or backoff.failures > most:
+        if self._stopping or backoff.failures > most_restarts:
             return
         log.warning("starts again in %.1f s", pause)
         self._waiting.add(name)
@@ -199,7 +211,8 @@ class DeviceGroup:
             device.status.write(device.agent.view, problem)
         device.stop()
         if problem:
-            self._failed(device.settings.name, problem, device.agent.view.cannot_follow)
+            most = self._most_repeats if device.agent.view.cannot_follow else self._most_restarts
+            self._failed(device.settings.name, problem, most)
         self._report(self)
 
 

@@ -153,7 +153,7 @@ def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinato
     This epoch is the highest received epoch. It is 0 if the coordinator has other keys now, or if the highest
     received epoch is too far ahead of the clock.
     """
-    epoch, known = max(state.saved.epoch, heard.last.epoch), state.holders.coordinator
+    epoch, known = max(state.file.epoch, heard.last.epoch), state.holders.coordinator
     why = ""
     if epoch and other_keys(known, coordinator):
         why = "the coordinator has other keys now"
@@ -170,7 +170,7 @@ def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoc
 
     The link has accepted the message because the stored epoch is far ahead of the clock.
     """
-    stored = max(state.saved.epoch, heard.last.epoch)
+    stored = max(state.file.epoch, heard.last.epoch)
     if epoch < stored:
         ahead = days(clock.ahead(stored))
         why = f"it is {ahead} ahead of this clock, which was corrected, and epoch {epoch} has been received"

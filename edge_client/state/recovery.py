@@ -3,8 +3,11 @@
 If one or two files are damaged, later results still have the same bits as without the damage. device.json has two
 copies. If the state or the last update is missing, the device returns to the state before that update and computes
 the update again. If the update's broadcast is on the disk, the device does this at once. Otherwise the device waits
-until the task of the lost update arrives again. While it waits, it does no other task: the results of other tasks
-depend on the lost state. device.json names the lost update, so that a later process also waits for this task.
+until the task of the lost update arrives again. While it waits, it does no other task of this run, because the result
+would depend on the lost state. device.json names the lost update, so that a later process also waits for this task.
+
+The file with the previous state has the state before the last update of any run. So if a device takes part in several
+runs, only the run of this update can return to an earlier state.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from protofleet.edge_client.state.file import StateFile, read_state_file
+from protofleet.edge_client.state.file import RunEntry, StateFile, read_state_file
 from protofleet.edge_client.state.residuals import objects_in
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 
@@ -26,11 +29,9 @@ ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
     saved: StateFile
-    previous_half: str = ""  # object with the half's state before the last update
     fell_back: bool = False  # True if a file was damaged, so that a copy or an older state was used.
-    previous_inputs: str = ""  # object with the list of samples before the last update
-    # Objects with the residuals before the last update.
-    previous_residuals: set[str] = field(default_factory=set)
+    # The entries before the last update; empty if the device cannot return to them.
+    previous: list[RunEntry] = field(default_factory=list)
 
 
 class StateFiles:
@@ -66,24 +67,27 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         raise _unrecoverable(files, fault, *map(_describe_fault, files.copies, copies))
     if fault:
         log.error("%s; the copy of this file is used instead", fault)
-    whole = isinstance(previous, StateFile) and not _missing(
-        store, previous.half, *objects_in(previous.residuals)
-    )
-    fallback = previous if isinstance(previous, StateFile) and whole else None
-    if missing := _missing(store, saved.half, *objects_in(saved.residuals), *_needed_answers(saved)):
-        return _fall_back(files, saved, fallback, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
         log.warning(
             "%s; the device continues without this file, which has only the state before the last update",
             _describe_fault(files.previous, previous),
         )
-    return RecoveredState(
-        _without_lost_objects(saved, store),
-        fallback.half if fallback else "",
-        bool(fault),
-        fallback.inputs if fallback else "",
-        objects_in(fallback.residuals) if fallback else set(),
-    )
+    earlier = previous.runs if isinstance(previous, StateFile) else []
+    damaged = {entry.run: missing for entry in saved.runs if (missing := _missing(store, *_needed(entry)))}
+    entries = [
+        _fall_back(files, entry, _before(entry, earlier, store), damaged[entry.run], store)
+        if entry.run in damaged
+        else _without_lost_objects(entry, store)
+        for entry in saved.runs
+    ]
+    kept = [one for one in earlier if not damaged and not _missing(store, *_needed(one, answers=False))]
+    return RecoveredState(replace(saved, runs=entries), bool(fault or damaged), kept)
+
+
+def _before(entry: RunEntry, earlier: list[RunEntry], store: ObjectStore) -> RunEntry | None:
+    """Return the entry of the same run before its last update, or None if it is missing or not complete."""
+    found = (one for one in earlier if (one.run, one.plan) == (entry.run, entry.plan))
+    return next((one for one in found if not _missing(store, *_needed(one, answers=False))), None)
 
 
 def _newer_format_error(saved: StateFile | None, *files: ReadResult) -> NewerFormatError | None:
@@ -98,13 +102,14 @@ def _newer_format_error(saved: StateFile | None, *files: ReadResult) -> NewerFor
 
 def _fall_back(
     files: StateFiles,
-    newest: StateFile,
-    fallback: StateFile | None,
-    fault: str,
+    newest: RunEntry,
+    fallback: RunEntry | None,
+    missing: str,
     store: ObjectStore,
-) -> RecoveredState:
+) -> RunEntry:
     """Return the state before the last update. If this update must be computed again, record it as lost."""
-    if fallback is None or newest.lost or not newest.answers:
+    fault = f"{store.folder / missing}.body is gone or damaged"
+    if fallback is None or newest.lost or not newest.answers or newest.answers == fallback.answers:
         raise _unrecoverable(
             files,
             fault,
@@ -117,8 +122,7 @@ def _fall_back(
     again = ", and computes that update again" if lost else ""
     when = "" if here or not lost else " when its task arrives again, because the broadcast is missing too"
     log.error("%s; the device goes back to the state before the last update%s%s", fault, again, when)
-    saved = replace(_without_lost_objects(fallback, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
-    return RecoveredState(saved, fell_back=True)
+    return replace(_without_lost_objects(fallback, store), epoch=newest.epoch, lost=lost)
 
 
 def _unrecoverable(files: StateFiles, *faults: str) -> DamagedError:
@@ -149,13 +153,14 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
     return ""
 
 
-def _needed_answers(saved: StateFile) -> list[str]:
-    """Return the object of the last update; without it, the device must return to the state before the update.
+def _needed(entry: RunEntry, answers: bool = True) -> list[str]:
+    """Return the objects without which the device must return to the state before the last update of this run.
 
-    Return an empty list if an update is recorded as lost. The lost update is newer than all updates in `saved`, so
-    the coordinator does not need the updates in `saved` any more.
+    The last update is needed, but not if a later update is recorded as lost: then the coordinator does not need the
+    updates in the entry any more.
     """
-    return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
+    last = [answer.object for answer in entry.answers[-1:]] if answers and not entry.lost else []
+    return [entry.half, *objects_in(entry.residuals), *last]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:
@@ -163,7 +168,7 @@ def _missing(store: ObjectStore, *names: str) -> str:
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 
-def _without_lost_objects(saved: StateFile, store: ObjectStore) -> StateFile:
+def _without_lost_objects(saved: RunEntry, store: ObjectStore) -> RunEntry:
     answers = [a for a in saved.answers if store.has(bytes.fromhex(a.object))]
     for answer in saved.answers:
         if answer not in answers:

@@ -6,6 +6,7 @@ computes the features itself. In both cases, the samples are divided into the sa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -103,7 +104,11 @@ class StoredFeatures:
             file.writelines(pieces_of_weights({"features": rows}, about))
 
     def _make_room(self, size: int) -> None:
-        files = [(path.stat(), path) for path in self.folder.glob("*.safetensors")]
+        files = []
+        for path in self.folder.glob("*.safetensors"):
+            # Another device that shares the folder may have deleted the file.
+            with contextlib.suppress(FileNotFoundError):
+                files.append((path.stat(), path))
         total = size + sum(stat.st_size for stat, _ in files)
         for stat, path in sorted(files, key=lambda file: (file[0].st_mtime_ns, file[1])):
             if total <= self.most:

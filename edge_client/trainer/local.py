@@ -146,7 +146,8 @@ class LocalTrainer:
 
     def _features(self, plan: Plan) -> StoredFeatures:
         settings, network = self._settings, json.dumps(encode(self._network or plan.network), sort_keys=True)
-        folder, most = Path(settings.folder) / "features", settings.limits.features_bytes
+        folder = Path(settings.features or Path(settings.folder) / "features")
+        most = settings.limits.features_bytes
         return StoredFeatures(folder, most, network, Disk(settings.durable))
 
     def _served(self, plan: Plan, data: Shard) -> Models:

@@ -22,6 +22,7 @@ PEM: Final = serialization.Encoding.PEM
 DER: Final = serialization.Encoding.DER
 SKEW: Final = dt.timedelta(hours=1)  # Largest time that a clock may be behind.
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
+MOST_COMMON_NAME: Final = 64  # Largest number of characters of a common name in a certificate (X.520).
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 def new_tls_ca(federation: str, number: int, now: dt.datetime, until: dt.datetime) -> TlsCa:
     key = new_key()
-    name = _name(f"{federation} broker CA {number}")
+    suffix = f" broker CA {number}"
+    name = _name(federation[: MOST_COMMON_NAME - len(suffix)] + suffix)
     builder = _builder(name, name, key.public_key(), number, now - SKEW, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)

@@ -228,27 +228,39 @@ class Federation:
         self._bytes_up = self._bytes_down = 0
 
     def run(self) -> Simulated:
-        rounds = [self._round(number) for number in range(1, self._plan.rounds + 1)]
-        self._begin(self._plan.rounds + 1)
+        rounds = [self._round(1)]
+        for number in range(2, self._plan.rounds + 1):
+            if self._members and not self._asked():
+                break  # The server half keeps the answers of all devices.
+            rounds.append(self._round(number))
+        if reason := self._server.lacking():
+            raise SettingsError(f"{self._plan.method}: {reason}")
+        self._begin(len(rounds) + 1, self._members)
         for name in self._data:
             asked = ask_of(self._server, Ask("evaluate", self._server.payload()))
-            self._answer(name, self._plan.rounds + 1, asked)
+            self._answer(name, len(rounds) + 1, asked)
         halves = {name: job.half for name, job in self._jobs.items()}
         return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, halves)
 
-    def _begin(self, number: int) -> None:
+    def _asked(self) -> list[Member]:
+        """Return the devices whose answers the server half does not keep."""
+        kept = set(self._server.answered())
+        return [member for member in self._members if member.device not in kept]
+
+    def _begin(self, number: int, members: Sequence[Member]) -> None:
         self._server.fleet = len(self._members)
-        self._server.begin(number, self._members)
+        self._server.begin(number, members)
 
     def _round(self, number: int) -> SimulatedRound:
         if self._reboots:
             self._reboot()
         self._metrics, self._bytes_up, self._bytes_down = {}, 0, 0
-        self._begin(number)
+        members = self._asked()
+        self._begin(number, members)
         asking = round_of(self._server)
         ask: Ask | None = first_ask(self._server, asking)
         while ask is not None:
-            replies = [self._reply(member, number, ask) for member in self._members]
+            replies = [self._reply(member, number, ask) for member in members]
             try:
                 ask = ask_of(self._server, asking.send(replies))
             except StopIteration:

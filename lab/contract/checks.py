@@ -102,6 +102,11 @@ def of_method(bench: Bench) -> Mapping[str, Check]:
         "a network with BatchNorm": bench.alone(m.network_with_batch_norm),
         "replies are not kept": lambda: halves.replies_are_not_kept(subject),
         "its state goes round": lambda: halves.state_goes_round(subject),
+        "removed devices are forgotten": lambda: halves.removed_devices_are_forgotten(subject),
+        "rounds without answers change nothing": lambda: halves.rounds_without_answers_change_nothing(
+            subject
+        ),
+        "late replies count less": lambda: halves.late_replies_count_less(subject),
         "arrays are declared": lambda: halves.arrays_are_declared(subject.plan()),
         "cost is what crosses": lambda: halves.cost_is_what_crosses(subject.plan()),
     }

@@ -6,6 +6,7 @@ continues from a saved state must give the same bits as a half that was not stop
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +85,11 @@ def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
 
 
 class Halves:
-    """The server half and all client halves of a plan, which run rounds without a coordinator."""
+    """The server half and all client halves of a plan, which run rounds without a coordinator.
+
+    Every device gets the task of every round, also if the server half keeps its answer. So a check sees the cost and
+    the state of more than one round.
+    """
 
     def __init__(self, plan: Plan, classes: Sequence[tuple[int, ...]] = EVERY_CLASS) -> None:
         self.plan, self.held = plan, classes
@@ -216,11 +221,99 @@ def state_goes_round(subject: Subject) -> None:
     halves, again = two_rounds(subject)
     for who, half in halves.all().items():
         require_state(who, half.state(), again.all()[who].state())
+    before, after = sorted(halves.server.answered()), sorted(again.server.answered())
+    require(before == after, f"{SERVER}: answered() gives {after} after restore(state()), it was {before}")
     for (_, one), (_, other) in zip(halves.round(3), again.round(3), strict=True):
         for who, payload in one.items():
             require_goes_on(subject, who, payload, other[who])
     for who, half in halves.all().items():
         require_goes_on(subject, who, half.state(), again.all()[who].state())
+
+
+def removed_devices_are_forgotten(subject: Subject) -> None:
+    """Require that forget() leaves nothing of a device whose answer the server half keeps.
+
+    The state must have the bits of a half to which the device has never sent an answer.
+    """
+    plan = subject.plan()
+    halves, without = Halves(plan), Halves(plan, EVERY_CLASS[:-1])
+    for _ in halves.round(1):
+        pass
+    keeps, found = halves.server.keeps_answers, bool(halves.server.answered())
+    says = "names devices" if found else "names no device"
+    require(keeps == found, f"keeps_answers is {keeps}, but answered() {says} after a round")
+    gone = sorted({*halves.server.answered()} - without.clients.keys())
+    if not gone:
+        return
+    halves.server.forget(gone)
+    left = {*halves.server.answered()}.intersection(gone)
+    require(not left, f"answered() still names {', '.join(sorted(left))} after forget()")
+    for _ in without.round(1):
+        pass
+    require_state(SERVER, without.server.state(), halves.server.state(), "after forget() of a device")
+
+
+def rounds_without_answers_change_nothing(subject: Subject) -> None:
+    """Require that a server half which keeps answers goes through a round in which no device answers."""
+    halves = Halves(subject.plan())
+    for _ in halves.round(1):
+        pass
+    if not halves.server.answered():
+        return
+    before = snapshot(halves.server.state())
+    halves.begin(2)
+    story = given.round_of(halves.server)
+    given.first_ask(halves.server, story)
+    with contextlib.suppress(StopIteration):
+        while True:
+            story.send([])
+    require_state(SERVER, before, halves.server.state(), "after a round without answers")
+
+
+def late_replies_count_less(subject: Subject) -> None:
+    """Require what Method(buffered=True) declares: a late reply counts less, and only weights in proportion matter.
+
+    A reply of almost no weight must leave the state of a round without this reply. Equal weights must leave the state
+    of a round in which no reply is late.
+    """
+    plan = subject.plan()
+    if not plan.variant.buffered:
+        return
+    equal = dict.fromkeys(Halves(plan).clients, 0.25)
+    require_close(
+        state_after_round(plan, {}), state_after_round(plan, equal), "if all replies are equally late"
+    )
+    *_, last = sorted(Halves(plan).clients)
+    without, faint = state_after_round(plan, {}, last), state_after_round(plan, {last: 1e-9})
+    require_close(without, faint, "if a reply has almost no weight")
+
+
+def state_after_round(plan: Plan, weights: Mapping[str, float], left_out: str = "") -> Payload:
+    """Return the state of the server half after a round of one phase; `weights` has the weights of late replies."""
+    halves = Halves(plan)
+    halves.begin(1)
+    story = given.round_of(halves.server)
+    ask = given.first_ask(halves.server, story)
+    sent = {n: answer_of(client, ask) for n, client in sorted(halves.clients.items())}
+    replies = [
+        Reply(n, len(halves.data[n].y), payload, weights.get(n, 1.0))
+        for n, payload in sent.items()
+        if n != left_out
+    ]
+    try:
+        phase = given.ask_of(halves.server, story.send(replies)).phase
+    except StopIteration:
+        return snapshot(halves.server.state())
+    raise ContractError(f"METHOD has buffered=True, but a round has another phase after {ask.phase}: {phase}")
+
+
+def require_close(one: Payload, other: Payload, when: str) -> None:
+    wrong = [key for key, value in one.items() if key not in other or not close(value, other[key])]
+    require(not wrong, f"{SERVER}: METHOD has buffered=True, but {', '.join(wrong[:3])} is different {when}")
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5)
 
 
 def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
@@ -260,10 +353,10 @@ def left_out(subject: Subject) -> str:
     return f"; state() leaves out {words}" if words else ""
 
 
-def require_state(who: str, one: Payload, other: Payload) -> None:
+def require_state(who: str, one: Payload, other: Payload, when: str = "after restore(state())") -> None:
     require(
         one.keys() == other.keys(),
-        f"{who}: restore(state()) gives {sorted(other)[:3]}, state() was {sorted(one)[:3]}",
+        f"{who}: state() gives {sorted(other)[:3]} {when}, it must give {sorted(one)[:3]}",
     )
     wrong = [key for key, value in one.items() if not torch.equal(value, other[key])]
-    require(not wrong, f"{who}: {', '.join(wrong[:3])} is different after restore(state())")
+    require(not wrong, f"{who}: {', '.join(wrong[:3])} is different {when}")

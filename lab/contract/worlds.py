@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from protofleet.coordinator.round.events import NOBODY_LEFT
 from protofleet.coordinator.round.policy import Policy
 from protofleet.edge_client.data.shard import Shard, TensorSamples
 from protofleet.lab.simulation.federation import Simulation
@@ -137,6 +138,15 @@ def final_state(run: Simulation) -> dict[str, Tensor]:
         if agent.run.job:
             states[name] = agent.run.job.half.state()  # type: ignore[attr-defined]  # a simulation has local jobs
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
+
+
+def training_rounds(run: Simulation) -> int:
+    """Return the number of rounds of training of a finished run.
+
+    A run has fewer rounds than its plan if the server half keeps the answers of all devices.
+    """
+    end = run.service.run.machine.ended_early
+    return end.round if end is not None and end.by == NOBODY_LEFT else run.plan.rounds
 
 
 def require_finished(run: Simulation, otherwise: str) -> None:

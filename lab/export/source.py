@@ -90,11 +90,20 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Exported
         )
     if run.round <= 1:
         raise RunError(f"{folder} holds no model yet, because the first round has not ended")
+    if wanted.chosen == "best" and _best_was_deleted(folder, run, plan):
+        wanted = replace(wanted, chosen="last")
     number, state = _state(folder, run, plan.rounds, wanted.chosen)
     half = _half(plan, state)
     taken, assumed = _input(folder, plan)
     model = served(half, taken, wanted.way)
     return ExportedModel(_card(folder, run, plan, model, taken, number, wanted), model, assumed)
+
+
+def _best_was_deleted(folder: Path, run: SavedRun, plan: Plan) -> bool:
+    """Return whether the best model was deleted together with the answer of a removed device."""
+    if not plan.load().Server.keeps_answers or run.best() is not None:
+        return False
+    return any(line.get("validation") for line in read_rounds(folder / "rounds.jsonl"))
 
 
 def _input(folder: Path, plan: Plan) -> tuple[Input, str]:

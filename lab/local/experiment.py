@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.method_settings import (
@@ -54,6 +55,9 @@ MAX_PROCESSES_A_CORE = 4  # If there are more devices per core, several devices 
 MAX_PROCESSES_A_GPU = 4
 
 DEFAULT_DATA = DataSettings()
+
+# Folder beside the runs; no run has this name, because a name does not begin with a dot.
+FEATURES = ".features"
 
 DeviceCount = Annotated[int, Within(1, MAX_DEVICES)]
 
@@ -236,6 +240,8 @@ class Experiment:
     """Port of the coordinator's metrics page; 0 means no metrics."""
     metrics_host: str = LOOPBACK
     """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
+    page_port: OptionalPort = 0
+    """Port of the live page of the run on this machine's loopback; 0 means no page."""
 
     def __post_init__(self) -> None:
         valid_name(self.name)
@@ -273,6 +279,7 @@ class Experiment:
             )
 
         self._require_validation_to_stop_by()
+        demand_buffered_fit(self.effective_policy, self.plan)
 
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
@@ -566,7 +573,7 @@ def coordinator_settings(
 ) -> CoordinatorSettings:
     e = experiment
     enrolled = runs / e.name / "enrolled"
-    for key in ("quorum", "gather", "cohort"):
+    for key in ("quorum", "gather", "cohort", "buffer"):
         if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
             raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
     limits = CoordinatorLimits(
@@ -579,7 +586,8 @@ def coordinator_settings(
         policy=e.effective_policy, budget=e.budget, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
-        metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
+        metrics_port=e.metrics_port, metrics_host=e.metrics_host, page_port=e.page_port,
+        broker_words=broker_description,
         plugins=e.own_plugins.allowed(), metrics=e.metrics, experiment=digest_of_experiment(recorded(e)),
     )  # fmt: skip
 
@@ -592,6 +600,7 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
         network=experiment.networks.get(name), pictures=experiment.pictures,
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
         durable=experiment.devices.durable, keep_models=experiment.devices.keep_models,
+        features=str(runs / FEATURES),
         board=BoardSettings(experiment.devices.board_root, len(experiment.shards)),
         plugins=experiment.own_plugins.allowed(),
     )  # fmt: skip
@@ -601,10 +610,11 @@ def recorded(experiment: Experiment) -> dict[str, Any]:
     """Return the settings in the form in which a run records them.
 
     The path of a plug-in is the path of its copy, relative to the run's folder. The hashes of the plug-ins
-    are included.
+    are included. The port of the live page is left out, because each start may have another port.
     """
     found = experiment.own_plugins
     table: dict[str, Any] = encode(experiment)
+    table.pop("page_port", None)
     if not found.sources:
         return table
     hashes = {Path(name).name: source.sha256 for name, source in found.sources.items()}

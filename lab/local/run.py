@@ -54,6 +54,7 @@ from protofleet.protocol.wire.class_names import Names
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.children import Interpreters, Starter
 from protofleet.runtime.command.errors import BUDGET_SPENT, DIVERGED, RunError, StoppedError
+from protofleet.runtime.control_socket import NobodyListensError, send
 from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 
 NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
@@ -276,6 +277,22 @@ class BrokerWatch:
         self.broker.restart()
 
 
+class PageLine:
+    """The line with the address of the live page, which the coordinator tells when it listens."""
+
+    def __init__(self, folder: Path, wanted: bool, say: Callable[[str], None]) -> None:
+        self._folder, self._wanted, self._say = folder / "coordinator", wanted, say
+
+    def look(self) -> None:
+        """Print the line, once; the address has a code with which a browser logs in."""
+        if not self._wanted:
+            return
+        with contextlib.suppress(NobodyListensError):
+            found = send(self._folder, {"id": "", "verb": "page", "reason": ""})
+            self._wanted = False
+            self._say(f"page {found['words']}")
+
+
 def watch(
     experiment: Experiment,
     processes: Processes,
@@ -290,14 +307,17 @@ def watch(
     progress.print(f"devices: {devices}; {SYNCED if experiment.devices.durable else NOT_SYNCED}")
     devices.start()
     assert coordinator.stdout is not None
+    page = PageLine(folder, bool(experiment.page_port), progress.print)
 
     def on_idle() -> None:
+        page.look()
         if not progress.finished:  # Once the run is over, an exit of a device is not a failure.
             broker.look()
             devices.restart_killed()
             check_quorum(experiment, processes, devices, progress.print)
 
     for line in read_lines(coordinator.stdout, on_idle):
+        page.look()
         progress.handle_line(processes.reworded(line))
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.reason("coordinator"))

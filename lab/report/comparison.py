@@ -263,10 +263,15 @@ def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> Acc
 
 
 def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
-    """Return the groups with the name `baseline`. If the name is empty, return the groups that run FedAvg."""
-    return [
-        g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
-    ]
+    """Return the groups with the name `baseline`. If the name is empty, return the groups that run FedAvg.
+
+    The name may have a seed, as the folder of a run has. But a group may also have a name that ends like a seed,
+    such as a trial of a sweep over `data.seed`.
+    """
+    if not baseline:
+        return [group for group in groups if group.method == "fedavg"]
+    exact = [group for group in groups if group.name == baseline]
+    return exact or [group for group in groups if group.name == name_without_seed(baseline)]
 
 
 def write(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from protofleet.coordinator.observe.rounds_file import copy_of, finite, whole_lines
 from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.name_list import first_names
 from protofleet.runtime.command.errors import RunError
 
 SUMMARY: Final = "summary.json"
@@ -39,7 +40,9 @@ def read_run(folder: Path) -> FinishedRun:
     copies = {line["round"]: line for _, line in whole_lines(copy_of(path))[0]}
     last = max(lines | copies, default=0)
     if summary.get("ended", "finished") == "finished":
-        last = max(last, summary.get("rounds_done" if summary.get("stopped") else "rounds", 0) + 1)
+        # A run that an operator has stopped ends without an evaluation.
+        evaluation = summary.get("stopped_by") != "operator"
+        last = max(last, summary.get("rounds_done" if summary.get("stopped") else "rounds", 0) + evaluation)
     missing = {number for number in range(1, last + 1) if number not in lines}
     restored, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
     lines |= {number: copies[number] for number in restored}
@@ -99,5 +102,4 @@ def describe_faults(path: Path, damaged: int, restored: Sequence[int], lost: Seq
 
 
 def listed(rounds: Sequence[int]) -> str:
-    more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
-    return ", ".join(map(str, rounds[:10])) + more
+    return first_names(list(map(str, rounds)), 10)

@@ -38,6 +38,7 @@ from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.security.keys import Identity, Keys
@@ -119,14 +120,23 @@ class Simulation:
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
         transport.before_step = disk.before_step
-        link = CoordinatorLink(me, self.keyring, self.topics, transport, spool.store, "simulated")
-        transport.will = link.will(self.topics.coord_state)
+        link = CoordinatorLink(me, self.keyring, self.topics, transport)
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, worker, Bans(spool.folder, spool.disk), self.wall)
+        part = CoordinatorRunLink(link, "simulated", spool.store)
         run = Run(
-            self.plan, machine, spool, context, self.observers, self.limits, self.class_names, self.budget
+            self.plan,
+            machine,
+            spool,
+            context,
+            part,
+            self.observers,
+            self.limits,
+            self.class_names,
+            self.budget,
         )
-        self.service = CoordinatorService(context, run)
+        self.service = CoordinatorService(context, [run])
+        transport.will = link.will(self.topics.coord_state)
 
     def boot_device(self, device: str) -> None:
         self._stop_worker(device)
@@ -168,7 +178,7 @@ class Simulation:
 
     @property
     def meters(self) -> dict[str, Meter]:
-        return {COORDINATOR: self.service.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
+        return {COORDINATOR: self.service.run.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
 
     def _stop_worker(self, name: str) -> None:
         if worker := self.workers.get(name):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -53,6 +53,8 @@ class Reply:
     device: str
     examples: int
     payload: Payload
+    # Factor of the reply's share in a mean. It is below 1 for a late update of a buffered round (policy.mode).
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,11 @@ def seeded(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def unlimited(replies: Sequence[Reply], wants: Mapping[str, TensorSpec]) -> Sequence[Reply]:
+    """Return the replies as they are, in a run that does not limit the samples that devices claim."""
+    return replies
+
+
 class ServerHalf(ABC):
     """The part of a method that runs on the coordinator and owns the global state.
 
@@ -115,9 +122,15 @@ class ServerHalf(ABC):
     # Description of the run's public set, for methods whose field `public` is true. The server half does not get the
     # samples.
     public: PublicSet = PublicSet()
+    # True if the half keeps the answers of devices in its state, so that each device is asked once. Then it defines
+    # `answered` and `forget`, and calls `capped` with all kept answers, because their median does not depend on the
+    # rounds in which they came. The coordinator limits the samples of all other halves' replies itself.
+    keeps_answers: bool = False
 
     def __init__(self, model: Net, hyper: Any, seed: int) -> None:
         self.model, self.hyper, self.seed = model, hyper, seed
+        # Function that limits the samples which the replies to a task with these `wants` claim (policy.weight_cap).
+        self.capped: Callable[[Sequence[Reply], Mapping[str, TensorSpec]], Sequence[Reply]] = unlimited
 
     def begin(self, number: int, cohort: Sequence[Member]) -> None:
         """Begin round `number` with the devices in `cohort`; the first round has the number 1."""
@@ -145,6 +158,33 @@ class ServerHalf(ABC):
     @abstractmethod
     def restore(self, state: Payload) -> None:
         """Restore the state that the method `state` of the same half has returned."""
+
+    def lacking(self) -> str:
+        """Return why the state cannot predict, or "" if it can.
+
+        If there is a reason at the last evaluation, the coordinator ends the run with it.
+        """
+        return ""
+
+    def answered(self) -> Collection[str]:
+        """Return the devices whose answers this half keeps in its state.
+
+        Later rounds do not ask these devices. A later round may end without any reply.
+        """
+        return ()
+
+    def unused(self) -> Collection[str]:
+        """Return the devices whose answers are kept but hold nothing that this half can use.
+
+        The record of the round and the report name these devices.
+        """
+        return ()
+
+    def forget(self, devices: Collection[str]) -> None:  # noqa: B027 - most methods keep no answers
+        """Forget devices whose answers are kept, because their enrolment has ended.
+
+        Then the state has the bits of a run in which these devices have never answered.
+        """
 
     def monitor(self) -> Mapping[str, float]:
         """Return measured numbers for the record of the round, such as the margins between anchors."""
@@ -273,6 +313,10 @@ class Method:
     # True if at least one device must have validation samples. Without any validation samples, the run would be a
     # run of another method.
     validates: bool = False
+    # True if a run of the method may have buffered rounds (policy.mode). Then each round has one phase that requests
+    # the same arrays, and the server step is a mean of the replies or a table of class means. Each share in this mean
+    # is multiplied by `Reply.weight`.
+    buffered: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are
     # counted by kind. None means that no kinds are declared; then all arrays are of the kind "other".

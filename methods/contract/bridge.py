@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.contract.base import Payload
-from protofleet.protocol.wire.arrays import SlicedArrays
+from protofleet.protocol.wire.arrays import NAMES, SlicedArrays
 from protofleet.protocol.wire.messages import Array, Arrays
 
 CPU: Final = torch.device("cpu")
@@ -40,7 +40,10 @@ class LazyPayload(Mapping[str, Tensor]):
         `unshared` means that no other code uses the arrays. Then the tensors may be views of the arrays.
         """
         self._arrays, self._place = arrays, place
-        self._sliced = arrays if isinstance(arrays, SlicedArrays) else None
+        self._sliced: SlicedArrays | None = None
+        # A dict has no slices, and a comparison with a protocol is slow.
+        if not isinstance(arrays, dict) and isinstance(arrays, SlicedArrays):
+            self._sliced = arrays
         self._unshared = unshared or self._sliced is not None
 
     def __getitem__(self, name: str) -> Tensor:
@@ -51,7 +54,8 @@ class LazyPayload(Mapping[str, Tensor]):
         """Return dtype and shape of an array; for an array on the disk, no numbers are read."""
         if self._sliced is not None:
             return self._sliced.dtype_and_shape(name)
-        return self._arrays[name].dtype.name, self._arrays[name].shape
+        array = self._arrays[name]
+        return NAMES.get(array.dtype) or array.dtype.name, array.shape  # `dtype.name` is slow
 
     def flat(self, name: str, start: int, stop: int) -> Tensor:
         """Return the numbers [start, stop) of the flattened array.

@@ -6,6 +6,7 @@ file in its folder of weights. The command `protofleet weights` puts the file in
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Final, Literal, TypeAlias
 
 from protofleet.methods.nets.base import Net
-from protofleet.methods.nets.packaged_weights import command_for
+from protofleet.methods.nets.packaged_weights import command_for, wrong_layer
 from protofleet.methods.nets.weights_file import (
     WeightsFileError,
     as_first_weights,
@@ -25,6 +26,9 @@ from protofleet.protocol.settings.reader import SettingsError
 
 NAMED: Final = re.compile(r"(?P<file>[^@]+)@sha256:(?P<sha256>[0-9a-f]{64})")
 Freeze: TypeAlias = Literal["backbone"]
+MOST_NAMED: Final = 3  # A message names at most this many other files.
+# Least similarity of a hash with a few wrong digits; two hashes that have nothing in common reach about 0.4.
+SIMILAR: Final = 0.8
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,39 @@ class FirstWeights:
     def load_into(self, model: Net) -> None:
         path = weights_folder() / f"{self.sha256}.safetensors"
         try:
-            if sha256_of_file(path) != self.sha256:
+            if (found := sha256_of_file(path)) != self.sha256:
                 raise SettingsError(
-                    f"{path} is damaged: its hash is not the hash in its name; {self._way_out()}"
+                    f"{path} is damaged: its hash is {found}, not the hash in its name; {self._way_out()}"
                 )
             load_from(model, as_first_weights(read_weights(path), model))
         except FileNotFoundError:
             raise SettingsError(
-                f"the run begins with the weights {self.name}, but this machine has no file {path}; {self._way_out()}"
+                f"the run begins with the weights {self.name}, but this machine has no file {path}"
+                f"{self._stored(path)}"
             ) from None
         except (OSError, WeightsFileError) as error:
-            raise SettingsError(f"the run's first weights, {self.name}, cannot be used: {error}") from None
+            reason = wrong_layer(self.name, model) or error
+            raise SettingsError(f"the run's first weights, {self.name}, cannot be used: {reason}") from None
+
+    def _stored(self, path: Path) -> str:
+        """Return the end of the message about a missing file: the files that are stored, and the way out.
+
+        A stored file whose hash is similar is the one that the user meant.
+        """
+        hashes = sorted(other.stem for other in path.parent.glob("*.safetensors"))
+        if meant := difflib.get_close_matches(self.sha256, hashes, n=1, cutoff=SIMILAR):
+            name = self.file.partition("@")[0]
+            return f"; {self._way_out()}, or correct init.file: the stored file is {name}@sha256:{meant[0]}"
+        return f"{_listed(hashes)}; {self._way_out()}"
 
     def _way_out(self) -> str:
         if command := command_for(self.name):
             return f"run `{command}` on this machine"
         return f"bring {self.name} to this machine and run `protofleet weights {self.name}`"
+
+
+def _listed(hashes: list[str]) -> str:
+    return f" (it has {', '.join(hashes[:MOST_NAMED])})" if hashes else ""
 
 
 def weights_folder() -> Path:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -64,10 +64,12 @@ class Network:
     name: str = DEFAULT_NETWORK
     """Name of the network (`protofleet networks` lists them)."""
     feature_size: Width | None = None
-    """Number of features in front of the head; if left out, the network's own number is used."""
+    """Number of features; if left out, the network's own number is used, and a projector keeps the embedding's
+    size.
+    """
     embedding_size: Width | None = None
-    """Output width of a linear projector behind the features, such as varphi of FedLSA; if left out, there is no
-    projector.
+    """Output width of a linear projector behind the features, such as varphi of FedLSA; if left out, only `cnn1d`,
+    `cnn23` and `mlp` have a projector, of their own width.
     """
     head: str = "linear"
     """Form of the head, `linear` (the last layer of the network) or `mlp` (the deeper classifier of FedPall)."""
@@ -348,10 +350,10 @@ class Plan:
             return self.model()
         if not self.variant.mixed_networks:
             message = " with these settings" if self.load().mixed_networks else ""
+            both = differences(network, self.network)
             raise SettingsError(
-                f"{self.method}{message} needs the same network on every device: the run's network is "
-                f"{self.network.name}, but this device's network is {network.name}; leave `network` out on the "
-                f"device, or take one of the methods "
+                f"{self.method}{message} needs the same network on every device: {both}; leave `network` out on "
+                f"the device, or take one of the methods "
                 f"{', '.join(name for name in methods_for_mixed_networks() if name != self.method)}"
             )
         own = self.model(network)
@@ -362,7 +364,7 @@ class Plan:
         if own.embedding_size != common:
             raise SettingsError(
                 f"the run's prototypes have {common} numbers, but this device's network {network.name} gives "
-                f"{own.embedding_size}; set network.feature_size = {common} on the device and in the run"
+                f"{own.embedding_size}; set {own.size_setting} = {common} on the device and in the run"
             )
         if self.variant.alike == "head" and network.head != self.network.head:
             raise SettingsError(
@@ -424,6 +426,20 @@ def command_for(chosen: PublicSet) -> str:
     usual = PublicSet()
     options = [f" --{key} {value}" for key, value in given.items() if value != getattr(usual, key)]
     return f"protofleet public-set {chosen.source}{''.join(options)}"
+
+
+def differences(own: Network, of_run: Network) -> str:
+    """Return each setting in which a device's network differs from the run's network, with both values."""
+    pairs = {one.name: (getattr(own, one.name), getattr(of_run, one.name)) for one in fields(own)}
+    return ", ".join(
+        f"network.{name} is {shown(mine)} on this device and {shown(theirs)} in the run"
+        for name, (mine, theirs) in pairs.items()
+        if mine != theirs
+    )
+
+
+def shown(value: object) -> str:
+    return "left out" if value in (None, "") else str(value)
 
 
 def methods_for_mixed_networks() -> list[str]:

@@ -44,10 +44,21 @@ def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau:
     return torch.logsumexp(logits[held], 1) - torch.logsumexp(top, 1)
 
 
+def contrast(s: Tensor, y: Tensor, labels: Tensor, tau: float) -> Tensor:
+    """Return L_contra, in which all prototypes have the same weight."""
+    return weighted_contrast(s, y, labels, torch.ones_like(s[:1]), tau)
+
+
 def off_centre(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
     """Return (cos(z, c_y) - 1)^2 of FedPLVM; c_y is the row of `centres` [C, D] for the class of the sample."""
     held = known[y]
     return ((unit(z[held]) * unit(centres[y[held]])).sum(dim=1) - 1).square()
+
+
+def distances_to_own(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
+    """Return 1 - cos(z, c_y) of FedDAP; c_y is the row of `centres` [C, D] for the class of the sample."""
+    held = known[y]
+    return 1 - F.cosine_similarity(z[held], centres[y[held]])
 
 
 def top_k(phi: float, n: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Sums over samples and devices are computed in float64, and the results are cast 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -28,7 +28,7 @@ def class_sums(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None)
 
 
 def means_of(sums: Tensor, counts: Tensor) -> Tensor:
-    return sums / counts.clamp(min=1).unsqueeze(1)
+    return sums / torch.where(counts > 0, counts, 1).unsqueeze(1)
 
 
 def class_means(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None) -> ClassMeans:
@@ -40,11 +40,16 @@ def class_means(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None
     return means_of(sums, total).to(z.dtype), total
 
 
-def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
+def merge_class_means(
+    pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None
+) -> ClassMeans:  # fmt: skip
     """Return the mean of the devices' class means, weighted by their counts (FedProto, eq. 6).
 
-    The result is equal to the means over the samples of all devices.
+    The result is equal to the means over the samples of all devices. If the devices have `weights`, they multiply
+    the counts, and the returned counts are not whole numbers.
     """
+    if weights is not None:
+        pieces = ((means, counts * weight) for (means, counts), weight in zip(pieces, weights, strict=True))
     remaining = iter(pieces)
     means, counts = next(remaining)
     dtype, sums, total = means.dtype, _weighed(means, counts), counts
@@ -54,12 +59,14 @@ def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
     return means_of(sums, total).to(dtype), total
 
 
-def average_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
+def average_class_means(
+    pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None
+) -> ClassMeans:  # fmt: skip
     """Return the mean of the devices' class means; every device that holds a class counts once.
 
     FedProto's code and eq. 2 of FedLSA do this. The returned counts are numbers of devices.
     """
-    return merge_class_means((means, counts.clamp(max=1)) for means, counts in pieces)
+    return merge_class_means(((means, counts.clamp(max=1)) for means, counts in pieces), weights)
 
 
 def scaled(means: Tensor, counts: Tensor, a: float | None = None) -> Tensor:

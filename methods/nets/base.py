@@ -81,6 +81,14 @@ class Net(nn.Module):
         self.projector, self.embedding_size = nn.Linear(self.feature_size, size), size
         self.head = nn.Linear(size, self.classes)
 
+    @property
+    def size_setting(self) -> str:
+        """Return the setting that changes the size of the embedding.
+
+        Behind a projector, the embedding has the same size with every number of features.
+        """
+        return "network.feature_size" if isinstance(self.projector, nn.Identity) else "network.embedding_size"
+
     def embed(self, x: Tensor) -> Tensor:
         """Return the embeddings [B, embedding_size] of samples, which the head takes."""
         embedding: Tensor = self.projector(self.features(x))

@@ -126,6 +126,12 @@ def _blocks(layer: int) -> dict[str, InvertedBlock]:
     return found
 
 
+def last_layer(network: Net) -> int | None:
+    """Return the setting `layer` of a network, or None if the network is not an EfficientNet-Lite0."""
+    blocks = sum(isinstance(part, InvertedBlock) for part in network.features.children())
+    return BLOCKS if hasattr(network.features, "last") and blocks else blocks - 1 if blocks else None
+
+
 def problem_with_settings(image: Image, *, layer: int = 10, pool: int = 3, image_size: int = 0) -> str:
     """Return why images of this shape cannot be used with these settings, and a change that helps, or ""."""
     if image_size and image_size < max(image[1:]):

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.nets import catalog
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.efficientnet_lite0 import last_layer
 from protofleet.methods.nets.weights_file import WeightsFileError, some
 from protofleet.protocol.settings.suggest import there_are
 
@@ -89,10 +91,34 @@ def weights_of_package(name: str, layer: int) -> tuple[str, dict[str, Tensor]]:
 
 def command_for(file: str) -> str:
     """Return the command that makes a file of this name from a package, or "" if the file has another source."""
+    source = _source_of(file)
+    return _command(*source) if source else ""
+
+
+def wrong_layer(file: str, model: Net) -> str:
+    """Return why a file with this name does not fit a network that ends with another layer, and a change that helps.
+
+    Return "" if the file has another source, or if both have the same last layer.
+    """
+    source, own = _source_of(file), last_layer(model)
+    if source is None or own in (None, source[1]):
+        return ""
+    return (
+        f"init.file has the layers up to {source[1]}, and network.layer is {own}; set network.layer = {source[1]}, "
+        f"or run `{_command(source[0], own)}` and set the init.file that it prints"
+    )
+
+
+def _source_of(file: str) -> tuple[str, int] | None:
+    """Return the package and the layer of a file with this name, or None if no package is its source."""
     for name, package in PACKAGES.items():
         if found := re.fullmatch(rf"{package.network}-layer(\d+)\.safetensors", file):
-            return f"protofleet weights --from-package {name} --layer {found[1]}"
-    return ""
+            return name, int(found[1])
+    return None
+
+
+def _command(package: str, layer: int) -> str:
+    return f"protofleet weights --from-package {package} --layer {layer}"
 
 
 def _content(name: str, package: Package) -> bytes:

@@ -24,8 +24,8 @@ def weighted_mean(
     """Return the mean of each array over all replies. The weights are the numbers of examples (FedAvg, alg. 1).
 
     The weights are equal if no device has examples. A method may give its own `weights` by device; their sum need
-    not be 1. The mean of an array is computed when the array is read. Arrays of whole numbers
-    (num_batches_tracked) are not averaged: the array of the first device is used.
+    not be 1. A late update counts less (`Reply.weight`). The mean of an array is computed when the array is read.
+    Arrays of whole numbers (num_batches_tracked) are not averaged: the array of the first device is used.
     """
     return WeightedMean(shares_of(replies, weights), names)
 
@@ -35,9 +35,11 @@ def shares_of(
 ) -> list[tuple[Reply, float]]:
     """Return the share of each reply in the mean, ordered by device; the order of arrival has no effect."""
     ordered = sorted(replies, key=lambda reply: reply.device)
-    found = [float(reply.examples) if weights is None else weights[reply.device] for reply in ordered]
+    own = [float(reply.examples) if weights is None else weights[reply.device] for reply in ordered]
+    own = own if sum(own) else [1.0] * len(ordered)
+    found = [w * reply.weight for w, reply in zip(own, ordered, strict=True)]
     total = sum(found)
-    return [(r, w / total if total else 1 / len(ordered)) for r, w in zip(ordered, found, strict=True)]
+    return [(r, w / total) for r, w in zip(ordered, found, strict=True)]
 
 
 def plain_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, Tensor]:

@@ -87,13 +87,13 @@ class CountedSum:
             return {}
         return {**(named(kind, self.mean()) if kind else {}), **self.counted.table()}
 
-    def add(self, replies: Sequence[Reply], number: int, change: Callable[[Payload, str], Tensor]) -> None:
+    def add(self, replies: Sequence[Reply], number: int, change: Callable[[Reply, str], Tensor]) -> None:
         """Add the changes by the answers of a round; `change` computes the change of one parameter in float64."""
         ordered = sorted(replies, key=lambda reply: reply.device)
         for name, total in self._sums.items():
             for reply in ordered:
                 report_progress()
-                total += change(reply.payload, name)
+                total += change(reply, name)
         self.counted.add((reply.device for reply in ordered), number)
 
     def state(self) -> dict[str, Tensor]:

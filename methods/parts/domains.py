@@ -18,11 +18,28 @@ from protofleet.methods.contract.base import Member, Payload, Reply
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.local import demand
 from protofleet.methods.parts.prototypes import MOST_EXAMPLES, ROWS, row_specs, table_of
+from protofleet.methods.parts.small_classes import ClassMeansHyper
 
 # The kinds that METHOD declares for `rows_to_send`.
 DOMAIN_ROWS: Final = (*ROWS, "domains")
 Place: TypeAlias = tuple[int, int]  # A class and the id of a domain.
+
+
+@dataclass(frozen=True)
+class DomainsHyper(ClassMeansHyper):
+    """The settings of methods that send class means by domain."""
+
+    domains: tuple[str, ...] = ()
+    """Names of the run's domains; a device of another domain is refused; empty means that devices may state any
+    domain.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        twice = [name for name in self.domains if self.domains.count(name) > 1]
+        demand("domains", self.domains, not twice and all(self.domains), "a list of different names")
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,19 @@ def rows_received(payload: Payload, model: Net) -> DomainRows | None:
     ids = TensorSpec(("rows",), "int64", low=0, most=MOST_EXAMPLES)
     demand_arrays(payload, {**row_specs(model), "domains": ids})
     return DomainRows(*(payload[name].detach() for name in DOMAIN_ROWS))
+
+
+def own_and_others(
+    found: DomainRows | None, domain: str, model: Net
+) -> tuple[tuple[Tensor, Tensor], DomainRows | None]:
+    """Return the table [C, D] and the mask [C] of a domain's rows, and the rows of all other domains, if any."""
+    if found is None:
+        return table_of({}, model), None
+    mine = found.domains == domain_id(domain)
+    own = table_of({"prototypes": found.rows[mine], "labels": found.labels[mine]}, model)
+    if mine.all():
+        return own, None
+    return own, DomainRows(found.rows[~mine], found.labels[~mine], found.domains[~mine])
 
 
 def table_of_rows(found: DomainRows | None) -> dict[Place, Tensor]:

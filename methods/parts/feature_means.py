@@ -84,6 +84,11 @@ def total_means(replies: Sequence[Reply], classes: int, name: str = "means") -> 
     return sums / torch.where(counts > 0, counts, 1.0).unsqueeze(1), counts
 
 
+def known_or_zero(table: Tensor, known: Tensor) -> Tensor:
+    """Return a table [C, ...] with zeros for the classes that are not known."""
+    return torch.where(known.reshape(-1, *[1] * (table.ndim - 1)), table, 0.0)
+
+
 def class_squares(rows: Tensor, weights: Tensor) -> Tensor:
     """Return the sum of w mu mu' over rows mu [R, D] with weights w [R], in float64."""
     wide = rows.double()

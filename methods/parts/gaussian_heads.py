@@ -40,6 +40,7 @@ from protofleet.methods.parts.feature_means import (
     total_means,
 )
 from protofleet.methods.parts.rules import Gaussians
+from protofleet.methods.parts.statistics import server_log
 
 Solve: TypeAlias = Callable[[Sequence[Reply], Tensor, Tensor, float], Payload]
 
@@ -141,6 +142,15 @@ def quadratic(replies: Sequence[Reply], means: Tensor, counts: Tensor, shrinkage
     covariances = shrunk(class_covariances(total_scatters(replies, means), counts), shrinkage)
     triangles = triangle_of(whiteners(covariances))
     return {"means": means, "whiteners": triangles, "priors": log_priors(counts)}
+
+
+def warn_of_few(number: int, counts: Tensor, size: int) -> None:
+    """Log the classes that have fewer samples in the fleet than the numbers of a feature, in round `number`."""
+    if few := ((counts > 0) & (counts < size)).nonzero().flatten().tolist():
+        server_log.warning(
+            "round %d: the classes %s have fewer samples than the %d numbers of a feature, which is too few for "
+            'method.head = "qda"; "lda" needs fewer', number, ", ".join(map(str, few)), size,
+        )  # fmt: skip
 
 
 def total_scatters(replies: Sequence[Reply], means: Tensor) -> Tensor:

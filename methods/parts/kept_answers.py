@@ -31,6 +31,10 @@ class KeptAnswers:
         """Forget the answer of a device, if there is one."""
         self._replies.pop(device, None)
 
+    def devices(self) -> frozenset[str]:
+        """Return the devices whose answers are kept."""
+        return frozenset(self._replies)
+
     def replies(self) -> list[Reply]:
         """Return the kept answers in the order of the devices' names."""
         return [self._replies[device] for device in sorted(self._replies)]

@@ -1,4 +1,4 @@
-"""SGD and Adam with the same bits as torch.optim, but without its imports.
+"""SGD, Adam and AdamW with the same bits as torch.optim, but without its imports.
 
 The first optimizer of torch.optim loads torch's compiler. This takes 75 MB and about two seconds of a core in
 every device, although nothing is compiled here. tests/methods/parts/test_optimizers.py compares the optimizers
@@ -137,6 +137,20 @@ class Adam(Optimizer):
         square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         root = (square.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
         w.addcdiv_(mean, root, value=-self.lr / (1 - self.beta1**step))
+
+
+class AdamW(Adam):
+    """Adam whose weight decay makes the parameters smaller themselves, and not the gradients larger."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter] | Iterable[Tensor], lr: float, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(parameters, lr)
+        self.decay = weight_decay
+
+    def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
+        w.mul_(1 - self.lr * self.decay)
+        super()._update(w, gradient, buffers)
 
 
 def _unshared(parts: list[Part]) -> list[Part]:

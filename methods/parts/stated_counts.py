@@ -11,10 +11,11 @@ from protofleet.methods.contract.base import Member, Payload, Reply
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.means import ClassMeans, class_sums, means_of
 from protofleet.methods.parts.prototypes import class_row_wants
+from protofleet.methods.parts.small_classes import DevicesByClass
 from protofleet.methods.parts.tables import TableServer
 
 
-class StatedCountsServer(TableServer):
+class StatedCountsServer(DevicesByClass, TableServer):
     """A server half whose devices send means, or sums over all samples of a class.
 
     `sums` is true for sums. `largest` is the largest norm of a mean.
@@ -37,6 +38,7 @@ class StatedCountsServer(TableServer):
 
     def pieces(self, replies: Sequence[Reply]) -> Iterator[ClassMeans]:
         members, self.refused = {member.device: member for member in self.cohort}, 0
+        self.count_devices(replies)
         for reply in sorted(replies, key=lambda reply: reply.device):
             yield self.accepted(reply.payload, members[reply.device])
 
@@ -57,4 +59,4 @@ class StatedCountsServer(TableServer):
         return means, weights * good
 
     def monitor(self) -> Mapping[str, float]:
-        return {"rows.refused": float(self.refused)}
+        return {**super().monitor(), "rows.refused": float(self.refused)}

@@ -1,7 +1,7 @@
 """Halves of methods that train nothing: each device sends statistics of its features, and the server solves a head.
 
 A feature phi(x) is the embedding of the network as the run begins, in evaluation mode. So it is the same on every
-device. One round is enough. In a later round, only devices whose data have changed, or that are new, change the head.
+device. One round is enough. A later round asks only the devices that have not answered yet.
 A subclass of the server half defines `wants` and `solve`, and a subclass of the client half defines `statistics`.
 """
 
@@ -10,14 +10,23 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
-from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply, Round, Samples, ServerHalf
+from protofleet.methods.contract.base import (
+    Ask,
+    ClientHalf,
+    Member,
+    Payload,
+    Reply,
+    Round,
+    Samples,
+    ServerHalf,
+)
 from protofleet.methods.contract.cost import Sizes, eight_bytes
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
@@ -28,14 +37,12 @@ from protofleet.methods.parts.kept_answers import KeptAnswers
 from protofleet.methods.parts.local import demand_one_of, embed
 from protofleet.methods.parts.prototypes import held_row_wants, held_rows, row_specs
 from protofleet.methods.parts.rules import Linear
-from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
-from protofleet.protocol.settings.reader import demand_within
+from protofleet.methods.parts.small_classes import LeastSamples, devices_by_class, log, sent_classes
+from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 server_log = logging.getLogger("protofleet.coordinator")
-log = logging.getLogger("protofleet.device")
 
 Features: TypeAlias = Literal["normalised", "raw"]
-LeastSamples: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
 
 HEAD_ROWS: Final = ("head", "labels")  # The kinds that METHOD declares for `head_rows`.
 NOTHING: Final[Payload] = {}
@@ -68,6 +75,7 @@ class StatisticsServer(ServerHalf):
     """A server half that keeps the newest statistics of each device, and solves the head from all of them."""
 
     hyper: StatisticsHyper
+    keeps_answers = True
 
     def __init__(self, model: Net, hyper: StatisticsHyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
@@ -82,18 +90,61 @@ class StatisticsServer(ServerHalf):
     def solve(self, replies: Sequence[Reply]) -> Payload:
         """Return the arrays of the head, from the statistics of all devices in the order of their names.
 
-        Each reply has the array `counts`. If no device has sent a class, return {}.
+        Each reply is as `kept` has returned it. If no device has sent a class, return {}.
         """
 
     def refusal(self, reply: Reply) -> str:
         """Return why an answer cannot be used although it fits `wants`, with value and limit; "" if it can."""
         return ""
 
+    def too_few(self, samples: float) -> str:
+        """Return why a head needs more samples than these of all devices, with value and limit; "" if it does not."""
+        return ""
+
     def round(self) -> Round:
+        if self.number >= self.rounds and (reason := self.too_few(self._stated_samples())):
+            raise SettingsError(reason)
         replies = yield Ask("describe", NOTHING, self.wants())
-        self.answers.keep(reply for reply in replies if self._is_usable(reply))
-        kept = self.answers.replies()
-        self.solved = self.solve(kept) if kept else NOTHING
+        self.answers.keep(self.kept(reply for reply in replies if self._is_usable(reply)))
+        self._say_who_sends_nothing({reply.device for reply in replies})
+        self._solve_again()
+
+    def _stated_samples(self) -> int:
+        """Return the samples of the devices of this round, as they have stated, and of those that have answered."""
+        kept = {reply.device: reply.examples for reply in self.answers.replies()}
+        return sum({**kept, **{member.device: member.examples for member in self.cohort}}.values())
+
+    def _say_who_sends_nothing(self, devices: Collection[str]) -> None:
+        for device in sorted(self.unused().intersection(devices)):
+            server_log.warning(
+                "%s takes no part in the head of round %d: it has no class with method.least_samples = %d samples",
+                device, self.number, self.hyper.least_samples,
+            )  # fmt: skip
+
+    def _solve_again(self) -> None:
+        kept = self._capped()
+        enough = kept and not self.too_few(sum(map(counted_samples, kept)))
+        self.solved = self.solve(kept) if enough else NOTHING
+
+    def lacking(self) -> str:
+        if self.solved:
+            return ""
+        kept, least = self._capped(), self.hyper.least_samples
+        counted = sum(map(counted_samples, kept))
+        if not kept:
+            return "no device has sent statistics that can be used, so there is no head"
+        return self.too_few(counted) or (
+            f"none of the {len(kept)} devices that have answered has a class with method.least_samples = {least} "
+            "samples, so there is no head; set method.least_samples lower, or give the devices more samples"
+        )
+
+    def _capped(self) -> Sequence[Reply]:
+        """Return the kept answers, with the limits on claimed samples that follow from all of them."""
+        return self.capped(self.answers.replies(), self.wants())
+
+    def kept(self, replies: Iterable[Reply]) -> Iterable[Reply]:
+        """Return the answers in the form in which they are kept, with the arrays `labels` and `counts`."""
+        return replies
 
     def _is_usable(self, reply: Reply) -> bool:
         if reason := self.refusal(reply):
@@ -102,22 +153,32 @@ class StatisticsServer(ServerHalf):
             )
         return not reason
 
+    def answered(self) -> frozenset[str]:
+        return self.answers.devices()
+
+    def unused(self) -> frozenset[str]:
+        """Return the devices that have no class with `least_samples` samples."""
+        return frozenset(r.device for r in self.answers.replies() if not len(r.payload["labels"]))
+
+    def forget(self, devices: Collection[str]) -> None:
+        for device in devices:
+            self.answers.drop(device)
+        self._solve_again()
+
     def payload(self) -> Payload:
         return self.solved
 
     def monitor(self) -> Mapping[str, float]:
-        """Return how many devices hold each class, and how many samples are counted.
+        """Return how many answers are kept, how many of them have each class, and how many samples are counted.
 
         A class without devices is never predicted.
         """
-        found = torch.zeros(self.model.classes, dtype=torch.int64)
-        counted = total = 0
-        for reply in self.answers.replies():
-            counts = reply.payload["counts"]
-            found += reply.payload["labels"].bincount(minlength=len(found)).clamp(max=1)
-            counted, total = counted + min(int(counts.sum()), reply.examples), total + reply.examples
-        holders = {f"devices.{label}": float(number) for label, number in enumerate(found.tolist())}
-        return {**holders, "samples.counted": float(counted), "samples.left_out": float(total - counted)}
+        replies = self._capped()
+        counted = sum(map(counted_samples, replies))
+        total = sum(reply.examples for reply in replies)
+        holders = devices_by_class([reply.payload["labels"] for reply in replies], self.model.classes)
+        kept = {"answers.kept": float(len(replies)), "samples.counted": float(counted)}
+        return {**holders, **kept, "samples.left_out": float(total - counted)}
 
     def state(self) -> Payload:
         return {**self.answers.state(), **{f"solved.{name}": value for name, value in self.solved.items()}}
@@ -160,13 +221,10 @@ class StatisticsClient(ClientHalf):
         """Return the features in float64, and their classes, of the classes that have enough samples here."""
         y, least = self.data.y, self.hyper.least_samples
         counts = y.bincount(minlength=self.model.classes)
-        if few := ((counts > 0) & (counts < least)).nonzero().flatten().tolist():
-            log.warning(
-                "round %d: the classes %s have fewer than method.least_samples = %d samples here, so nothing about "
-                "them is sent", self.number, ", ".join(map(str, few)), least,
-            )  # fmt: skip
-        taken = counts[y] >= least
+        taken = sent_classes(counts, least, self.number)[y]
         if not bool(taken.any()):
+            if not len(y):
+                log.warning("round %d: this device has no training sample, so it takes no part", self.number)
             return self.data.x.new_zeros(0, self.model.embedding_size, dtype=torch.float64), y[:0]
         z = embed(self.model, self.data.x[taken])
         return scaled(z.double(), self.hyper), y[taken]
@@ -182,8 +240,27 @@ class StatisticsClient(ClientHalf):
         """Do nothing, because the network never changes and the head comes again with the last evaluation."""
 
 
+def counted_samples(reply: Reply) -> int:
+    """Return how many samples of a device are counted in the sums."""
+    return min(int(reply.payload["counts"].sum()), reply.examples)
+
+
 def scaled(z: Tensor, hyper: StatisticsHyper) -> Tensor:
     return same_norm(z) if hyper.normalised else z
+
+
+def with_stated_counts(replies: Iterable[Reply], cohort: Sequence[Member], least: int) -> Iterator[Reply]:
+    """Add to each answer the arrays `labels` and `counts`, which its device stated when it joined.
+
+    Classes with fewer than `least` samples are left out, as the devices leave them out of their statistics.
+    """
+    stated = {member.device: member for member in cohort}
+    for reply in replies:
+        place = next(iter(reply.payload.values())).device
+        counts = torch.tensor(stated[reply.device].counts, dtype=torch.int64, device=place)
+        held = counts >= max(1, least)
+        arrays = {"labels": held.nonzero().squeeze(1), "counts": counts[held]}
+        yield replace(reply, payload={**reply.payload, **arrays})
 
 
 def mean_rows(z: Tensor, y: Tensor, model: Net) -> dict[str, Tensor]:

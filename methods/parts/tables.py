@@ -28,16 +28,20 @@ class TableServer(ServerHalf):
     def width(self) -> int:
         return self.model.embedding_size
 
-    def merge(self, pieces: Iterable[ClassMeans]) -> ClassMeans:
-        """Return the mean of the devices' rows of each class; every device that holds the class counts once."""
-        return average_class_means(pieces)
+    def merge(self, pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None) -> ClassMeans:
+        """Return the mean of the devices' rows of each class; every device that holds the class counts once.
+
+        If there are late replies, `weights` has the weight of each device.
+        """
+        return average_class_means(pieces, weights)
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), self.wants())
         self.learn(replies)
 
     def learn(self, replies: Sequence[Reply]) -> None:
-        merged, counts = self.merge(self.pieces(replies))
+        weights = [reply.weight for reply in replies]
+        merged, counts = self.merge(self.pieces(replies), weights if set(weights) != {1.0} else None)
         held = counts > 0
         self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
         self.known = self.known | held

@@ -184,7 +184,7 @@ class Bundle(Mapping[str, Array]):
             raise Rejected(
                 Reason.BAD_BODY, f"{name} is coded with a reference, but the reference has no such array"
             )
-        if against and form not in forms.DIFFERENCES | forms.NEED_REFERENCE:
+        if against and form not in forms.MAY_HAVE_REFERENCE:
             raise Rejected(
                 Reason.BAD_BODY, f"{name} has a reference, but the form {form.name.lower()} takes none"
             )
@@ -297,7 +297,10 @@ class Cursor:
         self._data, self._at, self.named = data, 0, named
 
     def byte(self) -> int:
-        return self._take(1)[0]
+        if self._at == len(self._data):
+            self._take(1)
+        self._at += 1
+        return self._data[self._at - 1]
 
     def number(self) -> int:
         value = 0

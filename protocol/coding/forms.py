@@ -44,6 +44,7 @@ DIFFERENCES: Final = frozenset(Form) - {Form.SAME, Form.EXACT, Form.PLANES}
 # Forms in which a large array may take only a few bytes. The reader takes the shape from the reference, so a sender
 # cannot make the reader create an array of any size.
 NEED_REFERENCE: Final = frozenset({Form.SAME, Form.TERNARY})
+MAY_HAVE_REFERENCE: Final = DIFFERENCES | NEED_REFERENCE
 FOR_FLOAT32: Final = frozenset(Form) - LOSSLESS
 GRIDS: Final = {Form.INT8: rows.INT8, Form.INT4: rows.INT4, Form.UINT8: rows.UINT8, Form.UINT4: rows.UINT4}
 

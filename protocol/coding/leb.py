@@ -8,19 +8,27 @@ Signed numbers are zigzagged first, so small numbers of both signs take one byte
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.protocol.coding.zigzag import from_zigzag, to_zigzag
+from protofleet.protocol.wire.arrays import DTYPES
 from protofleet.protocol.wire.messages import Array
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 MOST_BYTES: Final = 10  # largest size of a number of 64 bits
 # Number of bytes that are read together. A byte takes up to 60 bytes of memory while it is read.
 CHUNK: Final = 1 << 12
-INT64: Final = np.dtype(np.int64)
+INT64: Final = DTYPES["int64"]
+# The lowest and the highest number of each dtype of whole numbers. To make an iinfo takes longer than to check 100
+# numbers.
+RANGES: Final = {
+    dtype: (0, 1) if dtype == np.bool_ else (int(np.iinfo(dtype.str).min), int(np.iinfo(dtype.str).max))
+    for dtype in DTYPES.values()
+    if dtype.kind in "iub"
+}
 
 
 def pack_one(value: int) -> bytes:
@@ -62,6 +70,8 @@ def unpack_ints(data: bytes | memoryview, count: int, dtype: np.dtype[np.generic
             Reason.BAD_BODY,
             f"{ends} whole numbers are in {len(raw)} bytes, but exactly {count} are expected",
         )
+    if len(raw) == count:  # Counts and labels: each number has one byte.
+        return _within(from_zigzag(raw), dtype)
     found, at, start = np.empty(count, dtype), 0, 0
     while start < len(raw):
         values, size = _first_numbers(raw[start : start + CHUNK])
@@ -87,10 +97,9 @@ def _first_numbers(raw: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
     return np.asarray(from_zigzag(found), np.int64), int(ends[-1]) + 1
 
 
-def _within(values: NDArray[np.int64], dtype: np.dtype[np.generic]) -> Array:
+def _within(values: NDArray[np.signedinteger[Any]], dtype: np.dtype[np.generic]) -> Array:
     """Return the numbers in their dtype, or raise Rejected if one does not fit into it."""
-    info = np.iinfo(np.dtype(dtype.name).str) if dtype != np.bool_ else None
-    low, high = (int(info.min), int(info.max)) if info else (0, 1)
-    if not (low <= int(values.min()) and int(values.max()) <= high):
+    low, high = RANGES[dtype]
+    if len(values) and not (low <= int(values.min()) and int(values.max()) <= high):
         raise Rejected(Reason.BAD_BODY, f"a whole number does not fit into {dtype.name}")
     return values.astype(dtype)

@@ -1,4 +1,4 @@
-"""Fetch the updates of all devices within one budget of blocks, and store the received blocks."""
+"""Fetch the updates of a run within the budget of blocks that all runs share, and store the received blocks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.admission import AdmissionController, AdmitNothing
-from protofleet.protocol.link.base import WINDOW, FrameOutcome, Received
-from protofleet.protocol.link.block_budget import Credit, blocks_allowed, is_used_up
+from protofleet.protocol.link.base import FrameOutcome, Received
+from protofleet.protocol.link.block_budget import BlockBudget, Credit, blocks_allowed
 from protofleet.protocol.link.fetch import RETRY_SECONDS, ObjectFetch, ResponseTime
 from protofleet.protocol.link.inline_answer import InlineAnswer
 from protofleet.protocol.link.progress import TransferProgress
-from protofleet.protocol.link.to_devices import LinkToDevices
+from protofleet.protocol.link.run_to_devices import RunToDevices
 from protofleet.protocol.storage.partial import Partial
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire import codec
@@ -29,12 +29,13 @@ Stores = Callable[[str], ObjectStore]
 class AnswerFetcher:
     """The fetches of the updates that the devices have offered. Each device has at most one fetch."""
 
-    def __init__(self, link: LinkToDevices, stores: Stores, credit: Credit) -> None:
-        self._link, self._stores, self._credit = link, stores, credit
+    def __init__(self, link: RunToDevices, stores: Stores, credit: Credit, budget: BlockBudget) -> None:
+        self._link, self._stores, self._credit, self._budget = link, stores, credit, budget
         self.admission_controller: AdmissionController = AdmitNothing()
         # Called every few seconds with the device and the progress, during a long transfer of an update.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.fetches: dict[str, tuple[ObjectFetch, Received]] = {}
+        self._numbers: dict[str, int] = {}  # Device -> number of its offer among the offers of all runs.
         # Device -> seconds between two requests for the same block. A device is in this dict if its fetch was
         # stopped before the end of the round.
         self._retry_seconds: dict[str, float] = {}
@@ -51,11 +52,11 @@ class AnswerFetcher:
         return min((fetch.wake_at for _, fetch in self._begun()), default=float("inf"))
 
     def wake(self, now: float) -> None:
-        in_flight = self._in_flight(now)
+        in_flight = self._budget.in_flight(now)
         for device, fetch in self._begun():
-            with self._link.error_scope(device):
+            with self._link.party.error_scope(device):
                 fetch.wake(now, max(1, blocks_allowed(fetch.in_flight(now), in_flight)))
-        self._share_budget(now)
+        self._budget.share(now)
 
     @property
     def waiting_bytes(self) -> int:
@@ -171,7 +172,7 @@ class AnswerFetcher:
             # A new offer of the same update is not progress. So the pause between requests doubles.
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)
             fetch = self._new_fetch(device, store.begin(attachment), retry)
-            self.fetches[device] = (fetch, received)
+            self.fetches[device], self._numbers[device] = (fetch, received), self._budget.next_offer()
             if follows:
                 fetch.await_unasked(now)
                 # This fetch has begun, so it must precede the waiting fetches in `fetches`. `_begun` relies on this
@@ -181,7 +182,7 @@ class AnswerFetcher:
             # the object.
             if fetch.partial.complete:
                 return self._completed(device, now)
-        self._share_budget(now)
+        self._budget.share(now)
         return []
 
     def _new_fetch(self, device: str, partial: Partial, retry: float) -> ObjectFetch:
@@ -193,6 +194,11 @@ class AnswerFetcher:
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
         arrays = self._stores(received.sender).open(name)
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
+
+    def knows_object(self, device: str, prefix: bytes) -> bool:
+        """Return whether the blocks of this object belong to an update that is being fetched, or was fetched."""
+        held = self.fetches.get(device)
+        return bool(held and held[0].is_named(prefix)) or device.encode() + prefix in self._recently_completed
 
     def take_block(
         self, device: str, prefix: bytes, index: int, data: memoryview, now: float
@@ -213,7 +219,7 @@ class AnswerFetcher:
         """Return the update if this block completes it; otherwise request more blocks."""
         if fetch.partial.complete:
             return self._completed(device, now)
-        self._share_budget(now)
+        self._budget.share(now)
         if progress := fetch.progress(now):
             self.on_progress(device, progress)
         return []
@@ -222,7 +228,7 @@ class AnswerFetcher:
         """Store the complete object under its name, and return the update that the object belongs to."""
         fetch, received = self.fetches.pop(device)
         self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
-        self._share_budget(now)
+        self._budget.share(now)
         assert isinstance(received.message, Update)
         with self._reject_if_unusable(received.message):
             fetch.partial.finish()
@@ -232,32 +238,24 @@ class AnswerFetcher:
             return self._complete(received, received.message, fetch.object)
         return []
 
-    def _share_budget(self, now: float) -> None:
-        """Share the budget among the fetches in the order of the offers.
+    # Methods that the budget calls.
 
-        A fetch begins only when the budget has room for all of its blocks or for half a window. A request
-        costs both ends as much work as a block, so requests for a few blocks would be wasteful.
-        """
-        in_flight = self._in_flight(now)
-        if is_used_up(in_flight):
-            return
-        for device, (fetch, _) in list(self.fetches.items()):
-            before = fetch.in_flight(now)
-            capacity = blocks_allowed(before, in_flight)
-            if not fetch.begun and capacity < min(fetch.unasked, WINDOW // 2):
-                return
-            with self._link.error_scope(device):
-                if capacity and fetch.unasked:
-                    fetch.fill(capacity, now)
-                in_flight += fetch.in_flight(now) - before
-
-    def _in_flight(self, now: float) -> int:
+    def in_flight(self, now: float) -> int:
         return self._credit.blocks + sum(fetch.in_flight(now) for _, fetch in self._begun())
+
+    def waiting_order(self) -> Iterator[tuple[int, str, ObjectFetch]]:
+        for device, (fetch, _) in self.fetches.items():
+            yield 0 if fetch.begun else self._numbers[device], device, fetch
+
+    def fill(self, device: str, fetch: ObjectFetch, blocks: int, now: float) -> None:
+        with self._link.party.error_scope(device):
+            if blocks and fetch.unasked:
+                fetch.fill(blocks, now)
 
     def _begun(self) -> Iterator[tuple[str, ObjectFetch]]:
         """Yield the fetches that have begun.
 
-        All other fetches were added later, and wait for their share of the budget.
+        All other fetches of this run were added later, and wait for their share of the budget.
         """
         held = ((device, fetch) for device, (fetch, _) in self.fetches.items())
         return itertools.takewhile(lambda one: one[1].begun, held)

@@ -1,23 +1,19 @@
 """Turn messages into frames and frames into messages, in the same way at both ends.
 
-This module seals messages, recognises duplicates and counts bytes. It does not use sockets or a clock. Frames
+This module seals messages and recognises duplicates. It does not use sockets or a clock. Frames
 leave through a Transport. The current time is the argument `now`, and `wake_at` is the time at which the
 caller must call `wake`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.block_count import CountedSpan
-from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.clocks import Clock
-from protofleet.protocol.link.fetch import ObjectFetch
-from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import (  # fmt: skip
     MAJOR,
@@ -33,14 +29,10 @@ from protofleet.protocol.security.envelope import (  # fmt: skip
 from protofleet.protocol.security.holders import other_keys, same_record
 from protofleet.protocol.security.keyfiles import KeyFileError
 from protofleet.protocol.security.keys import Identity, Keyring, changed, why_unknown
-from protofleet.protocol.storage.store import ObjectStore
-from protofleet.protocol.transport.address import BrokerError
-from protofleet.protocol.transport.base import Transport, Will, packet_bytes
-from protofleet.protocol.wire import blocks, codec, forms
-from protofleet.protocol.wire.arrays import ON_THE_WIRE
+from protofleet.protocol.transport.base import Transport, Will
+from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import Attachment
-from protofleet.protocol.wire.layout import Layout
-from protofleet.protocol.wire.messages import IndirectManifest, Manifest, Message, Offer, State
+from protofleet.protocol.wire.messages import IndirectManifest, Message, Offer, State
 from protofleet.protocol.wire.names import EVERYBODY
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -93,14 +85,14 @@ def result_of(outcome: FrameOutcome) -> str:
 
 
 class Link:
-    """The base class of the links at both ends.
+    """The base class of the links at both ends: the identity, the keys and the sequence numbers of a party.
 
-    `direction` (UP or DOWN) is the direction of the frames that this end sends.
+    The parts of the party's runs (`protocol/link/run_part.py`) share all of this.
     """
 
     def __init__(
-        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, direction: str,
-        sealed: bool = True, clock: Clock | None = None,
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, sealed: bool = True,
+        clock: Clock | None = None,
     ) -> None:  # fmt: skip
         """Create a link of the party `me`.
 
@@ -108,98 +100,40 @@ class Link:
         are not encrypted are refused.
         """
         self.me, self.keyring, self.topics, self.transport = me, keyring, topics, transport
-        self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
-        self.run, self.epoch = "", 0
-        self.meter = Meter()
-        # The run's metrics. A message contains the index of a metric in this list instead of the metric's
-        # name.
-        self.metric_names: tuple[str, ...] = ()
-        # Kinds by which bytes are counted. When a run begins, the kinds of its method replace these kinds.
-        self.kinds = ON_THE_WIRE
-        # Bytes of a block: `most_block` is the configured size, and `block` is a size that fits into the
-        # packets of this broker.
-        self.most_block = self.block = blocks.DEFAULT_BLOCK
-        self.block_qos = BlockQos()
-        self.inline, self._capacity = INLINE, MAX_FRAME
-        # Bytes of data that fit into one packet: `_last_capacity` at the last broker, and `_best_capacity` at
-        # the best usable broker so far.
-        self._last_capacity = self._best_capacity = 0
+        self.sealed, self.clock, self.epoch = sealed, clock or Clock(), 0
+        # The run that the will of this party names.
+        self.run = ""
         self._sequence = 0
         # The place where this coordinator runs. The coordinator's `State` messages contain this place, so that a
         # second coordinator can report where the first coordinator runs.
         self.who = ""
         self._windows: dict[str, ReplayWindow] = {}
-        self.peer_direction = DOWN if self.direction == UP else UP
 
-    def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
-        """Fit the sizes of blocks and inline bodies to the largest packet that the broker accepts.
-
-        Raise BrokerError if an object of `largest` bytes cannot be sent through this broker. `indirect` says
-        whether the other side accepts a manifest that is sent as an object. A manifest is sent in this way if
-        it is too large for a message.
-        """
-        self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
-        if capacity < 1024:
-            raise BrokerError(
-                f"the broker accepts packets of {max_packet} bytes, but packets of 5120 bytes are needed"
-            )
-        block, most = block_size_within(capacity, self.most_block), self._best_capacity
-        if blocks.block_size(largest, block) > capacity:
-            raise BrokerError(too_large(largest, block, capacity))
-        if (
-            not indirect
-            and manifest_hash_bytes(largest, most, self.most_block) <= most
-            and manifest_hash_bytes(largest, capacity, self.most_block) > capacity
-        ):
-            raise BrokerError(
-                f"the broker accepts packets of {max_packet} bytes, but the manifest of an object of {largest} bytes "
-                "is larger, and a participant cannot receive a manifest as an object; raise the broker's packet "
-                "limit, or update the participant's software"
-            )
-        self.inline, self._capacity, self.block = min(INLINE, capacity), capacity, block
-        self._best_capacity = max(self._best_capacity, capacity)
-
-    def reject_connection(self, error: BrokerError) -> None:
-        """Leave a broker whose packet limit is too small.
-
-        Raise the error if this process never had a broker with a usable limit, so that the process ends.
-        Otherwise the transport tries again.
-        """
-        if not self._best_capacity:
-            raise error
-        again = "the broker accepted larger packets before, so this process tries again"
-        if self._last_capacity >= self._best_capacity:
-            again = "the largest object has grown; this process tries again until the broker accepts larger packets"
-        self.transport.reject_connection(f"{error}; {again}")
-
-    def seal(
-        self,
-        message: Message,
-        recipient: str = EVERYBODY,
-        attachment: Attachment = None,
-        receive: bytes = b"",
-    ) -> bytes:
-        """Return the frame of a message, and give the frame the next sequence number.
+    def next_frame(
+        self, message: Message, run: str, metric_names: tuple[str, ...], recipient: str = EVERYBODY,
+        attachment: Attachment = None, receive: bytes = b"",
+    ) -> bytes:  # fmt: skip
+        """Return the frame of a message of a run, and give the frame the next sequence number.
 
         `receive` is the recipient's key. A caller that has looked up the key passes it, because the key may
         have been removed from the keyring in the meantime.
         """
         self._sequence += 1  # sequence numbers begin with 1
-        return self._sealed(message, self._sequence, recipient, attachment, receive)
+        return self._frame(message, run, metric_names, self._sequence, recipient, attachment, receive)
 
-    def _sealed(
-        self, message: Message, sequence: int, recipient: str = EVERYBODY, attachment: Attachment = None,
-        receive: bytes = b"",
+    def _frame(
+        self, message: Message, run: str, metric_names: tuple[str, ...], sequence: int, recipient: str = EVERYBODY,
+        attachment: Attachment = None, receive: bytes = b"",
     ) -> bytes:  # fmt: skip
         place = codec.task_id_of(message)
         suite = SEALED if self.sealed and recipient != EVERYBODY else OPEN
         header = Header(
-            MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
+            MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, run, self.epoch,
             self.me.name, self.me.boot, sequence, recipient, place.round, place.phase, place.base,
         )  # fmt: skip
         if suite == SEALED and not receive:
             receive = self._receive_of(recipient)
-        return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
+        return seal(header, codec.encode(message, attachment, metric_names), self.me.keys.sign, receive)
 
     def _receive_of(self, recipient: str) -> bytes:
         """Return the key that seals messages to `recipient`.
@@ -213,57 +147,6 @@ class Link:
             )
             raise KeyFileError(f"{why}; `protofleet enrol install` installs an enrolment")
         return known.receive
-
-    def with_new_key(self, manifest: Manifest) -> Manifest:
-        """Return the manifest; on a sealed link, give it a new key for the blocks of the object.
-
-        Raise BrokerError if the blocks do not fit into the broker's packets.
-        """
-        if not self.takes_blocks_of(manifest):
-            raise BrokerError(too_large(manifest.size, self.block, self._capacity))
-        return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
-
-    def takes_blocks_of(self, manifest: Manifest) -> bool:
-        """Return whether the blocks of this manifest fit into the packets that the broker accepts."""
-        return manifest.block <= self._capacity
-
-    def fits_in_message(self, packed: bytes) -> bool:
-        """Return whether these bytes fit into a message together with the message's scalars."""
-        return len(packed) <= self._capacity
-
-    def fits(self, manifest: Manifest) -> bool:
-        """Return whether the manifest fits into a message; otherwise the manifest is sent as an object."""
-        return codec.SHORT_HASH * len(manifest.hashes) <= self._capacity
-
-    def still_fits(self, *manifests: Manifest) -> bool:
-        """Return whether an object can still be sent in the same blocks as before.
-
-        The first manifest describes the object. If the first manifest is itself sent as an object, the second
-        manifest describes the first manifest.
-        """
-        return all(self.takes_blocks_of(one) for one in manifests) and (
-            len(manifests) > 1 or self.fits(manifests[0])
-        )
-
-    def required_forms(self, size: int) -> dict[str, str]:
-        """Return the forms that a device must understand before it can receive an object of `size` bytes.
-
-        The result maps each form to the reason why the form is necessary.
-
-        Raise BrokerError if the object cannot be sent in any form.
-        """
-        block = blocks.block_size(size, self.block)
-        if block > self._capacity:
-            raise BrokerError(too_large(size, self.block, self._capacity))
-        needed = codec.SHORT_HASH * -(-size // block)
-        if needed <= self._capacity:
-            return {}
-        most, least = self._capacity + FRAME_OVERHEAD, needed + FRAME_OVERHEAD
-        return {
-            forms.MANIFEST: f"the broker accepts packets of {most} bytes, but the manifest of an object of "
-            f"{size} bytes in blocks of {block} takes {needed}; raise the broker's limit to {least}, "
-            "or update the device's software"
-        }
 
     def _check_offer(self, offer: Offer) -> None:
         """Raise Rejected if the offered object is too large, or if it is not sealed on a sealed link."""
@@ -290,33 +173,7 @@ class Link:
 
         The will has the sequence number 0, because the broker may never publish this message.
         """
-        return Will(topic, self._sealed(State(False, "connection lost", self.who), 0))
-
-    def publish(
-        self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
-        tensors: dict[str, int] | None = None, fresh: bool = True, retain: bool = False, receive: bytes = b"",
-    ) -> None:  # fmt: skip
-        frame = self.seal(message, recipient, attachment, receive)
-        self._publish_frame(topic, frame, tensors or {}, fresh, retain)
-        self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
-
-    def layout_of(self, store: ObjectStore, name: bytes) -> Layout:
-        """Return the layout of an object: the sizes and kinds of its parts, in their order."""
-        return store.open(name).layout_by(self.kinds)
-
-    def send_block(
-        self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool,
-        layout: Layout | None = None,
-    ) -> None:  # fmt: skip
-        """Send one block of an object.
-
-        `layout` is the layout of the object, if the caller has it already.
-        """
-        start, layout = index * manifest.block, layout or self.layout_of(store, manifest.object)
-        tensors = layout.within(start, start + blocks.length_of(manifest, index))
-        frame = blocks.pack(manifest, index, store.read_block(manifest, index))
-        self._publish_frame(topic, frame, tensors, fresh, qos=self.block_qos.qos)
-        self.meter.count_message(self.direction, "block", "sent")
+        return Will(topic, self._frame(State(False, "connection lost", self.who), self.run, (), 0))
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify and decode a message; return None for a duplicate.
@@ -364,7 +221,8 @@ class Link:
             )
         payload = contents(frame, header, start, self.me.keys.receive)
         place = codec.TaskId(header.round, header.phase, header.base)
-        message, attachment = codec.decode(header.kind, payload, header.sender, place, self.metric_names)
+        names = self._metric_names_of(header)
+        message, attachment = codec.decode(header.kind, payload, header.sender, place, names)
         self._check_content(message, attachment)
         return message, attachment
 
@@ -385,16 +243,6 @@ class Link:
         if not window.holder or same_record(window.holder, holder):
             return False
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
-
-    def count_overflow(self, frames: int) -> None:
-        """Count frames that were dropped because the receive queue was full."""
-        self.meter.messages[self.peer_direction, "unreadable", Reason.FLOOD.value] += frames
-        self.meter.rejected[Reason.FLOOD] += frames
-
-    def count_banned(self, frames: int) -> None:
-        """Count frames of senders that are banned."""
-        self.meter.messages[self.peer_direction, "unreadable", Reason.BANNED.value] += frames
-        self.meter.rejected[Reason.BANNED] += frames
 
     def last_heard(self, sender: str) -> tuple[int, int]:
         """Return the boot of a sender and its newest sequence number.
@@ -436,6 +284,10 @@ class Link:
         for sender, (boot, newest, holder) in heard.items():
             self._windows[sender] = ReplayWindow.up_to(boot, newest, holder)
 
+    def _metric_names_of(self, header: Header) -> tuple[str, ...]:
+        """Return the names of the metrics of the run that a message belongs to."""
+        raise NotImplementedError
+
     def _check_header(self, header: Header, topic: str) -> None:
         raise NotImplementedError
 
@@ -449,101 +301,15 @@ class Link:
         The signature of the header is valid, and the message is not marked as seen.
         """
 
-    def _receiver(self, topic: str) -> str | None:
-        """Return the device that receives a frame on this topic. The bytes are counted under this device.
 
-        Return "" for a frame to all devices. Return None if this link does not count bytes by device.
-        """
+def unverified_header(frame: bytes) -> Header | None:
+    """Return the header of a frame before the frame is verified; None if the header cannot be read."""
+    try:
+        return read_header(frame)[0]
+    except Rejected:
         return None
 
-    def _sender_on(self, topic: str) -> str | None:
-        """Return the device that sent a frame on this topic.
 
-        Return "" for an unknown sender. Return None if this link does not count bytes by device.
-        """
-        return None
-
-    def _publish_frame(
-        self,
-        topic: str,
-        frame: bytes,
-        tensors: dict[str, int],
-        fresh: bool,
-        retain: bool = False,
-        qos: int = 1,
-    ) -> None:
-        self.meter.count_packet(
-            self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh,
-            device=self._receiver(topic),
-        )  # fmt: skip
-        self.transport.publish(topic, frame, retain, qos)
-
-    def _count_frame(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
-        """Run `take` on a received frame and count the frame exactly once.
-
-        Return False for a duplicate.
-        """
-        result, outcome = "accepted", FrameOutcome(new=False)
-        try:
-            outcome = take()
-            result = outcome.fault.value if outcome.fault else result_of(outcome)
-        except Rejected as fault:
-            result = fault.reason.value
-            self.meter.rejected[fault.reason] += 1
-            raise
-        finally:
-            packet, fresh = packet_bytes(topic, len(frame)), outcome.new and outcome.first
-            sender = self._sender_on(topic)
-            self.meter.count_packet(
-                self.peer_direction, packet, len(frame), outcome.tensors, fresh, outcome.held, sender
-            )
-            self._count_spans(outcome.spans, sender)
-            self.meter.count_message(self.peer_direction, kind, result)
-        return outcome.new
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Return the number of received bytes that are not counted yet.
-
-        The bytes of an object cannot be counted by kind before the object's table has arrived.
-        """
-        return 0
-
-    def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
-        for span in spans:
-            self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)
-
-    def end_fetch(self, fetch: ObjectFetch, forget: bool, device: str | None = None) -> None:
-        """Stop receiving an object, and count the bytes that arrived before its table."""
-        self._count_spans(fetch.count.end(), device)
-        fetch.partial.abandon(forget)
-
-    def kind_of(self, frame: bytes) -> str:
-        """Return the kind under which a frame is counted, before the frame is verified."""
-        if blocks.is_block(frame):
-            return "block"
-        try:
-            kind = read_header(frame)[0].kind
-        except Rejected:
-            return "unreadable"
-        return kind if kind in codec.DECODERS else "unreadable"
-
-
-def too_large(size: int, default: int, capacity: int) -> str:
-    """Return a message that says why the broker cannot transport an object and which packet limit it needs."""
-    block = blocks.block_size(size, default)
-    return (
-        f"an object of {size} bytes has at most {codec.MAX_BLOCKS} blocks, so each block has {block} bytes, but the "
-        f"broker accepts packets of {capacity + FRAME_OVERHEAD}; raise its limit to {block + FRAME_OVERHEAD} or more"
-    )
-
-
-def block_size_within(capacity: int, block: int) -> int:
-    while block > capacity > 0:
-        block //= 2
-    return block
-
-
-def manifest_hash_bytes(size: int, capacity: int, block: int) -> int:
-    """Return how many bytes the block hashes need in a manifest. The object has `size` bytes."""
-    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity, block)))
+def kind_counted(header: Header | None) -> str:
+    """Return the kind under which a message is counted, before its frame is verified."""
+    return header.kind if header and header.kind in codec.DECODERS else "unreadable"

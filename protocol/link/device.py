@@ -10,11 +10,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from protofleet.protocol.link import indirect_manifest
-from protofleet.protocol.link.base import WINDOW, FrameOutcome, Link, Received
+from protofleet.protocol.link.base import (
+    WINDOW,
+    FrameOutcome,
+    Link,
+    Received,
+    kind_counted,
+    unverified_header,
+)
 from protofleet.protocol.link.clocks import Clock, ahead, days
 from protofleet.protocol.link.fetch import ObjectFetch, ResponseTime, indices
 from protofleet.protocol.link.meter import UP
 from protofleet.protocol.link.replay_window import ReplayWindow
+from protofleet.protocol.link.run_part import RunPart
 from protofleet.protocol.security.envelope import Header
 from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
@@ -38,22 +46,38 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
 
-class DeviceLink(Link):
+class DeviceLink(Link, RunPart):
     def __init__(
         self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, store: ObjectStore,
         sealed: bool = True, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(me, keyring, topics, transport, UP, sealed, clock)
+        Link.__init__(self, me, keyring, topics, transport, sealed, clock)
+        RunPart.__init__(self, self, UP)
         self.store = store
+        # Whether this link belongs to the run of the message that arrived last. False if the coordinator leads
+        # several runs: then this link keeps its run, and `others` has the links of the other runs.
+        self.follows = True
+        self.others: list[DeviceLink] = []
+        self.heard_run = ""  # run of the message that arrived last
+        # The newest task of each run whose broadcast is fetched later, because a broadcast of another run is being
+        # fetched; the task that has waited longest is the first.
+        self._postponed: dict[str, Received] = {}
         # Names of objects that were completed recently. A further block of such an object counts as a
         # duplicate, not as an unknown block.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
         self._broadcast_now = topics.broadcast_now
-        self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
         # Topic and frame of a block that arrived before its task.
         self._early_block: tuple[str, bytes] | None = None
+        self._response_time = ResponseTime()
+        # Time when the last new message of the coordinator arrived; a duplicate does not count.
+        self.last_new_message_at = 0.0
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        """Set what belongs to one run."""
+        self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
         self.offered: dict[bytes, Offer] = {}  # name of an update's arrays -> offer of these arrays
         self._served: dict[bytes, Manifest] = {}
         self._layouts: dict[bytes, Layout] = {}  # layouts of the objects that are served
@@ -70,16 +94,24 @@ class DeviceLink(Link):
         self._useless_delta = b""
         self._fetch: ObjectFetch | None = None
         self._waiting: Received | None = None
-        self._response_time = ResponseTime()
-        # Time when the last new message of the coordinator arrived; a duplicate does not count.
-        self.last_new_message_at = 0.0
         # Round of the last task for which this device has sent an update. The coordinator never returns to an
         # earlier round.
         self.least_round = 0
 
     @property
+    def _links(self) -> list[DeviceLink]:
+        """Return the links of all runs."""
+        return [self, *self.others]
+
+    def link_of(self, run: str) -> DeviceLink | None:
+        """Return the link to which a message of this run belongs; None if the device does not have the run."""
+        if self.follows:
+            return self
+        return next((link for link in self._links if link.run == run), None)
+
+    @property
     def wake_at(self) -> float:
-        return self._fetch.wake_at if self._fetch else float("inf")
+        return min((link._fetch.wake_at for link in self._links if link._fetch), default=float("inf"))
 
     @property
     def fetching(self) -> bytes:
@@ -194,7 +226,7 @@ class DeviceLink(Link):
         Raise Rejected if the frame has a fault.
         """
         if blocks.is_block(frame):
-            return self._block(topic, frame, now)
+            return [*self._link_that_fetches(frame)._block(topic, frame, now), *self._fetch_postponed(now)]
         opened: list[tuple[Header, Message]] = []
 
         def take() -> FrameOutcome:
@@ -206,22 +238,52 @@ class DeviceLink(Link):
                 opened.append(found[:2])
             return FrameOutcome(new=found is not None)
 
-        self._count_frame(topic, frame, self.kind_of(frame), take)
-        return [done for header, message in opened for done in self._message(header, message, now)]
+        self.count_frame(topic, frame, kind_counted(unverified_header(frame)), take)
+        done = [one for header, message in opened for one in self._message_of_run(header, message, now)]
+        return [*done, *self._fetch_postponed(now)]
 
     def wake(self, now: float) -> None:
-        if self._fetch:
-            self._fetch.wake(now, WINDOW)
+        for link in self._links:
+            if link._fetch:
+                link._fetch.wake(now, WINDOW)
 
     @property
     def waiting_bytes(self) -> int:
-        return self._fetch.count.waiting if self._fetch else 0
+        return sum(link._fetch.count.waiting for link in self._links if link._fetch)
 
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)
             self.end_fetch(fetch, forget=True)  # this broadcast is not needed any more
         self._fetch = self._waiting = None
+        self._postponed.pop(self.run, None)
+
+    def _must_wait(self) -> bool:
+        """Return whether a broadcast of another run is being fetched, and its blocks still arrive."""
+        return any(link._fetch and not link._fetch.is_silent for link in self._links if link is not self)
+
+    def _fetch_postponed(self, now: float) -> list[Received]:
+        """Fetch the broadcast of the task that has waited longest, if no other broadcast is being fetched."""
+        done: list[Received] = []
+        while self._postponed and not any(link._fetch and not link._fetch.is_silent for link in self._links):
+            run, waiting = next(iter(self._postponed.items()))
+            del self._postponed[run]
+            if (
+                (link := self.link_of(run))
+                and isinstance(waiting.message, Task)
+                and waiting.message.broadcast
+            ):
+                done += link._fetch_if_missing(waiting, waiting.message.broadcast, now)
+        return done
+
+    def _stop_all_fetches(self) -> None:
+        """Stop the fetch of every run, because the store keeps only one unfinished object.
+
+        The fetch of another run is stopped only if its blocks do not arrive any more. The coordinator sends that task
+        again after the next hello of that run.
+        """
+        for link in self._links:
+            link.stop_fetching()
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:
         """Count later blocks of an object as duplicates, not as unknown blocks."""
@@ -253,6 +315,13 @@ class DeviceLink(Link):
 
     def _topic_of(self, manifest: Manifest) -> str:
         return self.topics.broadcast(manifest.wire_name.hex())
+
+    def _message_of_run(self, header: Header, message: Message, now: float) -> list[Received]:
+        if link := self.link_of(header.run):
+            return link._message(header, message, now)
+        # The device does not have this run, so it fetches nothing for it and serves nothing to it.
+        unknown = Received(header.sender, message, header.run, header.epoch)
+        return [] if isinstance(message, BlockRequest) else [unknown]
 
     def _message(self, header: Header, message: Message, now: float) -> list[Received]:
         received = Received(header.sender, message, header.run, header.epoch)
@@ -295,7 +364,10 @@ class DeviceLink(Link):
         if self._fetch and self._continues(self._fetch, manifest):
             self._waiting = received
             return []
-        self.stop_fetching()
+        if self._must_wait():
+            self._postponed[received.run] = received
+            return []
+        self._stop_all_fetches()
         partial = self.store.begin(manifest)
         self._fetch, self._waiting = (
             ObjectFetch(partial, self.send, self._response_time, kinds=self.kinds),
@@ -314,6 +386,11 @@ class DeviceLink(Link):
         self._fetch.await_unasked(now)
         early, self._early_block = self._early_block, None
         return self._block(*early, now) if early else []
+
+    def _link_that_fetches(self, frame: bytes) -> DeviceLink:
+        """Return the link that fetches the object of this block; if no link fetches the object, return this link."""
+        prefix = frame[3 : 3 + codec.SHORT_HASH]
+        return next((link for link in self.others if link._fetch and link._fetch.is_named(prefix)), self)
 
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         if topic == self._broadcast_now and self._is_early(frame):
@@ -340,7 +417,7 @@ class DeviceLink(Link):
             size, spans, fresh = fetch.take(index, data, now)
             return FrameOutcome(held=size, spans=spans, new=fresh)
 
-        fresh, fetch = self._count_frame(topic, frame, "block", take), self._fetch
+        fresh, fetch = self.count_frame(topic, frame, "block", take), self._fetch
         if not fresh or fetch is None:
             return []
         if not fetch.partial.complete:
@@ -387,11 +464,15 @@ class DeviceLink(Link):
                 self.send_block(self._up, self.store, manifest, index, not sent[index], layout)
                 sent[index] = 1
 
+    def _metric_names_of(self, header: Header) -> tuple[str, ...]:
+        return self.metric_names
+
     def _check_content(self, message: Message, attachment: Attachment) -> None:
-        if isinstance(message, Task) and message.round < self.least_round:
+        link = self.link_of(self.heard_run)
+        if isinstance(message, Task) and link and message.round < link.least_round:
             raise Rejected(
                 Reason.STALE_ROUND,
-                f"the task is of round {message.round}, but a task of round {self.least_round} was answered already",
+                f"the task is of round {message.round}, but a task of round {link.least_round} was answered already",
             )
         if isinstance(message, Task) and message.broadcast:
             self._check_offer(message.broadcast)
@@ -433,7 +514,8 @@ class DeviceLink(Link):
     @property
     def asked(self) -> tuple[int, str] | None:
         """Return the round and the phase of the task whose broadcast is being fetched."""
-        waiting = self._waiting.message if self._waiting else None
+        received = self._waiting or self._postponed.get(self.run)
+        waiting = received.message if received else None
         return (waiting.round, waiting.phase) if isinstance(waiting, Task) else None
 
     def _check_header(self, header: Header, topic: str) -> None:
@@ -458,4 +540,6 @@ class DeviceLink(Link):
         if header.epoch < self.epoch:
             message = f"this message is of epoch {header.epoch}, {self.epoch} is the newest epoch so far"
             raise Rejected(Reason.STALE_EPOCH, message + self._clock_advice())
-        self.run, self.epoch = header.run, header.epoch
+        self.epoch, self.heard_run = header.epoch, header.run
+        if self.follows:
+            self.run = header.run

@@ -11,7 +11,7 @@ from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.block_budget import Credit
 from protofleet.protocol.link.broadcast import UNASKED, Broadcast
 from protofleet.protocol.link.fetch import indices
-from protofleet.protocol.link.to_devices import LinkToDevices
+from protofleet.protocol.link.run_to_devices import RunToDevices
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire import blocks, forms
 from protofleet.protocol.wire.messages import BlockRequest, Delta, IndirectManifest, Manifest, Offer, Task
@@ -21,13 +21,13 @@ NO_REFERENCES: Final[Mapping[str, bytes | None]] = {}
 
 
 class TaskSender:
-    """The sender of tasks.
+    """The sender of the tasks of a run.
 
     It sends a broadcast of one block directly after the tasks. It also gives credit: a device with credit sends the
     blocks of its update without a request.
     """
 
-    def __init__(self, link: LinkToDevices, credit: Credit) -> None:
+    def __init__(self, link: RunToDevices, credit: Credit) -> None:
         self._link, self._credit = link, credit
         self._broadcasts: dict[bytes, Broadcast] = {}
         # Reference -> delta from this reference to the open broadcast.
@@ -69,7 +69,7 @@ class TaskSender:
             if reference not in self._deltas and self._fits_beside(one, manifest):
                 self._deltas[reference] = self._served(self._link.with_new_key(one), store)
         self._followers = {}
-        self._few = 2 * len(cohort) < len(self._link.device_forms)
+        self._few = 2 * len(cohort) < len(self._link.party.device_forms)
         self._credit.renew(manifest.size, len(cohort))
         with_delta = {device for device in cohort if references.get(device) in self._deltas}
         self._expect(self._broadcasts.values(), cohort, holding | with_delta)
@@ -87,7 +87,7 @@ class TaskSender:
         )
 
     def _served(self, manifest: Manifest, store: ObjectStore) -> Broadcast:
-        return Broadcast(manifest, self._block_sender(manifest, store), self._link.error_scope)
+        return Broadcast(manifest, self._block_sender(manifest, store), self._link.party.error_scope)
 
     def _fits_beside(self, delta: Manifest, whole: Manifest) -> bool:
         """Return whether a task can contain both manifests."""
@@ -135,8 +135,13 @@ class TaskSender:
         followers, self._followers = self._followers, {}
         for broadcast in list(self._open()):
             if devices := followers.get(broadcast.manifest.object):
-                with self._link.error_scope(devices[0]):
+                with self._link.party.error_scope(devices[0]):
                     broadcast.follow(devices, now)
+
+    def serves(self, request: BlockRequest) -> bool:
+        """Return whether the request names an object that the link still serves."""
+        names = {request.object, *(name for name, _ in request.more)}
+        return any(broadcast.manifest.object in names for broadcast in self._open())
 
     def requested(self, device: str, request: BlockRequest, now: float) -> int:
         """Serve a request, and return the number of blocks that the device had not requested before."""
@@ -157,13 +162,14 @@ class TaskSender:
         self, manifest: Manifest, store: ObjectStore
     ) -> Callable[[str | None, int, bool], None]:
         link = self._link
-        everyone = link.topics.broadcast(manifest.wire_name.hex())
+        topics = link.party.topics
+        everyone = topics.broadcast(manifest.wire_name.hex())
         layout = link.layout_of(store, manifest.object)
 
         def send(device: str | None, index: int, fresh: bool) -> None:
             topic = everyone
             if device is not None:
-                topic = link.topics.down(device) if device != UNASKED else link.topics.broadcast_now
+                topic = topics.down(device) if device != UNASKED else topics.broadcast_now
             link.send_block(topic, store, manifest, index, fresh, layout)
 
         return send

@@ -1,19 +1,19 @@
-"""Send to many devices over one link, check the headers of their messages, and send refusals."""
+"""Link many devices over one connection: their topics, their processes, and the checks of their messages."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from protofleet.protocol.link.base import INLINE, Link
+from protofleet.protocol.link.block_budget import BlockBudget
 from protofleet.protocol.link.broadcast import ErrorScope
 from protofleet.protocol.link.clocks import Clock, days
-from protofleet.protocol.link.meter import DOWN
 from protofleet.protocol.link.rate_limit import RateLimiter
 from protofleet.protocol.link.replay_window import ReplayWindow
-from protofleet.protocol.security.envelope import Header, read_header
+from protofleet.protocol.security.envelope import Header
 from protofleet.protocol.security.keys import Identity, Keyring
-from protofleet.protocol.transport.base import Transport, packet_bytes
+from protofleet.protocol.transport.base import Transport
 from protofleet.protocol.wire import codec, forms
 from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.messages import (
@@ -33,26 +33,29 @@ from protofleet.protocol.wire.topics import Topics
 
 
 class LinkToDevices(Link):
-    """The part of a coordinator's link that knows the topics, the processes and the faults of each device."""
+    """The part of a coordinator's link that knows the topics, the processes and the faults of each device.
+
+    All runs of the coordinator share it, with its limits on frames and on blocks in flight.
+    """
 
     def __init__(
-        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, run: str, sealed: bool,
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, sealed: bool,
         clock: Clock | None, who: str,
     ) -> None:  # fmt: skip
-        super().__init__(me, keyring, topics, transport, DOWN, sealed, clock)
-        self.run, self.epoch, self.who = run, me.boot, who
-        self.rate_limiter = RateLimiter(keyring)
+        super().__init__(me, keyring, topics, transport, sealed, clock)
+        self.epoch, self.who = me.boot, who
+        self.rate_limiter, self.block_budget = RateLimiter(keyring), BlockBudget()
         self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
         # Device -> forms of messages that the device understands.
         self.device_forms: dict[str, frozenset[str]] = {}
         self._subscribed_topics = set(topics.coordinator_subscriptions())
-        # Called with the topic and the size of each packet before it is sent, and of each received packet that the
-        # device of the topic has sent. Rejected frames, duplicates and MQTT wills are left out, because another
-        # party may have sent them. None if nothing needs these sizes.
-        self.on_packet: Callable[[str, int], None] | None = None
 
     def understands(self, device: str, form: str) -> bool:
         return form in self.device_forms.get(device, ())
+
+    def has_heard(self, device: str) -> bool:
+        """Return whether a verified frame of this device has arrived."""
+        return device in self._windows
 
     def subscribe_except(self, unheard: Collection[str]) -> None:
         """Subscribe to all devices except `unheard`, so that the broker queues no messages of `unheard`.
@@ -69,35 +72,10 @@ class LinkToDevices(Link):
             self.transport.unsubscribe(topic)
         self._subscribed_topics = wanted
 
-    def send(self, device: str, message: Message) -> None:
-        """Send a message to a device, unless the enrolment of the device has ended.
-
-        The key is looked up only once, because the enrolment may end between two look-ups.
-        """
-        with self.error_scope(device):
-            if (known := self.keyring.get(device)) is not None:
-                self.publish(self.topics.down(device), message, device, receive=known.receive)
-
     def device_of_topic(self, topic: str) -> str:
         """Return the only device that may publish on this topic, or "" if there is none."""
         place = self.topics.parse(topic)
         return place.device if place else ""
-
-    def _publish_frame(
-        self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False, qos: int = 1
-    ) -> None:  # fmt: skip
-        if self.on_packet is not None:
-            self.on_packet(topic, packet_bytes(topic, len(frame)))
-        super()._publish_frame(topic, frame, tensors, fresh, retain, qos)
-
-    def _receiver(self, topic: str) -> str:
-        return self.device_of_topic(topic)
-
-    def _sender_on(self, topic: str) -> str:
-        device = self.device_of_topic(topic)
-        return (
-            device if device in self._windows else ""
-        )  # without a verified frame, any party may have chosen this name
 
     def _note_new_connection(self, header: Header, message: Message) -> None:
         """Restart the count of missing messages when a device connects or changes its coordinator.
@@ -111,18 +89,6 @@ class LinkToDevices(Link):
         if header.sequence and (birth or header.epoch != self.epoch):
             self._windows[header.sender].count_from_next()
 
-    def _refuse_older_process(self, device: str) -> None:
-        """Send a refusal to the older of two processes with the same name.
-
-        Both processes receive the refusal, and the newer process ignores it.
-        """
-        boot, _ = self.last_heard(device)
-        message = (
-            f"a later process uses the name {device} (boot {boot}), or the clock of this process has gone back; "
-            "stop all processes with this name, and start one of them again"
-        )
-        self.send(device, Refusal(message, boot))
-
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         """Return the window of the sender; first drop a window with an impossible boot.
 
@@ -135,14 +101,6 @@ class LinkToDevices(Link):
         if nobodys and header.boot < known.boot and not self.clock.ahead(header.boot):
             del self._windows[header.sender]
         return super()._window(header, holder)
-
-    def _refuse_boot(self, frame: bytes, message: str) -> None:
-        """Send a refusal to a device whose boot is not valid, if the frame is a hello."""
-        header, start = read_header(frame)
-        with contextlib.suppress(Rejected):
-            hello, _ = self._contents(frame, header, start)
-            if isinstance(hello, Hello):
-                self.send(header.sender, refusal_of(message, hello, header.boot, header.sequence))
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         if not isinstance(message, (Hello, State, Update, BlockRequest, Bye)):

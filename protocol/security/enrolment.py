@@ -168,6 +168,11 @@ class KnownRecords(Mapping[str, Record]):
             return self._logged[name]
         return ""
 
+    def is_revoked(self, serial: int) -> bool:
+        """Return whether the record with this serial is revoked, according to the installed revocations."""
+        self._reload_trust()
+        return serial in self.trust.revoked.serials
+
     def _has(self, name: str) -> bool:
         with contextlib.suppress(ValueError, OSError):
             return self._file(name).is_file()

@@ -16,6 +16,12 @@ def holder_of(serial: int, sign: bytes) -> str:
     return f"{serial}:{keys}" if serial else keys
 
 
+def serial_of(holder: str) -> int:
+    """Return the serial of a holder's record; 0 if the holder has no record, or is not known."""
+    serial, _ = _parts(holder)
+    return int(serial or 0)
+
+
 def same_record(one: str, other: str) -> bool:
     """Return whether two holders describe the same record.
 

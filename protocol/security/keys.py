@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protofleet.protocol.security.holders import holder_of
+from protofleet.protocol.security.holders import holder_of, other_keys, serial_of
 from protofleet.protocol.security.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
 from protofleet.protocol.security.weak_keys import check_keys
 
@@ -81,11 +81,29 @@ class ExplainingKeyring(Protocol):
         ...
 
 
+@runtime_checkable
+class RevokingKeyring(Protocol):
+    """A keyring that knows the revoked records."""
+
+    def is_revoked(self, serial: int) -> bool: ...
+
+
 def why_unknown(keyring: Keyring, name: str) -> str:
     """Return the reason why the keyring does not know a name, or "" if it knows the name."""
     if isinstance(keyring, ExplainingKeyring):
         return keyring.problem(name)
     return "" if name in keyring else "there is no key of it any more"
+
+
+def has_ended(keyring: Keyring, name: str, holder: str) -> bool:
+    """Return whether the enrolment of a holder has ended, although its name may be enrolled again.
+
+    A renewal for the same keys does not end an enrolment. An empty holder is not known, so only its name counts.
+    """
+    entry = keyring.get(name)
+    if entry is None or other_keys(holder, entry.holder):
+        return True
+    return isinstance(keyring, RevokingKeyring) and keyring.is_revoked(serial_of(holder))
 
 
 def changed(keyring: Keyring, name: str) -> bool:

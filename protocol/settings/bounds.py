@@ -69,6 +69,7 @@ Seconds = Annotated[float, Within(0, LONG_SECONDS)]
 PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
 # At least 6 s, because an idle loop runs only once every 5 s.
 Watchdog = Annotated[float, Within(6, LONG_SECONDS, also=((0, "no watch"),))]
+Slots = Annotated[int, Within(1, 8)]  # A state names at most 8 active runs.
 Threads = Annotated[int, Within(1, 1024, also=((0, "torch decides"),))]
 Port = Annotated[int, Within(1, 65_535)]
 OptionalPort = Annotated[int, Within(1, 65_535, also=((0, "none"),))]

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
@@ -28,6 +28,7 @@ T = TypeVar("T")
 Table = dict[str, Any]
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # characters that must be written as escapes in a TOML string
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+USUAL_DIGITS = 4  # largest number of digits that are shown without underscores
 LONGEST_SHOWN = 100  # largest number of letters of a wrong value that an error message shows
 
 
@@ -149,7 +150,14 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
     except SettingsError:
         raise
     except ValueError as error:
-        raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+        raise SettingsError(_of_table(where, str(error), known)) from None
+
+
+def _of_table(where: str, problem: str, known: Iterable[str]) -> str:
+    """Return a problem with the name of its table, "table.setting is ..." if it begins with one of the settings."""
+    if not where or problem.startswith(tuple(f"{name} is " for name in known)):
+        return _join(where, problem)
+    return f"{where}: {problem}"
 
 
 def _key_of_size(cls: type[T], value: object, where: str) -> str:
@@ -187,7 +195,7 @@ def _demand(hint: Any, value: Any, where: str) -> None:
         for bound in getattr(part, "__metadata__", ()):
             if isinstance(bound, Within) and value is not None and value not in bound:
                 words = f"{bound}{', or left out' if optional else ''}"
-                raise SettingsError(f"{where} is {_show(value)}, it must be {words}")
+                raise SettingsError(f"{where} is {_show_number(value)}, it must be {words}")
 
 
 def encode(value: object) -> Any:
@@ -330,6 +338,12 @@ def _copy(table: Table) -> Table:
 
 def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
+
+
+def _show_number(value: object) -> str:
+    """Return a number on one line; a large whole number has the underscores that its bounds have."""
+    is_large = type(value) is int and USUAL_DIGITS < len(_show(value)) <= LONGEST_SHOWN
+    return f"{value:_}" if is_large else _show(value)
 
 
 def _show(value: object) -> str:

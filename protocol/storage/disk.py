@@ -186,7 +186,7 @@ class Disk:
         self.before_step("overwrite", path)
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(handle, data, 0)
+            write_at(handle, data, 0)
         finally:
             os.close(handle)
 
@@ -264,6 +264,18 @@ def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
         _write(handle, content)
     finally:
         os.close(handle)
+
+
+def write_at(handle: int, content: bytes | bytearray | memoryview, start: int) -> None:
+    """Write all bytes of the content into an open file, from the position `start`.
+
+    If the disk has room for only a part of the bytes, os.pwrite writes this part and raises no error. The call for
+    the other bytes then raises the error.
+    """
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(handle, rest, start)
+        rest, start = rest[written:], start + written
 
 
 def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> str:

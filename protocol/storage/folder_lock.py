@@ -27,20 +27,28 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def held_if_free(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder until the `with` block ends; yield False at once if somebody else holds the lock."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
 def is_held(folder: Path) -> bool:
     """Return at once whether another process or thread holds the lock now.
 
     If the folder does not exist, the result is False.
     """
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        with held_if_free(folder) as is_free:
+            return not is_free
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(handle)

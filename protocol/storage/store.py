@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from protofleet.protocol.storage.disk import Disk, NoRoom, no_room, write_whole
+from protofleet.protocol.storage.disk import Disk, NoRoom, no_room, write_at, write_whole
 from protofleet.protocol.storage.partial import CHUNK, Blocks, Partial
 from protofleet.protocol.wire.arrays import Body, encode, encoded
 from protofleet.protocol.wire.blocks import (
@@ -369,7 +369,7 @@ class _PartFile:
             raise no_room(error) from None
 
     def write(self, start: int, data: memoryview) -> None:
-        os.pwrite(self._file.fileno(), data, start)
+        write_at(self._file.fileno(), data, start)
 
     def read(self, start: int, stop: int) -> bytes:
         return os.pread(self._file.fileno(), stop - start, start)

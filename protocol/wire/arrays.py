@@ -175,7 +175,7 @@ class Body(Mapping[str, Array]):
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return dtype and shape of an array, without reading the array."""
         dtype, shape, _ = self._places[name]
-        return dtype.name, shape
+        return NAMES[dtype], shape
 
     def __getitem__(self, name: str) -> Array:
         dtype, shape, offset = self._places[name]
@@ -192,6 +192,9 @@ class Body(Mapping[str, Array]):
         if dtype == np.bool_:
             return np.not_equal(np.frombuffer(data, np.uint8), 0)
         return np.frombuffer(data, dtype=dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # Mapping.__contains__ would read the array.
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

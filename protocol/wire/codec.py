@@ -112,6 +112,7 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
                 "counts": list(message.counts),
                 "holds": b"".join(message.holds),
                 **_said(can=list(message.can), names=list(message.names), names_hash=message.names_hash),
+                **_said(capacity=message.capacity, working=message.working, answered=message.answered),
             }
         case Task():
             took = list(message.took or ())
@@ -138,9 +139,11 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             return {"reason": _cut(reason), **_said(boot=boot, answers=list(answers))}
         case Bye(reason):
             return {"reason": _cut(reason)}
-        case State(online, reason, who, now):
+        case State(online, reason, who, now, runs):
             more = _said(who=_cut(who), now=tables.now_fields(now) if now else None)
-            return {"online": online, "reason": _cut(reason), **more}
+            # An empty list says that the coordinator could lead several runs, but leads none at the moment.
+            active = {} if runs is None else {"runs": list(runs)}
+            return {"online": online, "reason": _cut(reason), **more, **active}
         case Finished():
             return {}
         case BlockRequest():
@@ -286,6 +289,9 @@ def _hello(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
         can=tables.forms(fields.get("can", [])),
         names=tables.class_names(fields.get("names", [])),
         names_hash=_hash(called) if called else b"",
+        capacity=tables.within(fields.get("capacity", 0), tables.MAX_CAPACITY),
+        working=tables.run_name(fields.get("working", "")),
+        answered=tables.within(fields.get("answered", 0), MAX_ROUND),
     )
     return hello, None
 
@@ -355,8 +361,9 @@ def _receipt(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attac
 def _state(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     who = typed(fields.get("who", ""), str)
     now = tables.read_now(fields["now"]) if "now" in fields else None
+    runs = tables.run_names(fields["runs"]) if "runs" in fields else None
     said = typed(fields["online"], bool), typed(fields.get("reason", ""), str)
-    return State(*said, who, now), None
+    return State(*said, who, now, runs), None
 
 
 def _refusal(fields: Fields) -> Refusal:

@@ -22,6 +22,7 @@ INLINE: Final = "inline"  # a broadcast of one block is sent without a request
 MANIFEST: Final = "manifest"  # a manifest may itself be sent as an object
 MANY: Final = "many"  # one request may ask for blocks of several objects
 NAMES: Final = "names"  # class names are sent and compared
+RUNS: Final = "runs"  # a device takes part in several runs at the same time
 # A task says which arrays an update must have. Only a client that does not contain the code of the methods needs
 # this information.
 WANTS: Final = "wants"

@@ -88,6 +88,9 @@ class Hello:
     ] = ()  # names of the message forms that the device understands, from the module `forms`
     names: tuple[str, ...] = ()  # names of the device's classes; only in the first hello of a connection
     names_hash: bytes = b""  # hash of the names, in all later hellos of the connection
+    capacity: int = 0  # number of runs in which the device could take part in addition to its present runs
+    working: str = ""  # run whose task the device works on; empty if it does not work
+    answered: int = 0  # last round that the device has answered in the run of the header
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ class Refusal:
 HERE: Final = "here"
 
 
+MOST_RUNS: Final = 8  # largest number of active runs of one coordinator
 MOST_NAMED: Final = 64  # largest number of devices that a `State` message with the reason `here` lists
 
 
@@ -252,6 +256,8 @@ class State:
     # the words too.
     who: str = ""
     now: RoundStatus | None = None
+    # Names of the active runs. None if the coordinator leads one run only, which is then the run of the header.
+    runs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

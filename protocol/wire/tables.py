@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from protofleet.protocol.wire.messages import MOST_NAMED, About, ArraySpec, RoundStatus
+from protofleet.protocol.wire.messages import MOST_NAMED, MOST_RUNS, About, ArraySpec, RoundStatus
+from protofleet.protocol.wire.names import valid_name
 
 MAX_FORMS: Final = 16  # largest number of names of message forms
 MAX_FORM: Final = 32  # largest number of bytes in the name of a form
@@ -16,6 +17,7 @@ MAX_NAMES: Final = 4096  # largest number of class names
 MAX_LETTERS: Final = 64  # largest number of letters in the name of a class or metric
 MAX_WANTED: Final = 4096  # largest number of rows of wanted arrays
 MAX_RULES: Final = 8
+MAX_CAPACITY: Final = 256  # largest number of further runs that a hello may state
 SHORT_NAME: Final = 4  # number of bytes to which the hash of a device's name is cut
 
 # Names of msgpack's types.
@@ -58,6 +60,25 @@ def class_names(value: object) -> tuple[str, ...]:
     found = _texts(value, MAX_NAMES, MAX_LETTERS)
     if invalid := [name for name in found if not name or not name.isprintable()]:
         raise TypeError(f"{invalid[0][:40]!r} is no name of a class")
+    return found
+
+
+def run_name(value: object) -> str:
+    """Return the name of a run, or "" if no run is named."""
+    return valid_name(name) if (name := typed(value, str)) else ""
+
+
+def run_names(value: object) -> tuple[str, ...]:
+    names = tuple(valid_name(typed(name, str)) for name in typed(value, list))
+    if len(names) > MOST_RUNS:
+        raise TypeError(f"{len(names)} active runs are named, but the limit is {MOST_RUNS}")
+    return names
+
+
+def within(value: object, most: int) -> int:
+    """Return the whole number, or raise TypeError if it is larger than `most`."""
+    if (found := whole(value)) > most:
+        raise TypeError(f"{found} is larger than {most}")
     return found
 
 

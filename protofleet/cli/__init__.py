@@ -1,5 +1,5 @@
 """The command line: one file for each group of sub-commands.
 
-May import: coordinator.*, deploy.*, edge_client.*, federation, federation.enrol, lab.*, methods.*,
+May import: coordinator.*, deploy.*, edge_client.*, federation.*, lab.*, methods.*,
 protocol.*, runtime.*.
 """

@@ -26,9 +26,22 @@ NOTE: Final = (
     "numbers that `ternary` keeps lie at random; \"-\" if the size depends on the numbers. These are computed, not\n"
     "measured. Down: for a device that has the broadcast of the round before."
 )  # fmt: skip
+ONCE: Final = (
+    "{names}: each device sends this once in a run. A device that joins later costs its own upload,\n"
+    "and one new head for each device: {head}."
+)
 
 
 Costs = Sequence[tuple[str, CodedCost]]  # The cost of each method, with the name of the method.
+
+
+def once_text(plans: Sequence[Plan], reference: Reference) -> str:
+    """Return what a late device costs with the methods that ask each device once; "" if there is no such method."""
+    found = [plan for plan in plans if plan.load().Server.keeps_answers]
+    costs = [(plan.method, plan.variant.cost and plan.variant.cost(reference.sizes(plan))) for plan in found]
+    heads = [f"{sum(cost.bytes_last.values()):,} bytes ({name})" for name, cost in costs if cost]
+    names = ", ".join(plan.method for plan in found)
+    return ONCE.format(names=names, head=", ".join(heads)) if heads else ""
 
 
 def cost_of_plan(plan: Plan, reference: Reference) -> CodedCost:
@@ -49,8 +62,8 @@ def cost_of_plan(plan: Plan, reference: Reference) -> CodedCost:
         ) from None
 
 
-def of_experiment(path: Path, codec: str) -> tuple[str, Costs]:
-    """Return a description of the experiment, and the cost of its device with the most samples."""
+def of_experiment(path: Path, codec: str) -> tuple[str, Costs, str]:
+    """Return a description of the experiment, the cost of its device with the most samples, and `once_text`."""
     experiment = read_experiment(path, [f"codec={codec}"] if codec else [])
     examples, plan = most_examples(experiment), experiment.plan
     reference = Reference(classes=plan.classes, devices=len(experiment.shards), examples=examples)
@@ -59,7 +72,7 @@ def of_experiment(path: Path, codec: str) -> tuple[str, Costs]:
         f"most {examples:,} samples\nfor training, {reference.groups} prototypes for each class (in methods with "
         f"several), codec {codec_text(experiment.codec)}"
     )
-    return words, [(plan.method, cost_of_plan(plan, reference))]
+    return words, [(plan.method, cost_of_plan(plan, reference))], once_text([plan], reference)
 
 
 def most_examples(experiment: Experiment) -> int:
@@ -75,21 +88,23 @@ def codec_text(codec: object) -> str:
     return "with own stages" if isinstance(codec, CodecSettings) else str(codec)
 
 
-def of_methods(names: Sequence[str], codec: Any) -> tuple[str, Costs]:
-    """Return a description of the run that all methods are computed for, and the cost of each method."""
-    reference, found = Reference(), []
-    for name in names:
-        plan = Plan(name, reference.classes, 2, size=reference.size, network=reference.network)
-        found.append((name, cost_of_plan(plan.with_codec(codec or None), reference)))
-    return f"Run: {reference.describe()}, codec {codec_text(codec or None)}", found
+def of_methods(names: Sequence[str], codec: Any) -> tuple[str, Costs, str]:
+    """Return a description of the run that all methods are computed for, the cost of each method, and `once_text`."""
+    reference = Reference()
+    plans = [
+        Plan(name, reference.classes, 2, size=reference.size, network=reference.network) for name in names
+    ]
+    found = [(plan.method, cost_of_plan(plan.with_codec(codec or None), reference)) for plan in plans]
+    words = f"Run: {reference.describe()}, codec {codec_text(codec or None)}"
+    return words, found, once_text(plans, reference)
 
 
-def text(about: str, costs: Costs) -> str:
+def text(about: str, costs: Costs, once: str = "") -> str:
     head = f"{'':14}{'before':>13}{'at most':>13}{'expected':>13}"
     found = [TITLE, about, "", head]
     for name, cost in costs:
         found += [line(f"{name} up", cost.up), line(f"{'':{len(name)}} down", cost.down)]
-    return "\n".join([*found, "", NOTE])
+    return "\n".join([*found, "", NOTE, *filter(None, [once])])
 
 
 def line(name: str, way: WayCost) -> str:

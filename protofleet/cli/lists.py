@@ -148,15 +148,14 @@ def list_coded_costs(listing: Listing, name: str, codec: str) -> int:
     from protofleet.cli.coded_costs import of_experiment, of_methods, text
     from protofleet.methods.contract.catalog import names
 
-    about, costs = (
+    about, costs, once = (
         of_experiment(Path(name), codec)
         if name.endswith(".toml")
         else of_methods([name] if name else names(), codec)
     )
-    listing.line(text(about, costs))
-    listing.end(
-        {"about": " ".join(about.split()), "costs": [{"name": name, **asdict(cost)} for name, cost in costs]}
-    )
+    listing.line(text(about, costs, once))
+    found = [{"name": name, **asdict(cost)} for name, cost in costs]
+    listing.end({"about": " ".join(about.split()), "costs": found, "once": " ".join(once.split())})
     return 0
 
 

@@ -12,10 +12,14 @@ from protofleet.cli.codecs import add_codecs
 from protofleet.cli.deploy import add_deploy, add_doctor
 from protofleet.cli.enrol import add_enrol, add_keys
 from protofleet.cli.export import add_export
+from protofleet.cli.follow import add_follow
 from protofleet.cli.init import add_init
 from protofleet.cli.lists import add_lists
 from protofleet.cli.model import add_model
+from protofleet.cli.operate import add_operate
+from protofleet.cli.page import add_page
 from protofleet.cli.predict import add_predict
+from protofleet.cli.queue import add_queue
 from protofleet.cli.runs import add_advise, add_centralised, add_compare, add_report, add_run
 from protofleet.cli.services import (
     add_coordinator,
@@ -45,6 +49,10 @@ def parser() -> Parser:
     add_device(commands)
     add_fleet(commands)
     add_health(commands)
+    add_operate(commands)
+    add_queue(commands)
+    add_follow(commands)
+    add_page(commands)
     add_unban(commands)
     add_keys(commands)
     add_init(commands)

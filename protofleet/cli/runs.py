@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import (
     SEEDS,
@@ -44,6 +45,7 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
+    add_page_option(command)
     add_track_option(command)
     command.set_defaults(command=run)
 
@@ -74,8 +76,8 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         if options.resume:
             raise SettingsError("--resume is for one run; to continue several runs, leave out --resume")
         batch = Batch(options.runs, options.fresh, launcher, options.track)
-        return batch.run(options.experiments, options.seeds, options.set)
-    experiment = read_experiment(options.experiments[0], options.set)
+        return batch.run(options.experiments, options.seeds, with_page(options))
+    experiment = read_experiment(options.experiments[0], with_page(options))
     agreed_names(experiment)  # This check must come before the folder of an earlier run is renamed.
     require_data([experiment])
     require_public_images(experiment)

@@ -24,11 +24,14 @@ def add_log(command: argparse.ArgumentParser) -> None:
 
 
 def add_coordinator(commands: Subparsers) -> None:
-    command = commands.add_parser("coordinator", help="coordinate a run over a broker")
+    command = commands.add_parser(
+        "coordinator", help="coordinate a run over a broker, or all runs that are submitted"
+    )
     command.add_argument(
         "settings",
         type=Path,
-        help="settings file in TOML, either unsigned or signed by the federation's root",
+        help="settings file in TOML, either unsigned or signed by the federation's root; if it names no run, the "
+        "coordinator conducts the runs of `protofleet submit`",
     )
     _add_enrolled(command)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
@@ -67,6 +70,13 @@ def coordinator(options: argparse.Namespace) -> int:
     settings = loaded.settings
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    if loaded.service is not None:
+        with held_interrupts():
+            from protofleet.coordinator.run_service import run_service
+
+        raise ended_early(
+            run_service(loaded.service, installed_version(), options.events, report_on, software())
+        )
     folder = Path(settings.folder) / settings.name
     try:
         if problem := run_coordinator(settings, installed_version(), options.events, software()):

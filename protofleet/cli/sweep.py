@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import SEEDS, Subparsers, experiment_file
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
@@ -37,6 +38,7 @@ def add_sweep(commands: Subparsers) -> None:
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     command.add_argument("--fresh", action="store_true", help="run finished trials again")
+    add_page_option(command)
     add_track_option(command)
     command.set_defaults(command=sweep)
 
@@ -57,7 +59,7 @@ def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         from protofleet.lab.local.sweep_file import Wish, planned
         from protofleet.lab.local.trials import read_trials, write_trials
 
-    wish = Wish([read_axis(text) for text in options.grid], options.seeds, options.set, options.choose)
+    wish = Wish([read_axis(text) for text in options.grid], options.seeds, with_page(options), options.choose)
     grid, choose = planned(options.file, wish)
     grid = beside_others(grid, options.runs)
     print(

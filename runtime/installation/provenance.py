@@ -19,7 +19,20 @@ DECIDING: Final = ("protocol", "runtime", "methods", "edge_client", "coordinator
 # Settings that are not part of an experiment's digest, because they do not change its result. The seed changes the
 # result, but is recorded separately.
 OTHER_SETTINGS: Final = frozenset(
-    {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures", "confusion"}
+    {
+        "name",
+        "seed",
+        "broker",
+        "compute",
+        "metrics_port",
+        "metrics_host",
+        "page_port",
+        "page_host",
+        "page_cert",
+        "page_key",
+        "pictures",
+        "confusion",
+    }
     | {
         "federation",
         "folder",

@@ -13,7 +13,7 @@ from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import Family
 from benchmarks.harness.syncs import Syncs
 from benchmarks.harness.trees import ROOT, TreeError, link_packages, other_tree, this_tree
-from benchmarks.measures.answers import Answers
+from benchmarks.measures.answers import PROTOTYPES, Answers, Swarm
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL, BESIDE, TRAINING
 from benchmarks.measures.crowd import Crowd, Restart
@@ -112,6 +112,16 @@ def test_a_coordinator_with_robots_is_measured(tree):
     found = once(Answers(4, rounds=3), tree)
     assert 1.0 < found["wire / payload"] < 2.0
     assert found["syncs an answer"] > 0 and found["coordinator's CPU an answer"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_robots_receive_a_coded_broadcast_as_a_delta(tree, tmp_path):
+    """A robot that does not use the delta fetches the whole broadcast too, as no device does."""
+    with Swarm(tree, tmp_path, 3, 3, learning={**PROTOTYPES, "codec": "small"}) as swarm:
+        swarm.at_round(3)
+        last = swarm.finish()[2]
+    assert sum(last["payload"]["down"].values()) < sum(last["uncoded"]["down"].values()) / 2
 
 
 @pytest.mark.slow

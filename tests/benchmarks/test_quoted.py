@@ -95,12 +95,19 @@ def measured(figure, given):
 
 
 def started():
-    """Return one measure of each group that starts in the same way."""
+    """Return one measure of each group that starts in the same way, with the figures of all of its group."""
     found = {}
     for name in QUOTED:
         one = smallest(ALL[name])
-        found.setdefault(repr(one), pytest.param(one, id=name))
-    return list(found.values())
+        if isinstance(one, Program):
+            one = replace(one, what="")
+            key = repr(replace(one, figures={}))
+            figures = found[key][1].figures if key in found else {}
+            one = replace(one, figures={**figures, **one.figures})
+        else:
+            key = repr(one)
+        found[key] = (found.get(key, (name,))[0], one)
+    return [pytest.param(one, id=name) for name, one in found.values()]
 
 
 def test_names_of_measures_are_found_in_a_page():

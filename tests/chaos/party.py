@@ -38,23 +38,24 @@ def service(s: CoordinatorService) -> list[str]:
     )
     served = [
         f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}"
-        for b in s.link.tasks._broadcasts.values()
+        for b in s.run.link.tasks._broadcasts.values()
     ]
-    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.link.answers.fetches.items()]
+    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.run.link.answers.fetches.items()]
     return [
         state,
         f"roster {sorted(m.roster)}, wakes in {s.wake_at - time.monotonic():.1f} s",
         *served,
         *fetches,
-        *line(s.link),
+        *line(s.run.link),
     ]
 
 
 def line(link: Any) -> list[str]:
-    box = link.transport._outbox
+    transport = link.party.transport
+    box = transport._outbox
     counts = ", ".join(f"{' '.join(key)} {n}" for key, n in sorted(link.meter.messages.items()))
     return [
-        f"open {box._open}, waiting {len(box._waiting)}, in flight {len(box._in_flight)}, {link.transport._topics}",
+        f"open {box._open}, waiting {len(box._waiting)}, in flight {len(box._in_flight)}, {transport._topics}",
         counts,
     ]
 

@@ -14,9 +14,9 @@ PIECE = 1 << 16
 class Proxy:
     """A proxy between a party and the broker; bytes pass in both directions until a fault stops them."""
 
-    def __init__(self, host: str, target: tuple[str, int]) -> None:
+    def __init__(self, host: str, target: tuple[str, int], port: int = 0) -> None:
         self._target = target
-        self._server = socket.create_server((host, 0))
+        self._server = socket.create_server((host, port))
         self.port: int = self._server.getsockname()[1]
         self.seconds = 0.0  # Seconds that every piece waits: a delay, and a rate of 64 KiB in that time.
         self._open = threading.Event()

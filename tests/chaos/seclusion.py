@@ -16,6 +16,7 @@ MARK = "PROTOFLEET_SECLUDED"
 UNSHARE = [
     "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
 ]  # fmt: skip
+PART = 36 << 10  # Bytes; a block has 64 KiB.
 HUB = "10.77.0.1"  # The address at which every namespace reaches the proxies.
 
 
@@ -76,11 +77,12 @@ class SmallDisk:
     """A folder with room for `size` bytes; a test can fill it and free it again."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        self.folder = folder
+        self.folder, self._filled = folder, 0
         folder.mkdir(parents=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
 
     def fill(self) -> None:
+        """Fill the disk; leave room for a part of a block every second time, so that a block is written in part."""
         with (self.folder / "full").open("ab", buffering=0) as file:
             for size in (1 << 16, 1 << 12):
                 try:
@@ -88,6 +90,9 @@ class SmallDisk:
                         pass
                 except OSError:
                     continue
+            self._filled += 1
+            if self._filled % 2 == 0:
+                file.truncate(file.tell() - PART)
 
     def free(self) -> None:
         (self.folder / "full").unlink(missing_ok=True)

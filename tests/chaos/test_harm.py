@@ -2,12 +2,14 @@
 
 import contextlib
 import socket
+import subprocess
 
 import pytest
 
 from tests.chaos import faults
 from tests.chaos.faults import KINDS, Dice, Fault, Kind, Storm
 from tests.chaos.proxy import Proxy
+from tests.chaos.seclusion import PART, SmallDisk
 
 DEVICES = ["device-1", "device-2"]
 
@@ -111,3 +113,30 @@ def test_a_broken_line_is_noticed_at_both_ends_and_mended_takes_new_connections(
     proxy.resume()
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as fresh:
         fresh.sendall(b"y")
+
+
+def test_a_filled_disk_takes_nothing_and_every_second_time_a_part_of_a_block(tmp_path):
+    try:
+        disk = SmallDisk(tmp_path / "disk", 1 << 20)
+    except subprocess.CalledProcessError:
+        pytest.skip("only root may mount a disk")
+    try:
+        taken = []
+        for _ in range(3):
+            disk.fill()
+            taken.append(bytes_taken(disk.folder / "block"))
+            disk.free()
+    finally:
+        disk.close()
+    assert taken == [0, PART, 0]
+
+
+def bytes_taken(path):
+    """Return how many bytes of a block the disk takes in one call."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            return file.write(bytes(1 << 16))
+        except OSError:
+            return 0
+        finally:
+            path.unlink()

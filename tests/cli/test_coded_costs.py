@@ -91,3 +91,16 @@ def test_what_cannot_be_computed_is_said_in_one_line(capsys, arguments, words):
     assert main(["methods", *arguments]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
+
+
+def test_the_cost_of_a_method_that_asks_once_tells_what_a_late_device_costs(capsys):
+    assert main(["methods", "--cost", "fedncm"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    head = 10 * 512 * 4 + 10 * 8  # The rows of all classes, and their labels.
+    assert (
+        "fedncm: each device sends this once in a run. A device that joins later costs its own upload, "
+        in said
+    )
+    assert f"and one new head for each device: {head:,} bytes (fedncm)." in said
+    assert main(["methods", "--cost", "fedavg"]) == 0
+    assert "once" not in capsys.readouterr().out

@@ -46,6 +46,15 @@ def test_it_is_said_at_once_and_every_minute_until_the_round_begins(said):
     assert said() == []
 
 
+def test_who_has_not_answered_yet_is_named_every_minute_with_the_time_after_which_the_training_ends(said):
+    log = AttendanceLog(Policy(patience_seconds=600))
+    log.gathering(True, 0.0)
+    for now in (0.0, 59.9, 60.0):
+        log.say_who_is_left(frozenset({"board-04", "board-01"}), now)
+    line = "waiting for devices that have not answered: board-01, board-04; if none of them comes within "
+    assert said() == [f"{line}policy.patience_seconds = 600, the training ends"] * 2
+
+
 def test_who_is_here_and_not_counted_on_is_named(said):
     log = AttendanceLog(Policy(quorum=12))
     log.gathering(True, 0.0)

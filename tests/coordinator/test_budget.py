@@ -13,6 +13,7 @@ from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.spool.index import OPTIONAL_TABLES, tables_in
 from protofleet.coordinator.spool.month import LEDGER, MonthLedger, end_of_month, month_at
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.disk import Disk
@@ -39,7 +40,7 @@ def budgeted(folder, budget=THREE_ROUNDS, rounds=6, method="fedavg", **more):
 
 def metered(run):
     found = Counter()
-    for (device, *_), size in run.service.link.meter.by_device.items():
+    for (device, *_), size in run.service.run.link.meter.by_device.items():
         found[device] += size
     return found
 
@@ -59,7 +60,7 @@ def charged(run):
 def test_each_device_is_charged_its_rows_and_what_was_published_for_all_devices(tmp_path, method):
     run, _ = budgeted(tmp_path, PLENTY, rounds=2, method=method)
     before_hello = Counter()
-    link, spent = run.service.link, run.service.run.budget.spent
+    link, spent = run.service.run.link, run.service.run.budget.spent
 
     def published_before_hello():
         for device in DEVICES:
@@ -194,7 +195,7 @@ def test_a_run_without_a_budget_has_no_table_no_ledger_and_no_callback(tmp_path)
     run = simulation(tmp_path / "runs" / "run", "fedavg").run()
     spool = run.service.run.spool
     assert not OPTIONAL_TABLES.keys() & tables_in(spool.index.db)
-    assert run.service.link.on_packet is None and not (tmp_path / "runs" / LEDGER).exists()
+    assert run.service.run.link.on_packet is None and not (tmp_path / "runs" / LEDGER).exists()
 
 
 @pytest.mark.slow
@@ -249,10 +250,9 @@ def flipped(frame):
 def forged(run):
     """Yield frames of device-2 on topics of device-1, and frames that a stranger signs as device-1."""
     for name, keys in (("device-2", run.keys["device-2"]), ("device-1", Keys.new())):
-        link = CoordinatorLink(
-            Identity(name, 5, keys), run.keyring, run.topics, run.broker.connect("nobody", lambda item: None, set()),
-            lambda device: None, "simulated",
-        )  # fmt: skip
+        connection = run.broker.connect("nobody", lambda item: None, set())
+        party = CoordinatorLink(Identity(name, 5, keys), run.keyring, run.topics, connection)
+        link = CoordinatorRunLink(party, "simulated", lambda device: None)
         for message in (Bye("gone"), State(False, "gone")):
             yield run.topics.up("device-1"), link.seal(message, "coordinator")
             yield run.topics.device_state("device-1"), link.seal(message)

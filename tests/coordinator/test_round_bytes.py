@@ -37,6 +37,11 @@ def test_with_a_sparse_codec_the_expected_size_of_a_round_is_known_before_the_ru
     )
 
 
+def test_a_method_that_asks_each_device_once_needs_one_round_of_the_budget():
+    words = describe_budget(budget(1_000_000), plan("fedncm", "off"), round_bytes(plan("fedncm", "off")))
+    assert words.endswith("budget.bytes_per_device 1.0 MB holds 1 of 1 rounds")
+
+
 def test_a_limit_that_holds_no_round_with_a_sparse_codec_is_refused():
     demand_one_round(budget(200_000), plan("fedavg", "small"))
     with pytest.raises(ValueError, match=r"bytes_per_device is 100\.0 kB, but to join, one round and the"):

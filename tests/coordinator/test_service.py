@@ -87,7 +87,7 @@ def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_pat
         r"round (\d) train: the update is refused: (\d+) bytes, at most \d+ were asked", caplog.text
     )
     assert [number for number, size in refused if int(size) > 4 << 20] == ["1", "2"]
-    assert run.service.link.meter.frames["up"] < 1 << 20
+    assert run.service.run.link.meter.frames["up"] < 1 << 20
 
 
 def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
@@ -117,7 +117,7 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
 
     monkeypatch.setattr(DeviceAnswers, moment, no_room)
     if moment == "begin":
-        monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
+        monkeypatch.setattr("protofleet.protocol.link.run_part.INLINE", 64)
         for agent in full.agents.values():
             agent.link.inline = 64
             agent.link.adapt = lambda *limits: None
@@ -149,7 +149,7 @@ def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path
 
 def test_an_answer_is_on_the_disk_when_its_receipt_is_said(tmp_path):
     run = simulation(tmp_path, "fedavg")
-    send, early = run.service.link.send, []
+    send, early = run.service.run.link.send, []
 
     def sending(device, message):
         match message:
@@ -159,6 +159,6 @@ def test_an_answer_is_on_the_disk_when_its_receipt_is_said(tmp_path):
                 early.append((device, message))
         send(device, message)
 
-    run.service.link.send = sending
+    run.service.run.link.send = sending
     run.run()
     assert run.service.finished and not early

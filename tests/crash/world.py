@@ -132,13 +132,19 @@ class Crashing(Simulation):
         return self
 
     def _stepped(
-        self, step: Any, advance: Advance, members: Any, answers: Mapping[str, Accepted], block: int
+        self,
+        step: Any,
+        advance: Advance,
+        members: Any,
+        answers: Mapping[str, Accepted],
+        block: int,
+        enrolled: Any,
     ) -> Any:
         """Note what goes into the server half, which must be the same in each of the coordinator's lives."""
         found = {device: answers[device].object for device in advance.devices}
         known = self.counted.setdefault((advance.round, advance.phase), found)
         assert known == found, f"round {advance.round} {advance.phase} goes another way than before"
-        return step(advance, members, answers, block)
+        return step(advance, members, answers, block, enrolled)
 
     def over(self) -> bool:
         if any(agent.view.problem for agent in self.agents.values()):

@@ -11,7 +11,7 @@ from protofleet.protocol.link.meter import UP
 from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.reasons import Reason
-from tests.support.few_methods import of_each_shape
+from tests.support.few_methods import FEW_STEPS, of_each_shape
 from tests.support.lying_device import add_liar
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, plan, restart_in_each_round, simulation
@@ -31,9 +31,9 @@ STAGES = {
 }
 
 
-def coded(folder, method, stages, **more):
+def coded(folder, method, stages, hyper=FEW_STEPS, **more):
     """Return a simulation of the method with these stages, and a network with arrays that are not small."""
-    run = simulation(folder, method, **more)
+    run = simulation(folder, method, hyper=hyper, **more)
     made = replace(run.plan, network=Network("mlp", 40), codec=CodecSettings(stages) if stages else None)
     return again(run, made, folder)
 
@@ -44,7 +44,7 @@ def again(run, made, folder):
 
 def sent(run):
     """Return the bytes of arrays that all devices have sent, as the coordinator counts them."""
-    meter = run.service.link.meter
+    meter = run.service.run.link.meter
     return sum(n for (direction, _), n in meter.payload.items() if direction == UP)
 
 
@@ -53,7 +53,7 @@ def test_coded_updates_take_fewer_bytes_and_both_ends_count_the_same(tmp_path, m
     plain = coded(tmp_path / "plain", method, None).run()
     run = coded(tmp_path / "run", method, STAGES[method]).run()
     assert sent(run) < 0.6 * sent(plain), (sent(run), sent(plain))
-    assert not run.service.link.meter.rejected
+    assert not run.service.run.link.meter.rejected
     by_devices = sum(n for a in run.agents.values() for (d, _), n in a.link.meter.payload.items() if d == UP)
     assert by_devices == sent(run)
 
@@ -131,7 +131,7 @@ def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_finish(tmp_pa
     made = Lying(tmp_path, change)
     made.run.run()
     assert made.run.service.finished
-    rejected = made.run.service.link.meter.rejected
+    rejected = made.run.service.run.link.meter.rejected
     assert rejected[reason] and set(rejected) == {reason}, dict(rejected)
     verdicts = [
         fields for kind, fields in made.liar.heard if kind == "receipt" and fields["verdict"] == "refused"
@@ -142,7 +142,7 @@ def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_finish(tmp_pa
 def test_a_client_that_codes_honestly_is_accepted(tmp_path):
     made = Lying(tmp_path, lambda arrays: arrays)
     made.run.run()
-    assert not made.run.service.link.meter.rejected
+    assert not made.run.service.run.link.meter.rejected
     verdicts = {fields["verdict"] for kind, fields in made.liar.heard if kind == "receipt"}
     assert verdicts == {"accepted"}
 
@@ -170,6 +170,6 @@ def test_updates_that_are_not_finite_end_a_run_as_they_do_without_a_codec(tmp_pa
             tmp_path / str(bool(stages)), method, stages, hyper={"lr": 1000.0, "epochs": 30}, policy=POLICY
         )
         run.run(until=lambda r=run: bool(r.service.run.diverged) or r.service.finished)
-        rejected = {reason for reason, number in run.service.link.meter.rejected.items() if number}
+        rejected = {reason for reason, number in run.service.run.link.meter.rejected.items() if number}
         found.append((bool(run.service.run.diverged), rejected))
     assert found[0] == found[1] and found[0][0]

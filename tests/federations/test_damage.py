@@ -372,7 +372,7 @@ def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp
     run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
     for _ in range(3):
         run.boot_device("device-1")
-    before = run.agents["device-1"].state.saved.boot
+    before = run.agents["device-1"].state.file.boot
     for name in ("device.json", "device.copy.json"):
         (tmp_path / "device-1" / name).write_bytes(b"rot")
     state = DeviceState(tmp_path / "device-1", durable=False)
@@ -381,7 +381,7 @@ def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp
 
 def given_format(path, number):
     if path.suffix == ".json":
-        path.write_text(path.read_text().replace('"format": 1', f'"format": {number}'))
+        path.write_text(path.read_text().replace('"format": 2', f'"format": {number}'))
     else:
         with sqlite3.connect(path) as db:
             db.execute(f"PRAGMA user_version = {number}")
@@ -398,10 +398,10 @@ def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
         Spool(tmp_path / "coordinator")
     assert exit_code(error.value) == 2
     for name in ("device.json", "device.copy.json"):
-        given_format(tmp_path / "device-1" / name, 2)
-    with pytest.raises(NewerFormatError, match=r"device.json is of format 2, .* up to 1.*run that one"):
+        given_format(tmp_path / "device-1" / name, 3)
+    with pytest.raises(NewerFormatError, match=r"device.json is of format 3, .* up to 2.*run that one"):
         DeviceState(tmp_path / "device-1")
-    assert read_state_file((tmp_path / "device-0" / "device.json").read_bytes()).run
+    assert read_state_file((tmp_path / "device-0" / "device.json").read_bytes()).runs
 
 
 @pytest.mark.parametrize(

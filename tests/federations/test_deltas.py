@@ -11,7 +11,7 @@ from protofleet.protocol.coding.delta import body_of, bytes_of
 from protofleet.protocol.coding.update import encode_arrays
 from protofleet.protocol.link.meter import DOWN
 from protofleet.protocol.settings.codec import CodecSettings, CodecStage
-from tests.support.few_methods import of_each_shape
+from tests.support.few_methods import FEW_STEPS, of_each_shape
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, restart_in_each_round, shard, simulation
 
@@ -32,16 +32,16 @@ SAMPLED = RunPolicy(
 )
 
 
-def coded(folder, method, stages=None, **more):
+def coded(folder, method, stages=None, hyper=FEW_STEPS, **more):
     """Return a simulation of the method with these stages, and a network with arrays that are not small."""
-    run = simulation(folder, method, **more)
+    run = simulation(folder, method, hyper=hyper, **more)
     codec = CodecSettings(*stages) if stages else None
     made = replace(run.plan, network=Network("mlp", 40), codec=codec)
     return type(run)(made, run.shards, run.policy, folder / "coded", run.conditions, run.seed)
 
 
-def received(party):
-    return sum(n for (direction, _), n in party.link.meter.payload.items() if direction == DOWN)
+def received(part):
+    return sum(n for (direction, _), n in part.meter.payload.items() if direction == DOWN)
 
 
 def holds_the_newest(run):
@@ -54,10 +54,10 @@ def holds_the_newest(run):
 def test_deltas_take_fewer_bytes_than_broadcasts(tmp_path, method):
     plain = coded(tmp_path / "plain", method).run()
     run = coded(tmp_path / "run", method, STAGES[method]).run()
-    assert not run.service.link.meter.rejected
-    assert received(run.service) < 0.6 * received(plain.service)
+    assert not run.service.run.link.meter.rejected
+    assert received(run.service.run.link) < 0.6 * received(plain.service.run.link)
     for name, agent in run.agents.items():
-        assert received(agent) < 0.6 * received(plain.agents[name])
+        assert received(agent.link) < 0.6 * received(plain.agents[name].link)
     assert holds_the_newest(run) == set(run.agents)
 
 
@@ -74,7 +74,7 @@ def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
 def test_the_first_weights_are_not_sent_because_each_device_makes_them(tmp_path):
     run = coded(tmp_path, "fedavg", STAGES["fedavg"])
     run.run(until=lambda: len(run.service.run.machine.answered) == 3)
-    assert all(received(agent) == 0 for agent in run.agents.values())
+    assert all(received(agent.link) == 0 for agent in run.agents.values())
 
 
 def test_devices_that_sat_out_some_rounds_still_need_few_bytes(tmp_path):
@@ -84,18 +84,20 @@ def test_devices_that_sat_out_some_rounds_still_need_few_bytes(tmp_path):
     run = coded(tmp_path / "run", "fedavg", STAGES["fedavg"], shards=shards, policy=SAMPLED).run()
     assert holds_the_newest(run) == set(run.agents)
     for name, agent in run.agents.items():
-        assert received(agent) < 0.3 * received(plain.agents[name])
+        assert received(agent.link) < 0.3 * received(plain.agents[name].link)
 
 
 def test_a_device_that_comes_late_starts_from_the_first_weights(tmp_path):
-    run = coded(tmp_path, "fedavg", STAGES["fedavg"])
+    policy = RunPolicy(rounds=3, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
+    run = coded(tmp_path, "fedavg", STAGES["fedavg"], policy=policy)
     run.kill("device-2")
     run.run(until=lambda: run.service.run.machine.round == 2)
+    assert run.clock.now < policy.patience_seconds
     run.boot_device("device-2")
     run.run()
     whole = run.service.run.server_runner.chain.links[-1].base
     assert run.agents["device-2"].state.store.has(whole)
-    assert 0 < received(run.agents["device-2"]) < run.agents["device-2"].state.store.size(whole)
+    assert 0 < received(run.agents["device-2"].link) < run.agents["device-2"].state.store.size(whole)
 
 
 @pytest.mark.parametrize("fault", ["other bits", "not a delta"])
@@ -114,7 +116,7 @@ def test_a_device_whose_delta_fails_fetches_the_whole_broadcast(tmp_path, fault,
     assert_same(whole, run)
     rounds = run.plan.rounds
     size = run.service.run.spool.broadcasts.size(run.service.run.server_runner.chain.links[-1].base)
-    assert all(received(agent) > 0.9 * rounds * size for agent in run.agents.values())
+    assert all(received(agent.link) > 0.9 * rounds * size for agent in run.agents.values())
 
 
 def test_updates_are_added_to_the_arrays_that_the_method_really_has(tmp_path):

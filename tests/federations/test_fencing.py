@@ -75,7 +75,7 @@ def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(t
     state.save_answer(worked, {"weights.w": np.ones(3, np.float32)})
     threads[0].join()
     for found in (state, DeviceState(tmp_path, durable=False)):
-        assert found.saved.boot == 9 and found.saved.answers == [worked]
+        assert found.file.boot == 9 and found.saved.answers == [worked]
 
 
 def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_folder_to_it(tmp_path):
@@ -88,8 +88,8 @@ def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_f
     assert old.is_superseded(6, 5)
     with pytest.raises(TakenOverError, match="boot number 6; this process, with boot number 5, stops"):
         old.save_answer(answer(old, 2), {})
-    found = DeviceState(tmp_path, durable=False).saved
-    assert (found.boot, found.answers) == (6, new.saved.answers)
+    found = DeviceState(tmp_path, durable=False)
+    assert (found.file.boot, found.saved.answers) == (6, new.saved.answers)
 
 
 @pytest.mark.slow
@@ -146,9 +146,9 @@ def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_p
     old.link.transport.publish = lambda topic, frame, *how: frames.append((topic, frame))
     while not frames:
         old.wake(old.wake_at)
-    before = run.service.link.meter.rejected[Reason.STALE_BOOT]
+    before = run.service.run.link.meter.rejected[Reason.STALE_BOOT]
     run.broker.clients["coordinator"].take(type_of_arrival(*frames[0]))
-    assert run.service.link.meter.rejected[Reason.STALE_BOOT] == before + 1
+    assert run.service.run.link.meter.rejected[Reason.STALE_BOOT] == before + 1
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
 
 

@@ -40,11 +40,11 @@ def with_liar(folder, **more):
 
 
 def rejected(run):
-    return {reason: number for reason, number in run.service.link.meter.rejected.items() if number}
+    return {reason: number for reason, number in run.service.run.link.meter.rejected.items() if number}
 
 
 def results(run, kind):
-    messages = run.service.link.meter.messages
+    messages = run.service.run.link.meter.messages
     return {result: n for (way, k, result), n in messages.items() if way == "up" and k == kind}
 
 
@@ -247,8 +247,8 @@ def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_othe
             run.clock.call_at(run.clock.now + 0.9 * second, lambda i=second: liar.serve(name, [i, i + 1]))
 
     liars = [add_liar(run, f"liar{'r' * i}", answers=trickle) for i in range(4)]
-    run.run(until=lambda: len(run.service.link.answers.fetches) == 4)
-    held = sum(len(fetch.asked) for fetch, _ in run.service.link.answers.fetches.values())
+    run.run(until=lambda: len(run.service.run.link.answers.fetches) == 4)
+    held = sum(len(fetch.asked) for fetch, _ in run.service.run.link.answers.fetches.values())
     assert held == 256 and len(liars) == 4
     begun = run.clock.now
     run.run(until=lambda: len(run.service.run.machine.answered) == 3)

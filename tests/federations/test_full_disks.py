@@ -143,7 +143,9 @@ def unbroken(tmp_path_factory):
 def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "coordinator", "fedavg", 1.3, 1e9, rude=False)
     run.clock.run(lambda: run.clock.now > 45)
-    assert run.service.run.queue.full_disk.problem and run.service.link.meter.rejected[Reason.NO_ROOM] >= 3
+    assert (
+        run.service.run.queue.full_disk.problem and run.service.run.link.meter.rejected[Reason.NO_ROOM] >= 3
+    )
     assert run.service.run.machine.round == 1 and not disk.met, "it is asked for room, and not written to"
     assert run.service.run.spool.bytes_of_answers() == 0
     disk.until = run.clock.now

@@ -91,7 +91,7 @@ def test_of_several_that_it_fails_at_all_are_put_aside_at_once(tmp_path, monkeyp
     run.run()
     assert_repeated_without(run, file, LIAR, SECOND)
     assert caplog.text.count("back to round 2") == 1
-    assert sum(run.service.link.meter.rejected.values()) == 2
+    assert sum(run.service.run.link.meter.rejected.values()) == 2
 
 
 def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeypatch):

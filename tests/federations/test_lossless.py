@@ -12,6 +12,7 @@ from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from protofleet.protocol.settings.named_codecs import written_codec
 from protofleet.protocol.wire import forms
+from tests.support.few_methods import FEW_STEPS
 from tests.support.small_federation import assert_same, restart_in_each_round, simulation
 
 CNN = Network("cnn_bn")
@@ -25,8 +26,8 @@ SLOW = pytest.mark.slow
 SHAPES = ["fedavg", *(pytest.param(name, marks=SLOW) for name in ("fedproto", "fedpall", "fedplcc"))]
 
 
-def simulated(folder, method, codec, network=None, **more):
-    run = simulation(folder, method, **more)
+def simulated(folder, method, codec, network=None, hyper=FEW_STEPS, **more):
+    run = simulation(folder, method, hyper=hyper, **more)
     made = replace(run.plan, network=network) if network else run.plan
     return again(run, made.with_codec(codec), folder)
 
@@ -35,14 +36,14 @@ def again(run, made, folder):
     return type(run)(made, run.shards, run.policy, folder / "again", run.conditions, run.seed)
 
 
-def sent(party, way):
-    """Return the bytes of arrays that this party has counted in one direction."""
-    return sum(n for (direction, _), n in party.link.meter.payload.items() if direction == way)
+def sent(part, way):
+    """Return the bytes of arrays that this end has counted in one direction."""
+    return sum(n for (direction, _), n in part.meter.payload.items() if direction == way)
 
 
 def crossed(run, way):
     """Return all bytes that the coordinator has counted in one direction."""
-    return sum(n for (direction, _), n in run.service.link.meter.wire.items() if direction == way)
+    return sum(n for (direction, _), n in run.service.run.link.meter.wire.items() if direction == way)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +54,24 @@ def test_first_weights_are_not_sent_and_whole_numbers_are_packed(tmp_path, metho
     run = simulated(tmp_path / "run", method, None, CNN).run()
     assert_same(plain, run)
     broadcasts = run.plan.rounds + 1
-    assert sent(run.service, DOWN) <= HEADS * sent(plain.service, DOWN) * (broadcasts - 1) / broadcasts
+    assert (
+        sent(run.service.run.link, DOWN)
+        <= HEADS * sent(plain.service.run.link, DOWN) * (broadcasts - 1) / broadcasts
+    )
     assert crossed(run, UP) < crossed(plain, UP)
-    assert not run.service.link.meter.rejected
+    assert not run.service.run.link.meter.rejected
 
 
 def test_arrays_that_have_not_changed_are_not_sent_again(tmp_path):
     """With this learning rate, only biases and the statistics of batch norm change."""
     found = {}
     for codec in ("off", None):
-        found[codec] = simulated(tmp_path / f"{codec}", "fedavg", codec, CNN, hyper={"lr": 1e-30}).run()
+        found[codec] = simulated(
+            tmp_path / f"{codec}", "fedavg", codec, CNN, hyper={**FEW_STEPS, "lr": 1e-30}
+        ).run()
     assert_same(found["off"], found[None])
     for way in (UP, DOWN):
-        assert sent(found[None].service, way) < 0.1 * sent(found["off"].service, way)
+        assert sent(found[None].service.run.link, way) < 0.1 * sent(found["off"].service.run.link, way)
 
 
 @pytest.mark.parametrize("method", SHAPES)
@@ -109,10 +115,10 @@ def test_a_device_that_reads_no_codec_gets_and_sends_what_it_does_without_a_code
     reads_no_codec(monkeypatch, "device-2")
     run = simulated(tmp_path / "run", method, None).run()
     assert_same(plain, run)
-    assert not run.service.link.meter.rejected
+    assert not run.service.run.link.meter.rejected
     for way in (UP, DOWN):
-        assert sent(run.agents["device-2"], way) == sent(plain.agents["device-2"], way)
-        assert sent(run.agents["device-0"], way) <= HEADS * sent(plain.agents["device-0"], way)
+        assert sent(run.agents["device-2"].link, way) == sent(plain.agents["device-2"].link, way)
+        assert sent(run.agents["device-0"].link, way) <= HEADS * sent(plain.agents["device-0"].link, way)
         assert crossed(run, way) < crossed(plain, way) + WELCOMES
 
 
@@ -121,13 +127,13 @@ def test_a_device_that_reads_no_codec_gets_and_sends_what_it_does_without_a_code
 def test_a_coordinator_that_starts_again_with_another_setting_changes_no_bit(tmp_path, method, before, after):
     whole = simulated(tmp_path / "whole", method, "off").run()
     run = simulated(tmp_path / "run", method, before)
-    bare = simulation(tmp_path / "bare", method).plan
+    bare = simulation(tmp_path / "bare", method, hyper=FEW_STEPS).plan
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.kill("coordinator")
     run.plan = bare.with_codec(after)
     run.boot_coordinator()
     assert_same(whole, run.run())
-    assert not run.service.link.meter.rejected
+    assert not run.service.run.link.meter.rejected
 
 
 def test_a_device_leaves_a_run_that_sends_a_rounding_codec_beside_the_plan(tmp_path, monkeypatch):

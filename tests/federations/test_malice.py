@@ -33,7 +33,7 @@ def with_liar(folder, answers=None, limits=None, **more):
 
 
 def reasons(run):
-    return {reason for reason, number in run.service.link.meter.rejected.items() if number}
+    return {reason for reason, number in run.service.run.link.meter.rejected.items() if number}
 
 
 def good(n=3, d=None, **change):
@@ -238,7 +238,7 @@ def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, hone
     liar = add_liar(run)
     run.run(until=lambda: liar.plan != b"")
     assert run.service.run.machine.stage is Stage.COLLECTING
-    meter = run.service.link.meter
+    meter = run.service.run.link.meter
     for reason, topic, frame in frames(liar, run):
         before = Counter(meter.rejected)
         run.service.take(Arrived(topic, frame), run.clock.now)

@@ -34,7 +34,7 @@ class Later:
 
     def __init__(self, link, minor=7, major=1):
         self.link, self.minor, self.major = link, minor, major
-        self.said, self.numbers = 0, itertools.count(link.last_sequence + 1)
+        self.said, self.numbers = 0, itertools.count(link.party.last_sequence + 1)
         self.speaks_up = False  # It sends a kind of message that only it knows before its first hello.
         link.seal = self
 
@@ -47,18 +47,18 @@ class Later:
         return self.frame(kind, codec.encode(message, attachment), recipient, task_id_of(message))
 
     def frame(self, kind, payload, recipient, place):
-        link = self.link
-        suite = SEALED if link.sealed and recipient != EVERYBODY else OPEN
+        party = self.link.party
+        suite = SEALED if party.sealed and recipient != EVERYBODY else OPEN
         header = Header(
-            self.major, self.minor, suite, kind, link.topics.federation, link.run, link.epoch,
-            link.me.name, link.me.boot, next(self.numbers), recipient, place.round, place.phase, place.base,
+            self.major, self.minor, suite, kind, party.topics.federation, self.link.run, party.epoch,
+            party.me.name, party.me.boot, next(self.numbers), recipient, place.round, place.phase, place.base,
         )  # fmt: skip
         packed = msgpack.packb([*astuple(header), *MORE])
         head = b"PF\x01" + struct.pack("<H", len(packed)) + packed
         text = msgpack.packb({**msgpack.unpackb(payload), **NEWS})
         if suite == SEALED:
-            text = hpke.seal(text, link.keyring[recipient].receive, SEALING + head)
-        return head + text + link.me.keys.sign.sign(DOMAIN + head + text)
+            text = hpke.seal(text, party.keyring[recipient].receive, SEALING + head)
+        return head + text + party.me.keys.sign.sign(DOMAIN + head + text)
 
     def say_unheard_of(self):
         """Send a kind of message that only this version knows."""
@@ -77,7 +77,7 @@ class Mixed(Federation):
         service, inbox = super().coordinator()
         self.voices = {}
         if COORDINATOR in self.later:
-            self.voices[COORDINATOR] = Later(service.link)
+            self.voices[COORDINATOR] = Later(service.run.link)
         return service, inbox
 
     def device(self, name, i):
@@ -112,7 +112,7 @@ def test_a_later_minor_version_takes_part_and_changes_no_bit(mixed, tmp_path, la
     mixed.later = later
     finished(mixed.run(), tmp_path)
     assert all(voice.said > 4 for voice in mixed.voices.values())
-    assert not mixed.service.link.meter.rejected
+    assert not mixed.service.run.link.meter.rejected
 
 
 def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counted(mixed, tmp_path):
@@ -125,8 +125,8 @@ def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counte
             mixed.voices[name].speaks_up = True
         mixed.start(agent, inbox)
     finished(mixed, tmp_path)
-    assert set(mixed.service.link.meter.rejected) <= {Reason.MALFORMED}
-    assert mixed.service.link.meter.messages["up", "unreadable", "malformed"] >= 1
+    assert set(mixed.service.run.link.meter.rejected) <= {Reason.MALFORMED}
+    assert mixed.service.run.link.meter.messages["up", "unreadable", "malformed"] >= 1
 
 
 @pytest.mark.parametrize("way", ["in its hello", "in its frames"])
@@ -147,7 +147,7 @@ def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tm
     mixed.start(agent, inbox)
     reason = Reason.UNFIT if way == "in its hello" else Reason.VERSION
     deadline = POLICY.patience_seconds
-    while not mixed.service.link.meter.rejected[reason] and deadline > 0:
+    while not mixed.service.run.link.meter.rejected[reason] and deadline > 0:
         mixed.threads[-1].join(0.02)
         deadline -= 0.02
     if way == "in its hello":
@@ -156,7 +156,7 @@ def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tm
             "it speaks protocol 2 to 3, this coordinator speaks 1"
         )
     else:
-        assert mixed.service.link.meter.rejected[Reason.VERSION] >= 1 and not agent.finished
+        assert mixed.service.run.link.meter.rejected[Reason.VERSION] >= 1 and not agent.finished
         inbox.put(StopRequest("nobody follows its version"))
     for i, name in enumerate(DEVICES):
         mixed.start(*mixed.device(name, i))

@@ -34,7 +34,7 @@ def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_pa
         for name, limit in (("on", 100.0), ("off", 0.0))
     ]
     assert_same(*runs)
-    assert not runs[0].service.link.meter.rejected
+    assert not runs[0].service.run.link.meter.rejected
 
 
 def poisoned(half, norm):
@@ -84,7 +84,7 @@ def test_an_answer_just_below_every_bound_poisons_nothing(method, tmp_path):
     assert all(
         v.isfinite().all() and v.abs().max() < 1e3 for v in final_state(run).values() if v.is_floating_point()
     )
-    assert run.service.link.meter.rejected == {Reason.OUT_OF_BOUNDS: 3}
+    assert run.service.run.link.meter.rejected == {Reason.OUT_OF_BOUNDS: 3}
     lines = file.records[:3]
     assert all(
         set(line["aside"]) == {"device-2"} and "norm of" in line["aside"]["device-2"] for line in lines
@@ -163,5 +163,5 @@ def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
     run.run()
     assert run.service.finished and not run.service.run.diverged and runner.errors == 1
     assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]
-    assert run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS] == 1
+    assert run.service.run.link.meter.rejected[Reason.OUT_OF_BOUNDS] == 1
     assert "back to round 2" in caplog.text

@@ -48,9 +48,9 @@ def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restar
     run.kill("coordinator")
     run.boot_coordinator()
     old = [(topic, frame) for topic, frame in kept if topic.endswith("up/device-1")]
-    before = dict(run.service.link.meter.messages)
+    before = dict(run.service.run.link.meter.messages)
     deliver(run, "coordinator", old)
-    now = run.service.link.meter.messages
+    now = run.service.run.link.meter.messages
     new = {key: n - before.get(key, 0) for key, n in now.items() if n > before.get(key, 0) and key[0] == "up"}
     assert sum(n for (_, _, result), n in new.items() if result == "duplicate") > 3
     assert run.service.run.spool.last_heard()["device-1"][1] > 3
@@ -127,7 +127,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     link.clock = frozen(1_900_000_001)  # The clock of the device is right.
     run.run(until=lambda: agent.finished)
     assert "lies 10.0 days ahead" in agent.view.problem and "enrol renew device-1" in agent.view.problem
-    assert link.meter.rejected[Reason.BOOT_AHEAD] and link.last_heard("device-1")[0] < 1000
+    assert run.service.run.link.meter.rejected[Reason.BOOT_AHEAD] and link.last_heard("device-1")[0] < 1000
     link.clock = Clock(now=lambda: 1_900_000_001.0)
     run.boot_device("device-1")
     run.run()

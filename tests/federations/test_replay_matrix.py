@@ -40,6 +40,7 @@ class Held:
         self.number = itertools.count(self.header.sequence + 100)
         party = run.service if self.end == COORDINATOR else run.agents[self.end]
         self.link = party.link
+        self.part = self.run.service.run.link if self.end == COORDINATOR else party.link
         self.seen = self.link.last_heard(self.header.sender)[1]
 
     def publish(self, topic, frame, retain):
@@ -63,9 +64,9 @@ class Held:
         frame = seal(made, self.payload, self.run.keys[made.sender].sign, self.run.keyring[self.end].receive)
         if self.end == COORDINATOR:
             self.link.rate_limiter.frame_was_useful(DEVICE)  # Otherwise it would soon count as a flood.
-        before = self.link.meter.snapshot()
+        before = self.part.meter.snapshot()
         self.run.broker.clients[self.end].deliver(Arrived(self.topic, frame))
-        after = self.link.meter.since(before)
+        after = self.part.meter.since(before)
         came = {result: n for (_, _, result), n in after.messages.items() if result != "sent"}
         return came, dict(after.rejected)
 

@@ -34,8 +34,9 @@ def device(tmp_path):
 
 
 def test_a_device_finds_again_what_it_has_written(device):
-    book = DeviceState(device).saved
-    assert (book.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, "")
+    state = DeviceState(device)
+    book = state.saved
+    assert (state.file.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, "")
     assert [(a.round, a.examples) for a in book.answers] == [(1, 5)]
 
 
@@ -68,8 +69,17 @@ def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
 
 
 def sealed_with(book, times):
-    table = {**book, "answers": book["answers"] * times}
+    (run,) = book["runs"]
+    table = {**book, "runs": [{**run, "answers": run["answers"] * times}]}
+    return sealed(table)
+
+
+def sealed(table):
     return {"format": FORMAT, "seal": checksum(table), "book": table}
+
+
+def runs_without_end(book):
+    return {**book, "runs": [{**book["runs"][0], "run": f"run-{i}"} for i in range(9)]}
 
 
 DAMAGE = {
@@ -83,6 +93,10 @@ DAMAGE = {
     "a word for a number": lambda text: text.replace('"boot": 7', '"boot": "7"'),
     "a path for a hash": lambda text: text.replace(HASH, "../../etc/passwd"),
     "something more": lambda text: text.replace('"boot"', '"more": 1, "boot"'),
+    "runs without end": lambda text: json.dumps(sealed(runs_without_end(json.loads(text)["book"]))),
+    "a run twice": lambda text: json.dumps(
+        sealed({**(b := json.loads(text)["book"]), "runs": b["runs"] * 2})
+    ),
     "answers without end": lambda text: json.dumps(sealed_with(json.loads(text)["book"], 5)),
     "no UTF-8": lambda text: text.replace("spring", "\udcff"),
 }

@@ -37,7 +37,7 @@ def observed(folder, method, stages=None, sinks=(), policy=POLICY):
 def records(folder, method, stages=None, policy=POLICY):
     run, file = observed(folder, method, stages, policy=policy)
     run.run()
-    assert not run.service.link.meter.rejected
+    assert not run.service.run.link.meter.rejected
     return file.records
 
 

@@ -32,22 +32,29 @@ from tests.fuzz.repaired import SHAPES, WHOLE, Recipe
 
 MOST_RAW = 1 << 16  # The longest bundle without zlib, in bytes.
 MOST_KEPT = 1000  # The most kept numbers of the ternary arrays of a bundle.
+FORMS = tuple(Form)
+BUNDLE_RULES = Rules(frozenset(Form), MOST_RAW, MOST_KEPT)
 RECORD_FORMS = tuple(form for form in Form if form is not Form.SAME)
 SHOWN = {
     "weights.w": np.linspace(-1, 1, 1200, dtype=np.float32).reshape(30, 40),
     "weights.b": np.linspace(0, 1, 30, dtype=np.float32),
     "weights.steps": np.array(7, np.int64),
 }
-SHOWN_BODY = body_of(bytes_of(SHOWN))
+SHOWN_BYTES = sum(value.nbytes for value in SHOWN.values())
+SHOWN_DATA = bytes_of(SHOWN)
+SHOWN_BODY = body_of(SHOWN_DATA)
 SHOWN_LAYOUT = {name: SHOWN_BODY.dtype_and_shape(name) for name in SHOWN}
 DELTA = CodecStage("int8", "broadcast", pack=True)
-DELTAS = (
-    DELTA,
-    CodecStage("ternary", "broadcast", keep=2, pack=True),
-    CodecStage("rice", "broadcast", pack=True),
-    CodecStage("uint4", "broadcast", pack=True),
-    CodecStage("uint8", "broadcast", pack=True),
-    CodecStage("exact", "broadcast", pack=True),
+DELTAS = tuple(
+    (stage, sorted(allowed_forms(stage)))
+    for stage in (
+        DELTA,
+        CodecStage("ternary", "broadcast", keep=2, pack=True),
+        CodecStage("rice", "broadcast", pack=True),
+        CodecStage("uint4", "broadcast", pack=True),
+        CodecStage("uint8", "broadcast", pack=True),
+        CodecStage("exact", "broadcast", pack=True),
+    )
 )
 STAGES = (
     CodecStage(pack=True),
@@ -85,20 +92,20 @@ def record_bytes(form: Form, data: bytes) -> int:
 
 def bundle(data: bytes) -> str:
     """Decode all arrays of a bundle."""
-    found = Bundle(data, list(SHOWN), Rules(frozenset(Form), MOST_RAW, MOST_KEPT), SHOWN_BODY)
+    found = Bundle(data, list(SHOWN), BUNDLE_RULES, SHOWN_BODY)
     read = sum(found[name].nbytes for name in found)
-    assert read <= 8 * MOST_RAW + sum(value.nbytes for value in SHOWN.values())
+    assert read <= 8 * MOST_RAW + SHOWN_BYTES
     return f"{len(found)} arrays, {', '.join(sorted({found.form(name).name for name in found}))}"
 
 
 def bundle_repaired(data: bytes) -> str:
-    return bundle(repaired.bundle(Recipe(data), SHOWN_LAYOUT, tuple(Form), MOST_KEPT)[0])
+    return bundle(repaired.bundle(Recipe(data), SHOWN_LAYOUT, FORMS, MOST_KEPT)[0])
 
 
 def bundle_packed(data: bytes) -> str:
     """Decode a bundle that is always a zlib stream; in one of 16 streams, one byte is changed."""
     first = (data[0] if data else 0) | PACKED
-    packed = repaired.bundle(Recipe(bytes((first,)) + data[1:]), SHOWN_LAYOUT, tuple(Form), MOST_KEPT)[0]
+    packed = repaired.bundle(Recipe(bytes((first,)) + data[1:]), SHOWN_LAYOUT, FORMS, MOST_KEPT)[0]
     if data and data[-1] < 16:
         at = data[-1] * len(packed) // 16
         packed = packed[:at] + bytes((packed[at] ^ 1 << data[-1] % 8,)) + packed[at + 1 :]
@@ -108,7 +115,7 @@ def bundle_packed(data: bytes) -> str:
 def delta(data: bytes) -> str:
     """Apply a delta to a broadcast; the result may have at most 4 times the bytes that a bundle may have."""
     found = apply_delta(body_of(data), {"weights": DELTA}, SHOWN_BODY, len(data))
-    assert len(found) <= 8 * (2 * len(data) + SLACK) + 2 * len(bytes_of(SHOWN))
+    assert len(found) <= 8 * (2 * len(data) + SLACK) + 2 * len(SHOWN_DATA)
     return f"{len(body_of(found))} arrays"
 
 
@@ -116,8 +123,8 @@ def delta_repaired(data: bytes) -> str:
     """Apply a delta of up to four steps; each step changes the arrays that the step before it made."""
     recipe = Recipe(data)
     first = recipe.byte()
-    stage, layout, arrays = DELTAS[first % len(DELTAS)], SHOWN_LAYOUT, {}
-    allowed = sorted(allowed_forms(stage))
+    stage, allowed = DELTAS[first % len(DELTAS)]
+    layout, arrays = SHOWN_LAYOUT, {}
     for place in range(1 + (first >> 6)):
         made, layout = repaired.bundle(recipe, layout, allowed, 600)
         arrays[f"weights.~{place or ''}"] = np.frombuffer(made, np.uint8)

@@ -124,7 +124,7 @@ def run_plan(data: bytes) -> str:
 
 
 def device_state(data: bytes) -> str:
-    return str(len(read_state_file(data).answers))
+    return str(sum(len(entry.answers) for entry in read_state_file(data).runs))
 
 
 def coordinator_state(data: bytes) -> str:

@@ -14,7 +14,7 @@ import pytest
 from protofleet.protocol.coding.forms import Form
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.fuzz.coded import RECORDS, bundle_repaired, recipes
-from tests.fuzz.engine import CORPUS, fuzz, kept, tried
+from tests.fuzz.engine import CORPUS, NOT_FAST_SECONDS, fuzz, kept, tried
 from tests.fuzz.targets import TARGETS, Target
 
 INPUTS = 30_000
@@ -93,6 +93,12 @@ def dawdles(data):
         pass
 
 
+def computes(data):
+    begun = time.thread_time()
+    while time.thread_time() - begun < 2 * NOT_FAST_SECONDS:
+        pass
+
+
 GREED = []
 
 
@@ -117,6 +123,17 @@ def test_an_input_that_takes_more_than_four_times_its_declared_memory_is_found()
     assert fuzz("planted", modest, 3000, seed=3).findings == []
     words = [finding.words for finding in fuzz("planted", greedy, 3000, seed=3).findings]
     assert words and all("bytes of memory" in one for one in words)
+
+
+def test_memory_is_measured_for_inputs_that_compute_for_long_but_not_for_those_that_wait():
+    """An input waits too if other programs use the processor."""
+
+    def waits(data):
+        time.sleep(0.01)  # The input of a program that waits.
+
+    for fault, measured in ((waits, False), (computes, True)):
+        slow = replace(planted(fault), declared=lambda data: 1 << 20, seeds=lambda: [b"OK\xff\x00\x00\x00"])
+        assert bool(fuzz("planted", slow, 20, seed=3).measured) is measured
 
 
 def test_an_input_that_takes_too_long_is_found_by_the_threads_own_time():

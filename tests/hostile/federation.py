@@ -14,6 +14,7 @@ from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.service_settings import NO_RUN, OF_THE_SERVICE
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.federation.brokers.local import LocalBroker
@@ -125,6 +126,18 @@ class Federation:
             out=out,
             through=through,
         )
+
+    def service(self, planted: str = "", slots: int = 2) -> Process:
+        """Start a coordinator that conducts submitted runs, at most `slots` at a time."""
+        self.metrics_port, page_port = free_port(), free_port()
+        made = CoordinatorSettings(
+            **NO_RUN, folder=str(self.folder / "runs"), threads=1, metrics_port=self.metrics_port,
+            page_port=page_port,
+            federation=self.name, enrolled=str(self.fleet.folder_of(COORDINATOR)),
+            devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
+        )  # fmt: skip
+        settings = {key: value for key, value in encode(made).items() if key in OF_THE_SERVICE}
+        return self._start("coordinator", "coordinator", {"slots": slots, **settings}, planted=planted)
 
     def device(
         self, name: str, planted: str = "", ahead: float = 0.0, through: Sequence[str] = (), **more: Any

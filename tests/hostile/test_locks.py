@@ -31,6 +31,15 @@ WITHOUT_LOG = """
 from protofleet.protocol.storage.disk import Disk
 Disk.is_local = lambda self, folder: False
 """
+# The coordinator waits for a lock for one second at a time, and not for five.
+SHORT_WAITS = """
+from protofleet.coordinator.spool.index import SpoolConnection
+opened = SpoolConnection.__init__
+def open_with_short_waits(self, path):
+    opened(self, path)
+    self.execute("PRAGMA busy_timeout = 1000")
+SpoolConnection.__init__ = open_with_short_waits
+"""
 HELD_AT_RESUME = """
 import os, sqlite3, sys, threading, time
 import protofleet.coordinator.run as run
@@ -53,7 +62,7 @@ run.Run._resume = held
 ], ids=["read without a log", "written without a log", "written"])  # fmt: skip
 def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode, planted):
     with Federation(tmp_path, "one", "two", rounds=5) as f:
-        coordinator, gate = f.coordinator(planted=planted), []
+        coordinator, gate = f.coordinator(planted=SHORT_WAITS + planted), []
 
         def work(task):
             return honest(task) if gate or task.round < 3 else None
@@ -90,7 +99,7 @@ def test_a_program_that_reads_the_index_holds_nothing_up(tmp_path):
 @contextlib.contextmanager
 def unreadable(federation):
     """Yield a coordinator in the middle of a run whose loop waits to read the index."""
-    coordinator, one = federation.coordinator(planted=WITHOUT_LOG), federation.raw("one")
+    coordinator, one = federation.coordinator(planted=SHORT_WAITS + WITHOUT_LOG), federation.raw("one")
     federation.wait_until(lambda: federation.rounds(), "a round")
     with held(federation.run / "coordinator" / "spool.sqlite", "exclusive"):
         one.greet()
@@ -128,7 +137,7 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         for path in (f.run / "coordinator" / "answers").glob("*.log"):
             path.write_bytes(path.read_bytes()[:-1])
         free = tmp_path / "free"
-        coordinator = f.coordinator(planted=HELD_AT_RESUME.format(str(free)))
+        coordinator = f.coordinator(planted=SHORT_WAITS + HELD_AT_RESUME.format(str(free)))
         f.wait_until(lambda: "held by another program" in f.log_of(coordinator), "word of the lock")
         free.touch()
         works.append(True)

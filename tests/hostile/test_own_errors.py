@@ -98,7 +98,7 @@ def test_an_error_that_ends_a_process_moves_no_cursor_either(tmp_path):
     planted = 'def raises(*given): raise ZeroDivisionError("no\\n2026-01-01 INFO forged \\x1b[2J")\n'
     with Federation(tmp_path, "one") as f:
         coordinator = f.coordinator(
-            planted=f"{planted}import protofleet.coordinator.main as m; m.RoundMachine = raises"
+            planted=f"{planted}import protofleet.coordinator.connection as m; m.RoundMachine = raises"
         )
         assert f.wait_for_end(coordinator) == 1
         log = f.log_of(coordinator)

@@ -68,7 +68,7 @@ def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_on
         previous = folder_of(f, "one") / "device.previous.json"
         f.wait_until(lambda: previous.exists() and '"half": "", ' not in previous.read_text(), "two answers")
         killed_after(f, one, 2)
-        book = json.loads((folder_of(f, "one") / "device.json").read_text())["book"]
+        book = json.loads((folder_of(f, "one") / "device.json").read_text())["book"]["runs"][0]
         for name in (book["half"], book["broadcast"]):
             (folder_of(f, "one") / "objects" / f"{name}.body").unlink()
         for _ in range(2):  # The second start finds the loss as well.

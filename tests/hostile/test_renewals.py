@@ -19,7 +19,7 @@ ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 
 
 def run_on_disk(f):
-    return json.loads((f.folder / "devices" / "real" / "device.json").read_text())["book"]["run"]
+    return json.loads((f.folder / "devices" / "real" / "device.json").read_text())["book"]["runs"][0]["run"]
 
 
 def kept_of_an_earlier_run(f, ahead=0.0):

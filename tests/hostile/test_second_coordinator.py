@@ -46,12 +46,12 @@ def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_o
 
 TWINS = """
 import time, os, platform, pathlib
-import protofleet.coordinator.spool.epochs as epochs, protofleet.coordinator.main as main
+import protofleet.coordinator.spool.epochs as epochs, protofleet.coordinator.connection as connection
 now, process_identity = {now}, epochs.process_identity
 time.time = lambda: now
 os.getpid = lambda: 1
 platform.node = lambda: "coordinator"
-main.process_identity = lambda folder: process_identity(pathlib.Path("/srv/runs/run"))
+connection.process_identity = lambda folder: process_identity(pathlib.Path("/srv/runs/run"))
 """
 
 

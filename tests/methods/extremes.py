@@ -74,7 +74,7 @@ def filled(
     shape: list[int], want: TensorSpec, fill: str, member: Member, dice: random.Random, norm: float
 ) -> Tensor:
     if want.of_examples:
-        return shares(shape[0], member.examples, dice)
+        return shares(shape[0], member.examples, dice).to(getattr(torch, want.dtype))
     if want.dtype in ("float32", "float16", "float64"):
         return within(numbers(shape, fill, dice, norm), want).to(getattr(torch, want.dtype))
     if want.dtype == "bool":

@@ -7,6 +7,7 @@ else is written from the papers.
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -43,6 +44,16 @@ def in_float64():
 
 def network():
     return tiny(norm=True).double()
+
+
+def counted_features(data, hyper):
+    """Return the features and classes that count on a device, computed sample by sample."""
+    model, found = network().eval(), []
+    for x, label in zip(data.x, data.y.tolist(), strict=True):
+        if int((data.y == label).sum()) >= hyper.least_samples:
+            z = model.embed(x.unsqueeze(0)).detach()[0]
+            found.append((z * math.sqrt(len(z)) / z.norm() if hyper.features == "normalised" else z, label))
+    return torch.stack([z for z, _ in found]), torch.tensor([label for _, label in found])
 
 
 def halves(module, hyper, data=DATA):

@@ -241,7 +241,7 @@ def test_what_it_says_of_a_round_is_how_well_devices_are_told_apart():
     "setting, value, problem",
     [
         ("mu", -0.1, "mu is -0.1, it must be at least 0"),
-        ("clients", 65_537, "clients is 65537, it must be at least 0 and at most 65_536"),
+        ("clients", 65_537, "clients is 65_537, it must be at least 0 and at most 65_536"),
         ("server_momentum", 1.0, "server_momentum is 1.0, it must be at least 0 and below 1"),
     ],
 )

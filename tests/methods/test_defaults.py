@@ -58,7 +58,7 @@ DEFAULTS = {
     },
     "feddap": {
         "epochs": 10, "batch": 32, "lambda1": 1.0, "lambda2": 1.0, "tau": 0.02, "fusion_tau": 0.001,
-        "domains": (),
+        "domains": (), "least_samples": 5,
     },
     "feddistill": {"lam": 1.0, "proto_source": "training", "raw_targets": False},
     "feddyn": {"momentum": 0.0, "clip": 10.0, "alpha": 0.01, "alpha_scale": "none", "report": "server"},
@@ -71,8 +71,9 @@ DEFAULTS = {
     "fedgh": {
         "server_epochs": 100, "server_lr": 0.01, "server_batch": 10,  # HtFLlib's; PFLlib has 1 epoch at rate 1.
         "replay": True,  # Our choice; in the paper, the server learns from the rows of a round.
-        "least_samples": 1,
+        "least_samples": 5,
     },
+    "fedgram": {"rank": 24, "bits": 8, "lam": None, **STATISTICS},  # The method has no paper.
     "fedheal": {"threshold": 0.3, "beta": 0.4, "table_bytes": 1 << 30},  # The last is our choice.
     "fedhp": {
         "weight_decay": 1e-4, "lam": 0.1, "proto_lr": 0.005, "lh_reduction": "sum", "aggregation": "normalised",
@@ -104,7 +105,13 @@ DEFAULTS = {
         "server_epochs": 1, **SERVERS_SGD,  # The batch is our choice.
     },
     "fedper": {},
-    "fedpcl": {"tau": 0.07, "least_samples": 1},  # The temperature is our choice.
+    "fedpcl": {"tau": 0.07, "least_samples": 5},  # The temperature is our choice.
+    "fedpft": {
+        "parts": 1, "covariance": "spherical",
+        "server_epochs": 50, "server_batch": 32, "server_lr": 1e-4,
+        "most_drawn": 100_000,  # Our choice; the paper has no limit.
+        **STATISTICS,
+    },
     "fedplcc": {
         "epochs": 10,
         "batch": 32,  # From FedPLVM's code; the text has none.
@@ -155,7 +162,7 @@ DEFAULTS = {
         "epochs": 1, "batch": 32, "lam": 10.0, "ratio": 10.0, "aps": True,
         # Our choices: the authors have 0.00015 for CIFAR-10, no bound, and the features seen in training.
         "a": None, "largest_feature": 1000.0, "proto_source": "eval",
-        "inference": "prototype",
+        "inference": "prototype", "least_samples": 5,
     },
 }  # fmt: skip
 

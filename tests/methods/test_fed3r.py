@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,16 @@ from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.maths.grams import symmetric_of, triangle_of
-from tests.methods.plain import DATA, PRESENT, demand_answer_is_left_out, halves, network, played
+from protofleet.protocol.settings.reader import SettingsError
+from tests.methods.plain import (
+    DATA,
+    PRESENT,
+    counted_features,
+    demand_answer_is_left_out,
+    halves,
+    network,
+    played,
+)
 from tests.methods.tiny import Shard, play, same
 from tests.support.small_federation import shard, simulation
 
@@ -27,16 +37,6 @@ OTHERWISE = [
     {"normalise": False, "features": "raw", "lam": 0.3},
     {"penalty": "absolute", "lam": 2.0, "least_samples": 1},
 ]
-
-
-def features(data, hyper):
-    """Return the features and classes that count on a device, computed sample by sample."""
-    model, found = network().eval(), []
-    for x, label in zip(data.x, data.y.tolist(), strict=True):
-        if int((data.y == label).sum()) >= hyper.least_samples:
-            z = model.embed(x.unsqueeze(0)).detach()[0]
-            found.append((z * math.sqrt(D) / z.norm() if hyper.features == "normalised" else z, label))
-    return torch.stack([z for z, _ in found]), torch.tensor([label for _, label in found])
 
 
 def least_squares(z, y, hyper):
@@ -56,12 +56,12 @@ def test_the_head_after_each_round_is_least_squares_on_the_samples_of_all_device
     for last in range(1, len(PRESENT) + 1):
         server, clients = played(fed3r, hyper, rounds=PRESENT[:last])
         seen = sorted({device for present in PRESENT[:last] for device in present})
-        parts = [features(DATA[device], hyper) for device in seen]
+        parts = [counted_features(DATA[device], hyper) for device in seen]
         z, y = (torch.cat(part) for part in zip(*parts, strict=True))
         assert_close(server.payload()["head"], least_squares(z, y, hyper), **EXACT)
     clients["device-1"].receive(server.payload())
     x = DATA["device-1"].x
-    own, _ = features(Shard(x, torch.zeros(len(x), dtype=torch.int64)), hyper)
+    own, _ = counted_features(Shard(x, torch.zeros(len(x), dtype=torch.int64)), hyper)
     head = server.payload()["head"]
     clients["device-1"].model.eval()
     by_hand = own @ head[:, :D].T + (head[:, D] if hyper.intercept else 0)
@@ -73,7 +73,7 @@ def test_without_penalty_intercept_and_normalisation_it_is_afls_cleaned_recursio
     server, _ = played(fed3r, hyper, rounds=(tuple(DATA),))
     gamma, eye, joined, total = 0.5, torch.eye(D, dtype=torch.float64), None, None
     for device in DATA:
-        z, y = features(DATA[device], hyper)
+        z, y = counted_features(DATA[device], hyper)
         own = z.T @ z + gamma * eye
         head = torch.linalg.solve(own, z.T @ torch.eye(CLASSES, dtype=torch.float64)[y])
         both = own if total is None else total + own
@@ -132,7 +132,7 @@ def test_a_device_that_counts_less_counts_less_in_all_sums():
     server.answers.keep([Reply("device-0", 6, sent["device-0"]), Reply("device-1", 18, sent["device-1"])])
     found = server.solve(server.answers.replies())["head"]
     (z, y), (z1, y1) = (
-        features(DATA[name], hyper) for name in sent
+        counted_features(DATA[name], hyper) for name in sent
     )  # device-0 has 24 samples, of which 6 count.
     both = least_squares(torch.cat([z, *[z1] * 4]), torch.cat([y, *[y1] * 4]), hyper)
     assert_close(found, both, **EXACT)
@@ -186,23 +186,43 @@ def test_an_honest_answer_in_float32_is_used_even_with_fewer_samples_than_number
     assert [reply.device for reply in server.answers.replies()] == ["a"]
 
 
-def test_no_penalty_with_fewer_samples_than_numbers_in_a_feature_is_refused():
+def some(count, name="device-0"):
+    return Shard(DATA[name].x[:count], DATA[name].y[:count])
+
+
+def test_no_penalty_with_fewer_samples_than_numbers_in_a_feature_is_refused_before_a_device_is_asked():
     hyper = fed3r.Hyper(lam=0.0, least_samples=1)
-    data = {"a": Shard(DATA["device-0"].x[:6], DATA["device-0"].y[:6])}
-    with pytest.raises(
-        ValueError, match="lam is 0, and the devices have 6 samples, fewer than the 7 numbers of a"
-    ):
-        played(fed3r, hyper, data, (("a",),))
-    played(fed3r, hyper, {"a": Shard(DATA["device-0"].x[:7], DATA["device-0"].y[:7])}, (("a",),))
+    words = (
+        "fed3r: method.lam is 0, and the devices have 6 samples, fewer than the 6 features and the intercept; set "
+        "method.lam above 0"
+    )
+    with pytest.raises(SettingsError, match=words):
+        played(fed3r, hyper, {"a": some(6)}, (("a",),))
+    server, _ = played(fed3r, hyper, {"a": some(7)}, (("a",),))
+    assert server.lacking() == ""
 
 
-def test_a_run_without_penalty_that_has_too_few_samples_ends_with_the_reason(tmp_path):
+def test_without_penalty_a_late_device_may_add_the_samples_that_lack():
+    server, clients = halves(
+        fed3r, fed3r.Hyper(lam=0.0, least_samples=1), {"a": some(6), "b": some(3, "device-1")}
+    )
+    server.rounds = 2
+    play(server, {"a": clients["a"]}, 1)
+    assert not server.payload() and server.lacking().startswith(
+        "fed3r: method.lam is 0, and the devices have 6 samples, "
+    )
+    play(server, {"b": clients["b"]}, 2)
+    assert server.payload()["head"].isfinite().all() and server.lacking() == ""
+
+
+def test_a_run_without_penalty_that_has_too_few_samples_ends_with_the_reason(tmp_path, caplog):
     shards = {f"device-{i}": shard(0, n=4) for i in range(3)}
     hyper = {"lam": 0.0, "least_samples": 1}
-    run = simulation(tmp_path, "fed3r", policy=SHORT, hyper=hyper, shards=shards).run()
-    assert (
-        "the devices have 12 samples, fewer than the 17 numbers of a feature; set" in run.service.run.diverged
-    )
+    with pytest.raises(
+        SettingsError, match="the devices have 12 samples, fewer than the 16 features and the intercept; "
+    ):
+        simulation(tmp_path, "fed3r", policy=replace(SHORT, rounds=1), hyper=hyper, shards=shards).run()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("intercept, up, down", [(True, 136_991, 5_130), (False, 136_468, 5_120)])

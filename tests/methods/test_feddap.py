@@ -24,7 +24,7 @@ from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, fit, halves, ord
 from tests.methods.tiny import answer, normal, play, same
 from tests.support.small_federation import POLICY, assert_same, shard, simulation
 
-HYPER = feddap.Hyper(**LOCAL, lambda1=0.7, lambda2=0.4, tau=0.3, fusion_tau=0.5)
+HYPER = feddap.Hyper(**LOCAL, least_samples=1, lambda1=0.7, lambda2=0.4, tau=0.3, fusion_tau=0.5)
 # In round 1, three devices of the street hold class 0. The only device of the field comes in round 3.
 SHORT = replace(POLICY, rounds=1)
 DOMAINS = dict.fromkeys(("device-0", "device-1", "device-2"), "street") | {"device-3": "field"}

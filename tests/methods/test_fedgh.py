@@ -29,7 +29,7 @@ from tests.methods.plain import (
 )
 from tests.methods.tiny import floats, play, same, server_of, tiny
 
-HYPER = fedgh.Hyper(**LOCAL, server_epochs=6, server_lr=0.1, server_batch=3)
+HYPER = fedgh.Hyper(**LOCAL, least_samples=1, server_epochs=6, server_lr=0.1, server_batch=3)
 TWO = ("device-1", "device-3")  # They hold the classes 0 and 1.
 
 

@@ -275,8 +275,8 @@ def test_an_experiment_whose_tables_are_too_large_is_refused_before_anything_sta
     with pytest.raises(SettingsError) as refused:
         decode(Experiment, table(table_bytes=size - 1))
     assert str(refused.value).endswith(
-        f"fedheal: the tables of 6 devices take {size:,} bytes, but table_bytes is {size - 1:,}; set "
-        f"table_bytes = {size}, or use a smaller network or fewer devices"
+        f"fedheal: the tables of 6 devices take {size:,} bytes, but method.table_bytes is {size - 1:,}; "
+        f"set method.table_bytes = {size}, or use a smaller network or fewer devices"
     )
     decode(Experiment, table(table_bytes=size))
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from protofleet.methods import fedncm
 from protofleet.methods.contract.base import Ask
 from tests.methods.plain import DATA, PRESENT, WITHOUT_2, halves, network, played
-from tests.methods.tiny import SHARDS, clients_of, play, server_of
+from tests.methods.tiny import SHARDS, Shard, clients_of, play, server_of
 
 
 def features(x, hyper):
@@ -78,3 +78,14 @@ def test_nothing_is_trained_and_nothing_goes_down_before_the_last_evaluation():
         play(server, clients, number)
     after = clients["device-0"].model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_splitting_samples_over_devices_in_another_way_changes_nothing():
+    whole = Shard(*(torch.cat([getattr(part, name) for part in DATA.values()]) for name in ("x", "y")))
+    split = {f"part-{i}": Shard(whole.x[i::3], whole.y[i::3]) for i in range(3)}
+    one, two, three = (
+        played(fedncm, fedncm.Hyper(least_samples=1), data, (tuple(data),))[0].payload()["head"]
+        for data in (DATA, split, {"all": whole})
+    )
+    assert_close(one, two, rtol=1e-9, atol=1e-12)
+    assert_close(one, three, rtol=1e-9, atol=1e-12)

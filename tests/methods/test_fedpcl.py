@@ -29,7 +29,7 @@ from tests.methods.plain import (
 )
 from tests.methods.tiny import Shard, floats, normal, play, same, server_of, tiny
 
-HYPER = fedpcl.Hyper(**LOCAL, tau=0.2)
+HYPER = fedpcl.Hyper(**LOCAL, least_samples=1, tau=0.2)
 
 
 def unit(row):

@@ -16,21 +16,21 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.maths.grams import symmetric_of, triangle_of
 from protofleet.methods.parts.rules import Gaussians, Linear
 from protofleet.protocol.settings.reader import SettingsError
-from tests.methods.plain import DATA, PRESENT, demand_answer_is_left_out, halves, network, played
+from tests.methods.plain import (
+    DATA,
+    PRESENT,
+    counted_features,
+    demand_answer_is_left_out,
+    halves,
+    network,
+    played,
+)
 from tests.methods.tiny import Shard, normal, play, same
 
 D, CLASSES = 6, 3
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 HEADS = ("nb", "lda", "qda")
 every_head = pytest.mark.parametrize("head", HEADS)
-
-
-def features(data, hyper):
-    z = network().eval().embed(data.x).detach()
-    counts = torch.bincount(data.y, minlength=CLASSES)
-    taken = counts[data.y] >= hyper.least_samples
-    z = z * math.sqrt(D) / z.norm(dim=1, keepdim=True) if hyper.features == "normalised" else z
-    return z[taken], data.y[taken]
 
 
 def scores_of(x, z, y, hyper):
@@ -71,12 +71,15 @@ def test_the_scores_after_each_round_are_those_of_gaussians_of_all_devices_so_fa
     for last in range(1, len(PRESENT) + 1):
         server, clients = played(ghofl, hyper, rounds=PRESENT[:last])
         seen = sorted({device for present in PRESENT[:last] for device in present})
-        z, y = (torch.cat(part) for part in zip(*(features(DATA[name], hyper) for name in seen), strict=True))
+        z, y = (
+            torch.cat(part)
+            for part in zip(*(counted_features(DATA[name], hyper) for name in seen), strict=True)
+        )
         client = clients["device-1"]
         client.receive(server.payload())
         client.model.eval()
         x = DATA["device-1"].x
-        own, _ = features(Shard(x, torch.zeros(len(x), dtype=torch.int64)), hyper)
+        own, _ = counted_features(Shard(x, torch.zeros(len(x), dtype=torch.int64)), hyper)
         alike(client.predict(x), scores_of(own, z, y, hyper), head)
 
 
@@ -186,9 +189,9 @@ def test_qda_above_its_bytes_is_refused_before_the_run_with_a_way_out():
     with pytest.raises(
         SettingsError, match="has 5,273,760 bytes, above method.most_bytes = 5,000,000; raise"
     ):
-        plan_of("qda", 512, most_bytes=5_000_000).server_half()
-    plan_of("lda", 512, most_bytes=1_000).server_half()
-    plan_of("qda", 512).server_half()
+        plan_of("qda", 512, most_bytes=5_000_000).demand_fit()
+    plan_of("lda", 512, most_bytes=1_000).demand_fit()
+    plan_of("qda", 512).demand_fit()
 
 
 def test_only_lda_is_a_linear_rule():

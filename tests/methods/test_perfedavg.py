@@ -150,7 +150,7 @@ def test_it_is_measured_with_its_step_and_without():
 
 
 def test_a_batch_of_which_two_are_too_many_is_refused_where_it_is_read():
-    problem = "batch is 500000001, it must be at least 1 and at most 500_000_000"
+    problem = "batch is 500_000_001, it must be at least 1 and at most 500_000_000"
     with pytest.raises(ValueError, match=problem):
         perfedavg.Hyper(batch=500_000_001)
     with pytest.raises(SettingsError, match=f"method.{problem}"):

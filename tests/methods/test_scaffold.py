@@ -198,6 +198,26 @@ def test_impossible_numbers_of_steps_are_refused(steps):
     assert ask.problem_with({**honest, "steps": torch.tensor([steps], dtype=torch.float64)})
 
 
+def after(steps):
+    """Return the state after a round in which device-2 claims this number of steps."""
+    server, clients = halves(scaffold, HYPER)
+    server.begin(1, [member(name, client) for name, client in clients.items()])
+    story = server.round()
+    ask = next(story)
+    sent = {name: answer(client, ask, 1) for name, client in clients.items()}
+    sent["device-2"] = {**sent["device-2"], "steps": torch.tensor([steps], dtype=torch.float64)}
+    with pytest.raises(StopIteration):
+        story.send([Reply(name, len(DATA[name].y), arrays) for name, arrays in sent.items()])
+    return snapshot(server.state())
+
+
+def test_a_device_cannot_claim_more_steps_than_its_own_examples_allow():
+    """The bound of the task is that of the largest device, which device-2 is not."""
+    own = HYPER.steps(len(DATA["device-2"].y))
+    assert own < HYPER.steps(len(DATA["device-0"].y)) and same(after(1.5 * own), after(own))
+    assert not same(after(0.5 * own), after(own))
+
+
 def test_less_than_one_step_is_no_step_so_nobody_can_make_a_change_large():
     x, y, c = torch.zeros(2), torch.ones(2), torch.full((2,), 0.5)
     assert scaffold.control_change(x, y, c, 0.1, 2.0).tolist() == [-5.5, -5.5]

@@ -31,7 +31,7 @@ from tests.methods.plain import (
 )
 from tests.methods.tiny import CLASSES, floats, normal, play, same
 
-HYPER = tinyproto.Hyper(**LOCAL, lam=0.7)
+HYPER = tinyproto.Hyper(**LOCAL, least_samples=1, lam=0.7)
 D = network().embedding_size
 VARIANTS = ({}, {"aps": False}, {"proto_source": "training"}, {"a": 0.02, "ratio": 70.0})
 
@@ -165,9 +165,9 @@ def test_a_row_that_is_too_long_or_of_a_class_that_the_device_lacks_changes_noth
     hyper = replace(HYPER, largest_feature=10.0, aps=aps)
     found = after(hyper, HONEST, ("hostile", rows, labels))
     if not aps and len(rows) == 2:
-        assert found.monitor() == {"rows.refused": 0.0}, "the mean of both rows is short enough"
+        assert found.monitor()["rows.refused"] == 0.0, "the mean of both rows is short enough"
         return
-    assert found.monitor() == {"rows.refused": 1.0}
+    assert found.monitor()["rows.refused"] == 1.0
     assert same(found.state(), after(hyper, HONEST).state())
 
 
@@ -201,8 +201,10 @@ def test_a_cap_of_the_weights_also_lowers_the_sums():
 
 
 def test_an_embedding_with_fewer_numbers_than_classes_is_refused_before_the_start():
-    with pytest.raises(SettingsError, match=r"tinyproto: .* has 8 numbers for 10 classes.* to at least 10"):
-        Plan("tinyproto", 10, 3, network=Network("mlp", embedding_size=8)).demand_fit()
+    with pytest.raises(SettingsError, match=r"has 8 numbers .*; set network.embedding_size to at least 10$"):
+        Plan("tinyproto", 10, 3, network=Network("mlp", feature_size=64, embedding_size=8)).demand_fit()
+    with pytest.raises(SettingsError, match=r"has 8 numbers .*; set network.feature_size to at least 10$"):
+        Plan("tinyproto", 10, 3, network=Network("cnn_bn", feature_size=8)).demand_fit()
     Plan("tinyproto", 8, 3, network=Network("mlp", embedding_size=8)).demand_fit()
 
 

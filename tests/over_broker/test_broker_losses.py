@@ -89,8 +89,8 @@ class Harmed(Federation):
 
     def blocks(self, name, way, *results):
         """Return how many blocks a party has sent in this direction, or received."""
-        party = self.service if name == COORDINATOR else self.agents[name]
-        counted = party.link.meter.messages.items()
+        part = self.service.run.link if name == COORDINATOR else self.agents[name].link
+        counted = part.meter.messages.items()
         return sum(n for (w, kind, r), n in counted if (w, kind) == (way, "block") and r in results)
 
     def lost_answers(self):

@@ -18,6 +18,7 @@ from protofleet import methods
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.lab.contract.halves import bytes_by_kind, ranks_of
+from protofleet.lab.contract.worlds import training_rounds
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network
@@ -29,7 +30,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from tests.over_broker.counting_proxy import CountingProxy
 from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.few_methods import with_own_arrays
-from tests.support.small_federation import CLASSES, POLICY, shard
+from tests.support.small_federation import CLASSES, shard
 
 VARIATES = Path(__file__).parents[1] / "methods" / "plugged" / "variates.py"
 HOME = Path(methods.__file__).parent
@@ -119,7 +120,7 @@ def closed_form(run):
     """
     up, down = Counter(), Counter()
     cost = run.plan.variant.cost
-    for number in range(1, run.plan.rounds + 1):
+    for number in range(1, training_rounds(run) + 1):
         for i, device in enumerate(DEVICES):
             seen = run.recorder.asked[device, number]
             sizes = Sizes(
@@ -145,8 +146,8 @@ def proxied(tmp_path, broker, federation, method, codec="off"):
             run.close()
 
 
-def metered(party, direction):
-    return sum(n for (way, _), n in party.link.meter.wire.items() if way == direction)
+def metered(part, direction):
+    return sum(n for (way, _), n in part.meter.wire.items() if way == direction)
 
 
 def unread(inbox):
@@ -155,38 +156,38 @@ def unread(inbox):
     return sum(packet_bytes(item.topic, len(item.frame)) for item in left if isinstance(item, Arrived))
 
 
-def demand_every_sent_byte(party, direction, sent):
+def demand_every_sent_byte(part, direction, sent):
     """Demand that the meter of a party agrees with the proxy.
 
     The meter counts a packet when it is handed over, so the last ones may still be on their way to the proxy.
     """
     deadline = time.monotonic() + 20
-    while metered(party, direction) != sent():
-        assert time.monotonic() < deadline, (metered(party, direction), sent())
+    while metered(part, direction) != sent():
+        assert time.monotonic() < deadline, (metered(part, direction), sent())
         time.sleep(0.05)
 
 
-def demand_every_received_byte(party, inbox, direction, received):
+def demand_every_received_byte(part, inbox, direction, received):
     """Demand that the meter of a party, with the unread frames, agrees with the proxy.
 
     The last packets may still be on their way.
     """
     rest, deadline = 0, time.monotonic() + 20
-    while metered(party, direction) + (rest := rest + unread(inbox)) != received():
-        assert time.monotonic() < deadline, (metered(party, direction), rest, received())
+    while metered(part, direction) + (rest := rest + unread(inbox)) != received():
+        assert time.monotonic() < deadline, (metered(part, direction), rest, received())
         time.sleep(0.05)
 
 
 def demand_all_bytes(run, proxy):
     """Demand that the meters of all parties agree with the proxy, in both directions."""
     for name, agent in run.agents.items():
-        demand_every_sent_byte(agent, "up", partial(proxy.total, name, "sent"))
+        demand_every_sent_byte(agent.link, "up", partial(proxy.total, name, "sent"))
         received = partial(proxy.total, name, "received")
-        demand_every_received_byte(agent, run.inboxes[name], "down", received)
-    demand_every_sent_byte(run.service, "down", partial(proxy.total, COORDINATOR, "sent"))
+        demand_every_received_byte(agent.link, run.inboxes[name], "down", received)
+    demand_every_sent_byte(run.service.run.link, "down", partial(proxy.total, COORDINATOR, "sent"))
     # The coordinator's messages to all come back to it, and are not counted.
     received = partial(proxy.total, COORDINATOR, "received", without=run.topics.coord_state)
-    demand_every_received_byte(run.service, run.coordinators, "up", received)
+    demand_every_received_byte(run.service.run.link, run.coordinators, "up", received)
 
 
 @pytest.mark.slow
@@ -197,7 +198,7 @@ def test_payload_and_control_are_all_packets_with_a_codec(method, tmp_path, brok
         for record in run.recorder.records:
             for way, kinds in record.payload.items():
                 assert all(size <= record.wire[way][kind] for kind, size in kinds.items())
-        assert not run.service.link.meter.rejected
+        assert not run.service.run.link.meter.rejected
 
 
 @pytest.mark.parametrize(
@@ -216,9 +217,8 @@ def test_payload_and_control_are_all_packets_and_payload_is_the_closed_form(
                 found[way].update(kinds)
         assert {way: dict(kinds) for way, kinds in found.items()} == closed_form(run)
         final = run.service.run.server_runner.server.payload()
-        held = run.recorder.asked[DEVICES[0], run.plan.rounds][
-            "asked"
-        ]  # The last phase of FedPall has the same object.
+        # The last phase of FedPall has the same object.
+        held = run.recorder.asked[DEVICES[0], training_rounds(run)]["asked"]
         same = held.keys() == final.keys() and all(torch.equal(held[name], w) for name, w in final.items())
         assert last.payload == {"up": {}, "down": {} if same else dict(bytes_by_kind(final))}
-        assert len(training) == POLICY.rounds
+        assert len(training) == training_rounds(run)

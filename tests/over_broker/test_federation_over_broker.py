@@ -38,11 +38,11 @@ def test_what_the_meters_count_is_what_the_broker_counted(tmp_path, federation, 
     with LocalBroker(tmp_path / "broker", "mosquitto", sys_seconds=1) as own:
         with running(tmp_path / "run", own.address, federation, "fedavg") as run:
             sent = Counter()
-            for party in (run.service, *run.agents.values()):
-                sent[party.link.direction] += party.link.meter.frames[party.link.direction]
+            for part in (run.service.run.link, *(agent.link for agent in run.agents.values())):
+                sent[part.direction] += part.meter.frames[part.direction]
             wills = 0  # All parties leave in good order, so the broker publishes no will.
             assert counted(own, "publish/bytes/received", sum(sent.values()) + wills, peer)
-        coordinator, devices = run.service.link.meter, [a.link.meter for a in run.agents.values()]
+        coordinator, devices = run.service.run.link.meter, [a.link.meter for a in run.agents.values()]
         assert coordinator.frames["up"] == sum(m.frames["up"] for m in devices)
         for kind in {k for d, k in coordinator.wire if d == "up"}:
             assert coordinator.wire["up", kind] == sum(m.wire["up", kind] for m in devices)

@@ -110,6 +110,8 @@ def test_a_broker_that_was_taken_over_changes_nothing_and_reads_nothing(
         malice = taken_over.malice
     assert made.service.finished
     assert_same(honest(method), SimpleNamespace(service=made.service, agents=made.agents))
-    assert_lies_were_counted(malice, [party.link.meter for party in (made.service, *made.agents.values())])
+    assert_lies_were_counted(
+        malice, [party.link.meter for party in (made.service.run, *made.agents.values())]
+    )
     if method == "fedavg":
         assert set(malice.has_read(learned(made))) == {False}

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.base import Arrived, Connected
 from protofleet.protocol.transport.mqtt import Mqtt
@@ -78,7 +77,7 @@ def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_pa
     made.start(service, coordinators)
     attack = threading.Thread(target=storm, args=(liar,), daemon=True)
     attack.start()
-    rejected = service.link.meter.rejected
+    rejected = service.run.link.meter.rejected
     for i, name in enumerate(DEVICES):
         if name == DEVICES[-1]:  # The run cannot end before the storm.
             wait_until(lambda: all(rejected[reason] for reason in STORM), "the lies to be rejected")
@@ -126,7 +125,6 @@ def test_a_frame_that_was_never_looked_at_has_its_counter_too(tmp_path):
     from tests.protocol.ends import Ends
 
     link = Ends(tmp_path, "a").coordinator
-    assert isinstance(link, coordinator_link.CoordinatorLink)
     link.count_overflow(7)
     assert link.meter.rejected == {Reason.FLOOD: 7}
     assert link.meter.messages["up", "unreadable", "flood"] == 7

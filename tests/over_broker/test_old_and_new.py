@@ -50,7 +50,15 @@ UPWARDS = {
     "hello": {"classes", "examples", "domain", "software", "protocol", "plan", "counts", "holds"},
     "update": {"examples", "metrics", "arrays"},
 }  # fmt: skip
-TO_ALL = {"welcome.about", "state.who", "state.now", "hello.can", "hello.names", "hello.names_hash"}
+TO_ALL = {
+    "welcome.about",
+    "state.who",
+    "state.now",
+    "hello.can",
+    "hello.names",
+    "hello.names_hash",
+    "hello.capacity",
+}
 
 
 @dataclass

@@ -59,6 +59,7 @@ def ranges(draw) -> tuple[tuple[int, int], ...]:
 HELLOS = st.builds(
     Hello, NAMES, WHOLES, WHOLES, WORDS, WORDS, st.tuples(WHOLES, WHOLES), st.just(b"") | HASHES,
     st.lists(WHOLES, max_size=5).map(tuple), st.lists(HASHES, max_size=3).map(tuple),
+    capacity=st.integers(0, 256), working=st.just("") | NAMES, answered=ROUNDS,
 )  # fmt: skip
 UPDATES = st.builds(
     Update, NAMES, ROUNDS, PHASES, WHOLES, st.just(b"") | HASHES, st.just({}),
@@ -71,7 +72,7 @@ MESSAGES = st.one_of(
     st.builds(Task, ROUNDS, PHASES, st.none() | manifests(), NUMBERS),
     st.builds(Receipt, ROUNDS, PHASES, WORDS, WORDS),
     st.builds(Refusal, WORDS, st.integers(0, 2**63 - 1)),
-    st.builds(State, st.booleans(), WORDS),
+    st.builds(State, st.booleans(), WORDS, runs=st.none() | st.lists(NAMES, max_size=8).map(tuple)),
     st.builds(Bye, WORDS),
     st.builds(Finished, ROUNDS),
     st.builds(BlockRequest, HASHES, ranges(), st.booleans()),

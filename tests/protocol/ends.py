@@ -10,7 +10,9 @@ import numpy as np
 from protofleet.lab.simulation.network import NetworkConditions, SimulatedBroker, VirtualClock
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.run_part import RunPart
 from protofleet.protocol.security.envelope import seal, unseal
 from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.storage.store import ObjectStore
@@ -56,15 +58,17 @@ class Ends:
             self.boot_device(device)
 
     @property
-    def coordinator(self) -> CoordinatorLink:
-        return self.links[COORDINATOR]
+    def parts(self) -> dict[str, RunPart]:
+        """Return the part of the only run at each end."""
+        return {**self.links, COORDINATOR: self.coordinator}
 
     def boot_coordinator(self, epoch=1):
         session = self._connect(COORDINATOR, TOPICS.coordinator_subscriptions())
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-        link = CoordinatorLink(me, self.keyring, TOPICS, session, self._spool_of, "")
-        link.answers.admission_controller = self.gate
-        self.links[COORDINATOR] = link
+        link = self.links[COORDINATOR] = CoordinatorLink(me, self.keyring, TOPICS, session)
+        self.coordinator = CoordinatorRunLink(link, "", self._spool_of)
+        self.coordinator.answers.admission_controller = self.gate
+        link.add(self.coordinator)
 
     def _spool_of(self, device):
         return ObjectStore(self.folder / f"spool-{device}", False)
@@ -102,7 +106,7 @@ class Ends:
 
     def results(self, receiver, direction):
         """Return (message kind, result) -> number of messages, as the receiver's meter counted them."""
-        counted = self.links[receiver].meter.messages
+        counted = self.parts[receiver].meter.messages
         return {(k, r): n for (d, k, r), n in counted.items() if d == direction and r != "sent"}
 
     def _connect(self, name, topics):

@@ -183,5 +183,7 @@ def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path
     assert run.service.finished and ME in run.service.run.participants.members
     assert foreign.verdicts.count("accepted") >= 4 and set(foreign.verdicts) <= {"accepted", "late"}
     assert not [
-        k for k in run.service.link.meter.messages if k[0] == "up" and k[2] not in ("accepted", "duplicate")
+        k
+        for k in run.service.run.link.meter.messages
+        if k[0] == "up" and k[2] not in ("accepted", "duplicate")
     ]

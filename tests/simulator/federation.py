@@ -24,6 +24,7 @@ from protofleet.methods.contract.catalog import load
 from protofleet.protocol.link.clocks import MOST_AHEAD, ahead
 from protofleet.protocol.link.clocks import Clock as Wall
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.settings.budget import BudgetSettings
@@ -175,19 +176,21 @@ class Federation:
         me, topics = Identity(COORDINATOR, epoch, self.keys[COORDINATOR]), Topics(FEDERATION)
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
 
+        wall = Wall(process.host.wall)
         link = self._coordinator_link(
-            me, self.keyring, topics, line, spool.store, RUN,
-            self.scenario.sealed, Wall(process.host.wall), process.name,
-        )  # fmt: skip
-        line.leave(link.will(topics.coord_state))
+            me, self.keyring, topics, line, self.scenario.sealed, wall, process.name
+        )
         machine = self.parts.machine(self.scenario.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
         # Where the classes have names, a hello counts that was said to an earlier coordinator.
         names = self._class_names() if self.scenario.starts else ()
         budget = BudgetSettings(bytes_per_device=self.scenario.budget) if self.scenario.budget else None
-        run = self._run(self.plan, machine, spool, context, class_names=names, budget=budget)
+        part = CoordinatorRunLink(link, RUN, spool.store)
+        run = self._run(self.plan, machine, spool, context, part, class_names=names, budget=budget)
         process.turn_items = self.scenario.turn_items
-        process.start(CoordinatorService(context, run), line)
+        service = CoordinatorService(context, [run])
+        line.leave(link.will(topics.coord_state))
+        process.start(service, line)
 
     def _class_names(self) -> tuple[str, ...]:
         """Return the class names of the devices' data; with other names they could not take part."""
@@ -332,12 +335,13 @@ class Federation:
             let_go = party.link.clock.ahead(process.epoch) > 0  # It took it over before its clock was set.
             demand(party.link.epoch >= process.epoch or let_go, words)
             process.epoch = party.link.epoch
-        if (too_far := party.link.meter.rejected[self._far(party)]) > process.too_far:
+        part = party.link if isinstance(party, Agent) else party.run.link
+        if (too_far := part.meter.rejected[self._far(party)]) > process.too_far:
             process.too_far = too_far
             self._somebody_sets_the_clock()
         if isinstance(party, CoordinatorService):
-            if party.run.machine.exhausted:
-                self.history.exhaust(party.run.budget)
+            if party.run.machine.ended_early:
+                self.history.end_early(party.run.spool)
             self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
             errors = party.context.error_boundary.cut_off + party.run.isolation.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
@@ -351,13 +355,13 @@ class Federation:
             return  # Sums only grow, so a wrong sum is still wrong at the next look.
         if isinstance(party, Agent) and party.link.has_early_block:
             return  # A block that comes before its task is counted together with the task.
-        meter, back, out = party.link.meter, party.link.peer_direction, party.link.direction  # type: ignore[attr-defined]
+        meter, back, out = part.meter, part.peer_direction, part.direction
         ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
         words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"
         demand(ended == process.arrived, words)
         for way, side in ((out, "out"), (back, "in")):
             wire = sum(n for (w, _), n in meter.wire.items() if w == way)
-            wire += party.link.waiting_bytes if way == back else 0  # type: ignore[attr-defined]
+            wire += part.waiting_bytes if way == back else 0
             words = f"I7: {process.name} counted {wire} bytes {side}, {line.bytes[side]} crossed"
             demand(wire == line.bytes[side], words)
             demand(meter.frames[way] == line.frames[side], f"I7: frames of {process.name}, {side}")
@@ -372,8 +376,8 @@ def close_files(process: Process) -> None:
     party = process.party
     fetches = []
     if isinstance(party, CoordinatorService):
-        fetches = [fetch for fetch, _ in party.link.answers.fetches.values()]
-        party.link.answers.fetches.clear()
+        fetches = [fetch for fetch, _ in party.run.link.answers.fetches.values()]
+        party.run.link.answers.fetches.clear()
         party.run.spool.close()
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None

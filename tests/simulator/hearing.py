@@ -144,10 +144,11 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
                 self.ear.left_out(read_header(frame)[0])
             return found
 
-        def publish(
-            self, topic: str, message: Message, recipient: str = EVERYBODY, *rest: Any, **more: Any
-        ) -> None:
-            super().publish(topic, message, recipient, *rest, **more)
+        def next_frame(
+            self, message: Message, run: str, names: tuple[str, ...], recipient: str = EVERYBODY, *rest: Any
+        ) -> bytes:  # fmt: skip
+            frame: bytes = super().next_frame(message, run, names, recipient, *rest)
             self.due.said(recipient, message, said.clock.now)
+            return frame
 
     return Observed

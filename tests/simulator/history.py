@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from protofleet.coordinator.budget import Budget
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.answer_delivery import PendingAnswer
+from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.state.residuals import Residuals
@@ -86,11 +87,11 @@ class History:
 
     last_training: int | None = None  # The last round of training, if budgets have ended the training.
 
-    def exhaust(self, budget: Budget | None) -> None:
-        found = budget and budget.spent.exhausted()
-        demand(bool(found), "I1: a run without a spent budget ends because of budgets")
+    def end_early(self, spool: Spool) -> None:
+        found = spool.early_end()
+        demand(bool(found), "I1: a run without a cause ends early")
         if found:
-            self.last_training = found[0]
+            self.last_training = found.round
 
     @property
     def newest(self) -> int:
@@ -164,9 +165,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             roster: Collection[str] = (),
             domains: Mapping[str, str] | None = None,
             fleet: int = 0,
+            alone: bool = False,
         ) -> None:
             try:
-                super().save(round, attempt, cohort, members, state, roster, domains, fleet)
+                super().save(round, attempt, cohort, members, state, roster, domains, fleet, alone)
             except Killed:  # It may have died in the clean-up, after the round began.
                 row = self._db.execute(
                     "SELECT round, attempt FROM checkpoint ORDER BY id DESC LIMIT 1"
@@ -319,23 +321,33 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
 
 def observed_agent(base: type[Agent], history: History) -> type[Agent]:
     class Observed(base):  # type: ignore[valid-type,misc]
-        def take_receipt(self, receipt: Receipt) -> None:
-            delivery = self.tasks.delivery
-            waiting: PendingAnswer | None = delivery.pending
-            super().take_receipt(receipt)
-            if waiting is None or delivery.pending is not None or receipt.verdict != "accepted":
-                return
-            a, me = waiting.answer, self.link.me.name
-            where = f"{me} let go of its answer to round {a.round} {a.phase}"
-            # A receipt names no broadcast. So the receipt of an earlier attempt ends the device's wait too early. The
-            # next hello brings the task again, and the device repeats its answer. It keeps it until the round ends.
-            taken = {
-                base.hex(): taken.answer.object.hex()
-                for (*asked, base), taken in history.taken.items()
-                if asked == [a.round, a.phase, me]
-            }
-            if me not in history.twins:
-                demand(bool(taken), f"I2: {where}, which nobody has on a disk")
-                demand(taken.get(a.base, a.object) == a.object, f"I2: {where}, another one is on the disk")
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            follower = self.places.first
+            take = follower.take_receipt
+            follower.take_receipt = lambda receipt: let_go(follower, receipt, take, history)
 
     return Observed
+
+
+def let_go(
+    follower: RunFollower, receipt: Receipt, take: Callable[[Receipt], None], history: History
+) -> None:
+    """Take a receipt, and demand that the answer that the device lets go of is on the coordinator's disk."""
+    delivery = follower.tasks.delivery
+    waiting: PendingAnswer | None = delivery.pending
+    take(receipt)
+    if waiting is None or delivery.pending is not None or receipt.verdict != "accepted":
+        return
+    a, me = waiting.answer, follower.link.me.name
+    where = f"{me} let go of its answer to round {a.round} {a.phase}"
+    # A receipt names no broadcast. So the receipt of an earlier attempt ends the device's wait too early. The
+    # next hello brings the task again, and the device repeats its answer. It keeps it until the round ends.
+    taken = {
+        base.hex(): taken.answer.object.hex()
+        for (number, *asked, base), taken in history.taken.items()
+        if [number - taken.answer.staleness, *asked] == [a.round, a.phase, me]
+    }
+    if me not in history.twins:
+        demand(bool(taken), f"I2: {where}, which nobody has on a disk")
+        demand(taken.get(a.base, a.object) == a.object, f"I2: {where}, another one is on the disk")

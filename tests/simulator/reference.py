@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from protofleet.coordinator.server.stepper import evaluation
@@ -13,7 +14,7 @@ from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.arrays import encode
 from tests.simulator.coded import CodedBroadcasts, CodedUpdates
-from tests.simulator.history import History, Saved, Work, fingerprint
+from tests.simulator.history import History, Saved, Taken, Work, fingerprint
 from tests.simulator.promises import demand
 
 
@@ -21,6 +22,7 @@ def check_server(plan: Plan, history: History) -> None:
     """Check I1 and I2: the result of each round follows from its accepted answers, each counted once."""
     last = {save.round: save for save in history.saves}
     server, shown = plan.server_half(), Shown(plan)
+    shown_in: dict[tuple[int, str], bytes] = {}  # Round and phase -> broadcast.
     for number in range(1, plan.rounds + 2):
         if number not in last:
             return
@@ -34,29 +36,49 @@ def check_server(plan: Plan, history: History) -> None:
         story = server.round() if trains else evaluation(server)
         ask = next(story, None)
         while ask is not None:
-            replies = _replies(history, save, ask, shown)
+            shown_in[number, ask.phase] = shown.name_of(ask)
+            replies = _replies(history, save, ask.phase, shown, shown_in)
             try:
                 ask = story.send(replies)
             except StopIteration:
                 ask = None
 
 
-def _replies(history: History, save: Saved, ask: Ask, shown: Shown) -> list[Reply]:
-    base = shown.name_of(ask)
-    place = f"round {save.round} attempt {save.attempt} {ask.phase}"
-    devices = history.closed.get((save.round, save.attempt, ask.phase))
+def _replies(
+    history: History, save: Saved, phase: str, shown: Shown, shown_in: Mapping[tuple[int, str], bytes]
+) -> list[Reply]:
+    base = shown_in[save.round, phase]
+    place = f"round {save.round} attempt {save.attempt} {phase}"
+    devices = history.closed.get((save.round, save.attempt, phase))
     demand(devices is not None, f"I3: {place} was never closed, and yet the run went on")
     assert devices is not None
     replies = []
     for device in devices:
-        taken = history.taken.get((save.round, ask.phase, device, base))
+        taken = history.taken.get((save.round, phase, device, base))
+        taken = taken or _late(history, save, phase, device, shown_in)
         demand(
             taken is not None,
             f"I1: {place} counts {device}, of which no answer to this broadcast was accepted",
         )
         assert taken is not None
-        replies.append(Reply(device, taken.answer.examples, shown.coded.read(base, taken.arrays)))
+        arrays, weight = shown.coded.read(taken.answer.base, taken.arrays), 1.0
+        if age := taken.answer.staleness:
+            weight = float((1 + age) ** -history.policy.staleness_exponent)
+        replies.append(Reply(device, taken.answer.examples, arrays, weight))
     return replies
+
+
+def _late(
+    history: History, save: Saved, phase: str, device: str, shown_in: Mapping[tuple[int, str], bytes]
+) -> Taken | None:
+    """Return the update of a device for the task of an earlier round, if it was accepted for this round."""
+    ages = range(1, history.policy.staleness + 1) if history.policy.buffered else ()
+    for age in ages:
+        base = shown_in.get((save.round - age, phase), b"")
+        taken = history.taken.get((save.round, phase, device, base))
+        if taken is not None and taken.answer.staleness == age:
+            return taken
+    return None
 
 
 def check_accepted(folder: Path, history: History) -> None:
@@ -67,7 +89,8 @@ def check_accepted(folder: Path, history: History) -> None:
         answers = [work.answer for work in history.works[folder / device]]
         worked_out = {(a.round, a.phase, a.base, a.object) for a in answers}
         words = f"I1: {device} never worked out the answer to round {number} {phase} that was accepted of it"
-        demand((number, phase, base.hex(), taken.answer.object.hex()) in worked_out, words)
+        task = number - taken.answer.staleness
+        demand((task, phase, base.hex(), taken.answer.object.hex()) in worked_out, words)
 
 
 class Shown:

@@ -7,7 +7,7 @@ first draws which kinds occur.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.simulator.broker import Manners
@@ -74,12 +74,19 @@ def draw(seed: int) -> Scenario:
     count = dice("devices").choice((2, 3, 3, 4, 5, 6))
     share = dice("share").choice((0.0, 0.1, 0.25, 0.25, 0.5))
     kinds = frozenset(kind for kind in KINDS if dice(f"kind {kind}").random() < share)
+    policy = _policy(dice("policy"), dice("rules of bad weather"), dice("evaluations"), count, method)
+    hyper, buffered = (
+        _hyper(dice("hyper"), method),
+        method == "tally" and dice("asynchronous").random() < 0.06,
+    )
+    if buffered:
+        policy, hyper = _buffered(policy, dice("buffer"), count), hyper | {"phases": 1}
     return Scenario(
         seed,
         method,
         tuple(f"d{i}" for i in range(count)),
-        _policy(dice("policy"), dice("rules of bad weather"), dice("evaluations"), count, method),
-        _hyper(dice("hyper"), method),
+        policy,
+        hyper,
         kinds,
         bad_seconds=dice("bad seconds").choice((15.0, 60.0, 60.0, 240.0)),
         faults=dice("faults").choice((2, 5, 12, 25)),
@@ -89,8 +96,8 @@ def draw(seed: int) -> Scenario:
         malice=dice("malice").choice((0.02, 0.1, 0.3)),
         turn_items=dice("turn").choice((1, 1, 3, 64)),
         axes=dice("axes").choice(((), (), (), (), SERIES, VECTOR)),
-        deltas=method == "tally" and dice("deltas").random() < 0.3,
-        uplink=dice("form").choice(UPLINKS) if method == "tally" and dice("forms").random() < 0.2 else "",
+        deltas=method == "tally" and not buffered and dice("deltas").random() < 0.3,
+        uplink="" if buffered else _uplink(dice("form"), dice("forms"), method),
         starts=dice("inbox").random() < 0.2,
     )
 
@@ -114,6 +121,22 @@ def _policy(
         flap_seconds=more.choice((30.0, 300.0)),
         evaluate_every=evaluations.choice((0, 0, 0, 1, 2)),
     )
+
+
+def _buffered(policy: RunPolicy, dice: random.Random, count: int) -> RunPolicy:
+    """Return the same policy with buffered rounds; more rounds than otherwise, so that updates become late."""
+    return replace(
+        policy,
+        rounds=dice.choice((3, 5, 8)),
+        mode="buffered",
+        buffer=dice.randint(policy.quorum, max(policy.quorum, policy.cohort or count)),
+        staleness=dice.choice((1, 3, 10)),
+        spares=0,
+    )
+
+
+def _uplink(form: random.Random, dice: random.Random, method: str) -> str:
+    return form.choice(UPLINKS) if method == "tally" and dice.random() < 0.2 else ""
 
 
 def _hyper(dice: random.Random, method: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ works on changes its state. So the end shows if it worked on one twice, or on no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ WIDTH = 4
 class Hyper:
     numbers: int = 64
     rows: int = 6  # The most rows of one device in phase "mix".
+    phases: int = 2  # With 1 there is no phase "mix", so rounds may be buffered.
     axes: int = 1  # The axes of each tensor that travels; they do not change its number of values.
 
     @property
@@ -45,17 +46,22 @@ class Server(ServerHalf):
         self.anchors = torch.zeros(hyper.features)
 
     def round(self):
-        W, F = self.hyper.weights, self.hyper.features
+        W = self.hyper.weights
         replies = yield Ask("train", self.payload(), {"weights.w": TensorSpec(W)})
         for reply in replies:
             received = reply.payload["weights.w"] * reply.examples / 7
-            self.weights.copy_(torch.sin(self.weights * 0.9 + received))
+            self.weights.copy_(torch.sin(self.weights * 0.9 + received * reply.weight))
+        if self.hyper.phases > 1:
+            yield from self.mix()
+        self.weights = self.weights + 0.01 * torch.randn(W, generator=self.generator("noise"))
+
+    def mix(self):
+        W, F = self.hyper.weights, self.hyper.features
         rows = {"features": TensorSpec(("n", *F), most=self.hyper.rows), "weights.w": TensorSpec(W)}
         replies = yield Ask("mix", {"anchors": self.anchors, **self.payload()}, rows)
         for reply in replies:
             self.anchors = torch.cos(self.anchors * 1.1 + reply.payload["features"].sum(0))
             self.weights.copy_(torch.sin(self.weights + reply.payload["weights.w"]))
-        self.weights = self.weights + 0.01 * torch.randn(W, generator=self.generator("noise"))
 
     def payload(self):
         return {"weights.w": self.weights}
@@ -99,4 +105,8 @@ class Client(ClientHalf):
         self.own = state["weights.w"].clone()
 
 
-METHOD = Method("a tally of who was asked what", Hyper, Server, Client)
+def variant(hyper):
+    return replace(METHOD, buffered=hyper.phases == 1)
+
+
+METHOD = Method("a tally of who was asked what", Hyper, Server, Client, variant=variant)

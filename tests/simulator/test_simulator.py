@@ -24,6 +24,14 @@ def test_every_promise_is_kept_in_any_weather(seed):
     assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
 
 
+@pytest.mark.parametrize("seed", [451, 720, 742, 743])
+def test_and_with_late_updates_in_buffered_rounds(seed):
+    """In each of these seeds, several late updates count, and processes, connections or disks fail."""
+    assert draw(seed).policy.buffered and draw(seed).kinds
+    verdict = run_seed(seed)
+    assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
 def test_and_by_the_papers_methods(method):
     """FedPall has two phases, and FedPLCC has answers of any length."""

@@ -17,6 +17,7 @@ from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_p
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.transport.mqtt import Mqtt
@@ -52,10 +53,11 @@ class Federation:
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         topics = self.topics.coordinator_subscriptions()
         transport = Mqtt(f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, subscriptions=topics)
-        link = CoordinatorLink(me, self.keyring, self.topics, transport, spool.store, "test")
+        link = CoordinatorLink(me, self.keyring, self.topics, transport)
         context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
-        self.service = CoordinatorService(context, Run(self.plan, machine, spool, context))
+        run = Run(self.plan, machine, spool, context, CoordinatorRunLink(link, "test", spool.store))
+        self.service = CoordinatorService(context, [run])
         transport.connect(link.will(self.topics.coord_state))
         return self.service, inbox
 

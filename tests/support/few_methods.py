@@ -1,14 +1,22 @@
-"""Some of the methods, for tests that would say the same with every other method."""
+"""Fewer methods or fewer steps, for tests that would say the same with every method or with more steps."""
 
 from collections.abc import Iterable
 from typing import Final
 
 import pytest
 
+from protofleet.lab.contract.worlds import Subject
 from protofleet.methods.contract.catalog import load
 
 # In this order: weights; prototypes; answers of ragged shapes; two phases; statistics without training.
 SHAPES: Final = ("fedavg", "fedproto", "fedplcc", "fedpall", "fedncm")
+
+# Steps of a run whose test asks for the same bits or for numbers, and not for what is learned.
+FEW_STEPS: Final = {"epochs": 1, "head_epochs": 1, "server_epochs": 2, "server_steps": 2, "init_steps": 2}
+
+
+def few_steps(method: str) -> Subject:
+    return Subject(method, hyper=FEW_STEPS)
 
 
 def of_each_shape(methods: Iterable[str]) -> list[object]:

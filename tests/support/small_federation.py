@@ -49,7 +49,7 @@ def simulation(
 
 def in_blocks(run: Simulation, monkeypatch) -> None:
     """Lower the inline limit to 64 bytes, so that honest answers of the tiny network also travel as objects."""
-    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
+    monkeypatch.setattr("protofleet.protocol.link.run_part.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
         agent.link.adapt = lambda *limits: None

@@ -10,6 +10,9 @@ from tools.pages import (
     limits,
     methods,
     metrics,
+    newer_methods,
+    one_message,
+    other_features,
     reasons,
     security_limits,
     stages,
@@ -17,5 +20,8 @@ from tools.pages import (
 
 for page in (bounds, methods, metrics):
     page.PAGE.write_text(page.generate(), encoding="utf-8")
-for page in (alerts, arrays, codec_figures, limits, reasons, security_limits, stages):
+for page in (
+    alerts, arrays, codec_figures, limits, newer_methods, one_message, other_features, reasons, security_limits,
+    stages,
+):  # fmt: skip
     page.PAGE.write_text(page.generate(page.PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -70,7 +70,7 @@ def all_settings() -> Iterator[str]:
         if added := added_keys(hyper := load(name).Hyper, LocalHyper):
             trains = issubclass(hyper, LocalHyper)
             words = (
-                "Further keys, and keys with another default:" if trains else "Nothing is trained. All keys:"
+                "Further keys, and keys with another default:" if trains else "No device trains. All keys:"
             )
             yield described([SettingsTable(METHOD, (name,), hyper)], words, added)
 

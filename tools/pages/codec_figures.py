@@ -12,16 +12,14 @@ are written. Accuracy is the mean over the domains and over the last evaluations
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Final
 
-from protofleet.lab.report.comparison import ComparedRun, read_comparable_run
+from protofleet.lab.report.comparison import ComparedRun
 from protofleet.lab.report.finished_run import SUMMARY
 from protofleet.lab.report.front import last_accuracy
 from protofleet.lab.report.measured_codecs import (
@@ -33,11 +31,11 @@ from protofleet.lab.report.measured_codecs import (
 )
 from protofleet.protocol.settings.named_codecs import NAMED, OFF
 from tools.pages.generated_table import DOCS, replace_table
+from tools.pages.measured_figures import finished_runs, newest_day, write_figures_file
 
 PAGE: Final = DOCS / "codecs.md"
 MODULE: Final = "tools.pages.codec_figures"
 FOLDER: Final = re.compile(rf"(?P<name>\w+)-(?P<codec>{'|'.join((OFF, *NAMED))})-s?(?P<seed>\d+)")
-NUMBERS: Final = re.compile(r"\[[\s\d,]+\]")  # A list of whole numbers is written in one line.
 HEAD: Final = (
     "| `codec` | seeds | bytes of arrays | times fewer | times fewer on the wire "
     "| difference in accuracy, in points |\n"
@@ -79,11 +77,11 @@ def measured_method(name: str, runs: Mapping[str, Runs], experiment: str, commit
         raise SystemExit(f"{name} has no run with codec {OFF}, with which the others are compared; make one")
     all_runs = [run for group in runs.values() for run in group.values()]
     commits = {run.summary.get("versions", {}).get("commit", "unknown")[:8] for run in all_runs}
-    newest = max((run.folder / SUMMARY).stat().st_mtime for run in all_runs)
     first = plain[min(plain)]
     return MeasuredMethod(
         name, first.summary["method"], experiment, first.summary["rounds"],
-        time.strftime("%Y-%m-%d", time.gmtime(newest)), commit or ", ".join(sorted(commits)), tuple(sorted(plain)),
+        newest_day(run.folder / SUMMARY for run in all_runs), commit or ", ".join(sorted(commits)),
+        tuple(sorted(plain)),
         round(fmean(accuracy_of(run) for run in plain.values()), 3),
         round(fmean(bytes_of(run, "payload") for run in plain.values())),
         tuple(compared(codec, runs[codec], plain) for codec in NAMED if codec in runs),
@@ -93,12 +91,8 @@ def measured_method(name: str, runs: Mapping[str, Runs], experiment: str, commit
 def read_runs(folders: Sequence[Path]) -> dict[str, dict[str, dict[int, ComparedRun]]]:
     """Return the finished runs by method, codec and seed."""
     found: dict[str, dict[str, dict[int, ComparedRun]]] = {}
-    for folder in folders:
-        name = FOLDER.fullmatch(folder.name)
-        if name and (folder / SUMMARY).exists():
-            run = read_comparable_run(folder)
-            if run.summary.get("rounds_done", run.summary["rounds"]) == run.summary["rounds"]:
-                found.setdefault(name["name"], {}).setdefault(name["codec"], {})[int(name["seed"])] = run
+    for name, run in finished_runs(folders, FOLDER):
+        found.setdefault(name["name"], {}).setdefault(name["codec"], {})[int(name["seed"])] = run
     return found
 
 
@@ -131,10 +125,7 @@ def write_figures(
         if not experiment:
             raise SystemExit(f"it is not known how {name} was run; say it with --experiment {name}=ARGUMENTS")
         known[name] = measured_method(name, runs, experiment, commit)
-    text = json.dumps({"methods": [asdict(known[name]) for name in sorted(known)]}, indent=1)
-    path.write_text(
-        NUMBERS.sub(lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n", encoding="utf-8"
-    )
+    write_figures_file(path, {"methods": [asdict(known[name]) for name in sorted(known)]})
 
 
 def main() -> None:

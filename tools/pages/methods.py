@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.overview import Overview, Reference, overview
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import HASHED, PublicSet, sha256_of
 from tools.pages.generated_table import DOCS
+from tools.pages.given_away import given_away
 
 PAGE: Final = DOCS / "methods.md"
 TOP: Final = """\
@@ -29,7 +30,8 @@ array that is sent.
 After the semicolon: other ways to predict that are also measured. |
 | devices' networks | Whether devices may have different networks. |
 | bytes up, bytes down | Bytes of all arrays that one device sends and receives in a round, by the kinds that the \
-method declares. Some methods send arrays to devices only in the last evaluation. |
+method declares. Some methods send arrays to devices only in the last evaluation. Methods that \
+train nothing ask each device in one round only. |
 | stays on its device | State that a device never sends. |
 | readings | Settings for the places where text and code of the authors, or later comparisons, differ. \
 The default is first. |
@@ -45,6 +47,36 @@ weights. A label or a count takes 8 bytes.
 |---|---|---|---|---|
 """
 BOTTOM: Final = """
+## Methods that ask each device once
+
+{once} train nothing: each device sends statistics of its features once, and the server computes the head.
+
+- **Rounds.** One round is enough. A later round asks only enrolled devices that have not answered. The training
+  ends when all enrolled devices have answered, or when none of the others comes within
+  `policy.patience_seconds`. `stopped` in `summary.json` then names the absent devices.
+- **A device that joins later** costs its own upload, and one new head for each device. The head has the bits of
+  a run in which all devices were there from the beginning, whatever the order of the answers.
+- **Outliers** are an exception: `limits.outlier` compares only the answers of one round, so a device that
+  answers alone is not compared.
+- **A device that is removed** (`enrol revoke`, or an enrolment that ends) is forgotten when the next round
+  begins or ends. The head is computed again from the kept answers of the others, so it has the bits of a run
+  without this device. The save after that deletes the answer from the folder of the run.
+- **The best model is deleted with it.** `export --best` then exports the newest model, until a later round is better
+  than all before.
+- **The deletion takes time.** While the run waits for absent devices, no round ends. So the answer stays during
+  this wait (`policy.patience_seconds`, by default 600 s), and until the round or the last evaluation that follows
+  is over. A second wait, `policy.pause_seconds` or a wait for the next month delay it too.
+- **The report names** the devices whose answers were deleted, and the devices that take no part because no class has
+  `least_samples` samples there (`removed` and `unused` in [rounds.md](rounds.md#a-round)).
+- **A device that is enrolled again** after a removal, or with other keys, is asked again. Its old answer is
+  deleted as above, because an answer belongs to an enrolment and not to a name. A renewal keeps the answer.
+- **What stays.** Heads that were sent before stay on the devices, and their measurements stay in the results.
+  The removed device keeps its own copy of its answer. The hash of the answer stays in the index.
+- **What you must delete.** Backups keep the answer, and so does the folder of a run that ended, diverged,
+  failed or was stopped before the deletion.
+- **Budgets.** A device whose budget of the month is spent is waited for until the next month. A device whose
+  budget of the run is spent counts as absent.
+
 ## Public images
 
 In FCCL+, devices compare the outputs of their networks on images without labels. All devices have the same images,
@@ -102,9 +134,13 @@ MIDDLE: Final = """
 def generate() -> str:
     found = [overview(name) for name in names()]
     first, second = "".join(map(what_it_is, found)), "".join(map(what_crosses, found))
-    bottom = BOTTOM.format(sha256=sha256_of(PublicSet().draw(HASHED)))
+    careful = [name for name in names() if hasattr(load(name).Hyper(), "least_samples")]
+    once = [one.title for one in found if one.method.Server.keeps_answers]
+    bottom = BOTTOM.format(
+        sha256=sha256_of(PublicSet().draw(HASHED)), once=", ".join(once[:-1]) + " and " + once[-1]
+    )
     return (
-        TOP.format(reference=Reference().describe()) + first + MIDDLE + second + bottom
+        TOP.format(reference=Reference().describe()) + first + MIDDLE + second + given_away(careful) + bottom
         + "<!-- end of generated -->\n"
     )  # fmt: skip
 

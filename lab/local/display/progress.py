@@ -209,6 +209,8 @@ class ProgressDisplay:
                 return f"{p.stage}: {len(p.cohort)} devices asked, {p.present} present"
             case "held_back" if event["until"] - time.time() >= LONG_PAUSE:
                 return p.stage
+            case "paused":
+                return event["reason"] or "the run goes on after its pause"
             case "transfer":
                 return f"{event['device']}: {transfer_words(event)}"
             case "dropped":

@@ -9,6 +9,7 @@ from typing import Any, Final
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.lab.report.html_page import section, table
 from protofleet.lab.report.numbers import NONE
+from protofleet.protocol.wire.name_list import first_names
 
 HEAD: Final = ("party", "software", "machine")
 NOTE: Final = "As each party says it of itself; devices of earlier versions do not say it."
@@ -43,12 +44,7 @@ def device_rows(devices: Mapping[str, Any]) -> list[list[str]]:
         about = said if isinstance(said, Mapping) else {}
         kind = str(about.get("software") or NONE), str(about.get("machine") or NONE)
         alike.setdefault(kind, []).append(device)
-    return [[named(names), *kind] for kind, names in alike.items()]
-
-
-def named(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return [[first_names(names, MOST_NAMED), *kind] for kind, names in alike.items()]
 
 
 def settings_section(run: FinishedRun) -> str:

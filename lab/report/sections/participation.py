@@ -195,13 +195,14 @@ def listed(numbers: Sequence[int]) -> str:
 def rounds_table(rounds: Rounds) -> str:
     rows = []
     for line in rounds:
-        asked = {device for phase in line["phases"] for device in phase["asked"]}
+        asked = {device for phase in line["phases"] for device in phase["asked"]}.union(line["participants"])
+        counted = [f"{d} (used, {age} rounds old)" for d, age in line.get("staleness", {}).items()]
         dropped = "; ".join(f"{device}: {why}" for device, why in line["dropped"].items())
         aside = "; ".join(f"{device}: {why}" for device, why in line.get("aside", {}).items())
         phases = ", ".join(f"{p['phase']} {p['seconds']:.1f}\u00a0s" for p in line["phases"])
         rows.append([
             str(line["round"]), f"{len(line['participants'])} of {len(asked)}", phases,
-            ", ".join(line["late"]) or NONE, dropped or NONE, aside or NONE,
+            ", ".join([*line["late"], *counted]) or NONE, dropped or NONE, aside or NONE,
         ])  # fmt: skip
     heads = ["round", "answered", "phases", "late", "refused", "put aside"]
     return table("Devices in each round", heads, rows, words=True)

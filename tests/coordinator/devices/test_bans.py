@@ -105,13 +105,13 @@ def test_a_pause_is_one_offence_however_often_it_is_said_and_its_doubling_has_an
 
 
 def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_transfer(tmp_path, monkeypatch):
-    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
+    monkeypatch.setattr("protofleet.protocol.link.run_part.INLINE", 64)
     policy = RunPolicy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
     run = simulation(tmp_path, "fedavg", policy=policy)
     for agent in run.agents.values():
         agent.link.inline, agent.link.adapt = 64, lambda *limits: None
     service, given_up = run.service, []
-    run.run(until=lambda: bool(service.link.answers.fetches))
+    run.run(until=lambda: bool(service.run.link.answers.fetches))
     abandon = Partial.abandon
     monkeypatch.setattr(
         Partial, "abandon", lambda part, forget=True: (given_up.append(part), abandon(part, forget))

@@ -319,7 +319,7 @@ def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=shards, class_names=names)
     for agent in run.agents.values():
         agent.link.fits_in_message = lambda packed: False
-    run.service.link.fits_in_message = lambda packed: False
+    run.service.run.link.fits_in_message = lambda packed: False
     run.run()
     assert run.service.finished and len(run.service.run.participants.members) == 2
     assert digest_of(OTHER).hex()[:16] in run.agents["device-0"].view.problem

@@ -16,6 +16,7 @@ from protofleet.coordinator.spool.index import FencedError
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.link.broadcast import Broadcast
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.fetch import ObjectFetch
 from protofleet.protocol.wire.messages import BlockRequest, Task
 from protofleet.runtime.faults import OurFault
@@ -57,8 +58,9 @@ HANDLERS = {
     "arrays": (DeviceAnswers, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
     "want": (Broadcast, "requested", lambda broadcast, device, *rest: device == BAD),
     "decoding": (CoordinatorLink, "open", lambda link, topic, frame: BAD in topic),
-    "what it is sent": (CoordinatorLink, "publish", lambda link, topic, what, recipient="", *rest: recipient == BAD),
-    "its task": (CoordinatorLink, "publish", lambda link, t, message, recipient="", *rest: (
+    "what it is sent": (CoordinatorRunLink, "publish", lambda link, topic, what, recipient="", *rest: (
+        recipient == BAD)),
+    "its task": (CoordinatorRunLink, "publish", lambda link, t, message, recipient="", *rest: (
         recipient == BAD and isinstance(message, Task))),
     "its fetch": (DeviceAnswers, "begin", lambda store, manifest: store.folder.parts[-2:] == ("updates", BAD)),
 }  # fmt: skip
@@ -114,7 +116,7 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
     link.send = lambda message: (
         None if isinstance(message, BlockRequest) and run.clock.now < 4.0 else send(message)
     )
-    plant(monkeypatch, CoordinatorLink, "send_block", times=1)
+    plant(monkeypatch, CoordinatorRunLink, "send_block", times=1)
     run.run()
     assert (
         run.service.finished and not run.service.stopped and run.service.context.error_boundary.cut_off == 1
@@ -213,8 +215,8 @@ def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
 
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     run.run(until=lambda: len(run.service.run.machine.roster) == 3)
-    link = run.service.link
-    link.keyring = Vanishing(link.keyring)
+    party, link = run.service.link, run.service.run.link
+    party.keyring = Vanishing(party.keyring)
     before = link.meter.messages.total()
     for _ in range(2):
         link.send(BAD, Task(1, "train"))

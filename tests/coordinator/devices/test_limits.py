@@ -74,7 +74,7 @@ def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
     run.run()
     assert run.service.finished
     assert {verdict for verdict, _ in liar.verdicts()} == {"refused"}
-    assert "a norm of" in liar.verdicts()[0][1] and run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS]
+    assert "a norm of" in liar.verdicts()[0][1] and run.service.run.link.meter.rejected[Reason.OUT_OF_BOUNDS]
 
 
 def test_counts_are_compared_with_the_examples_only_where_they_count_samples():

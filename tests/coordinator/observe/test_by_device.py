@@ -92,7 +92,7 @@ def test_each_device_counts_itself_what_its_rows_say(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     file, _ = observed(run, tmp_path)
     run.run()
-    after_the_end = run.service.link.meter.snapshot()
+    after_the_end = run.service.run.link.meter.snapshot()
     rows = Counter()
     for line in file.records:
         assert summed(line["by_device"]) == flat(line["wire"])

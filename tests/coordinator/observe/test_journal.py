@@ -79,7 +79,7 @@ def test_a_line_a_round_and_one_for_the_final_evaluation(tmp_path):
 def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
-    meter = run.service.link.meter
+    meter = run.service.run.link.meter
     sums = totals(rounds.records, "payload")
     assert {(way, kind): size for way in sums for kind, size in sums[way].items()} == meter.payload
     weights = sum(
@@ -153,11 +153,11 @@ def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp
     run.clock.run(lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False  # so the round stays open
     run.clock.run(lambda: len(run.service.run.machine.answered) == 2)
-    before = sum(run.service.link.meter.wire.values())
+    before = sum(run.service.run.link.meter.wire.values())
     run.clock.run(lambda: run.clock.now > 1000)
     (row,) = run.service.run.spool.index.db.execute("SELECT counts FROM crossed WHERE round = 1")
     noted = read_traffic(row[0])
-    now = sum(run.service.link.meter.wire.values())
+    now = sum(run.service.run.link.meter.wire.values())
     assert before < sum(noted.wire.values()) <= now and noted.seconds > 900
 
 
@@ -380,7 +380,7 @@ def scraped(folder):
 
 def test_metrics_say_what_the_meter_says(tmp_path):
     run, text = scraped(tmp_path)
-    meter = run.service.link.meter
+    meter = run.service.run.link.meter
     found = sample(text, "protofleet_message_bytes_total", direction="up", kind="weights", method="fedavg")
     assert found == meter.payload["up", "weights"]
     assert sample(text, "protofleet_round") == 4 and sample(text, "protofleet_participation_ratio") == 1

@@ -3,12 +3,13 @@
 import pytest
 
 from protofleet.coordinator.round.events import (
+    BUDGET,
     Accept,
     Advance,
     Advanced,
     Answered,
     Budgeted,
-    Exhaust,
+    EndEarly,
     Finish,
     Joined,
     Recovered,
@@ -22,6 +23,12 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
 
 WORDS = "budget.bytes_per_device is 1.0 MB"
+END = EndEarly(1, "no money", BUDGET)
+
+
+def reason(spent, devices):
+    which = f"{spent} of {devices} devices"
+    return f"the budget of {which} does not hold one more round ({WORDS}), and policy.quorum is 3"
 
 
 def machine(rounds=5, **rules):
@@ -91,9 +98,7 @@ def test_a_budget_of_the_month_is_waited_for():
 def test_a_run_whose_quorum_is_spent_ends_with_an_evaluation_of_who_can_pay_for_it():
     m = began(machine(quorum=3))
     exhaust, save, advance = end_round(m, spent("a", "b", evaluation="b"))
-    assert exhaust == Exhaust(1, m.exhausted) and m.exhausted == (
-        f"the budget of 2 of 4 devices does not hold one more round ({WORDS}), and policy.quorum is 3"
-    )
+    assert exhaust == m.ended_early == EndEarly(1, reason(2, 4), BUDGET)
     assert save == Save(2, 0, ("a", "c", "d")) and advance == Advance(2, None, (), evaluate=True)
     sends = m.handle(Advanced("evaluate", b"last"), 3.0)
     assert [c.device for c in sends if isinstance(c, Send)] == ["a", "c", "d"]
@@ -107,22 +112,22 @@ def test_a_run_ends_while_it_waits_for_devices_and_after_a_round_that_began_agai
     m.handle(Advanced("train", b"base"), 1.0)
     m.handle(spent("a", "b"), 2.0)
     commands = m.handle(Woke(), 6.0)
-    assert commands[:3] == [Rollback(), Exhaust(0, m.exhausted), Save(1, 1, ("a", "b", "c", "d"))]
+    assert commands[:3] == [Rollback(), EndEarly(0, reason(2, 4), BUDGET), Save(1, 1, ("a", "b", "c", "d"))]
     waits = machine(quorum=3)
     waits.handle(Joined("c"), 0.0)
-    assert waits.handle(spent("a", "b"), 1.0)[:2] == [Exhaust(0, waits.exhausted), Save(1, 0, ("c",))]
+    assert waits.handle(spent("a", "b"), 1.0)[:2] == [EndEarly(0, reason(2, 4), BUDGET), Save(1, 0, ("c",))]
 
 
 @pytest.mark.parametrize("event", [spent(), spent("a", of=2, run=False), spent("a", of=1), Budgeted()])
 def test_few_enrolled_devices_and_other_reasons_do_not_end_a_run(event):
     m = machine(quorum=2)
-    assert m.handle(event, 0.0) == [] and not m.exhausted
+    assert m.handle(event, 0.0) == [] and not m.ended_early
 
 
 def test_a_replay_knows_the_end_and_the_cohort_from_the_disk_whatever_is_spent_by_now():
     m = machine(quorum=3)
-    past = Recovered(2, 0, ("a", "c"), roster=("a", "c"), exhausted=(1, "no money"))
-    assert m.resume(past) == [Advance(2, None, (), evaluate=True)] and m.exhausted == "no money"
+    past = Recovered(2, 0, ("a", "c"), roster=("a", "c"), ended_early=END)
+    assert m.resume(past) == [Advance(2, None, (), evaluate=True)] and m.ended_early == END
     m.handle(spent(*"abcd", evaluation="abcd"), 0.0)
     sends = m.handle(Advanced("evaluate", b"last"), 0.0)
     assert [c.device for c in sends] == ["a", "c"]
@@ -133,7 +138,14 @@ def test_a_replay_that_begins_a_round_earlier_still_ends_where_it_had_ended():
     later = Recovered(3, 0, ("a",), roster=("a",))
     closed, accepted = {"train": ("a", "b")}, {"train": {"a": b"2", "b": b"2"}}
     past = Recovered(
-        2, 0, ("a", "b"), closed, accepted, roster=("a", "b"), exhausted=(2, "no money"), ahead=(later,)
+        2,
+        0,
+        ("a", "b"),
+        closed,
+        accepted,
+        roster=("a", "b"),
+        ended_early=EndEarly(2, "no money", BUDGET),
+        ahead=(later,),
     )
     assert m.resume(past) == [Advance(2, None, ())], "round 2 trains"
     m.handle(Advanced("train", b"2"), 0.0)

@@ -27,6 +27,7 @@ from protofleet.coordinator.round.events import (
     IllegalEventError,
     Joined,
     Left,
+    Paused,
     PutAside,
     Recovered,
     Repeat,
@@ -34,6 +35,7 @@ from protofleet.coordinator.round.events import (
     Save,
     Send,
     Stage,
+    Stopped,
     Unenrolled,
     Woke,
 )
@@ -58,6 +60,8 @@ EVENTS = {
     Advanced: Advanced("train", b"base"),
     Blamed: Blamed(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}), "train", ("d",), "too large"),
     Budgeted: Budgeted(frozenset({"d"}), frozenset(), 1, 3),
+    Paused: Paused("paused by local:ann"),
+    Stopped: Stopped("stopped by local:ann"),
     Woke: Woke(),
 }
 ONLY_AT = {Advanced: Stage.COMPUTING, Blamed: Stage.BLAMING}  # only the coordinator's own worker reports them
@@ -185,7 +189,9 @@ class AnyWeather(RuleBasedStateMachine):
         if saved := self.disk["save"]:
             closed = {phase: d for (r, phase), d in self.disk["closed"].items() if r == saved.round}
             accepted = {phase: d for (r, phase), d in self.disk["accepted"].items() if r == saved.round}
-            past = Recovered(saved.round, saved.attempt, saved.cohort, closed, accepted)
+            past = Recovered(
+                saved.round, saved.attempt, saved.cohort, closed, accepted, ended_early=self.disk.get("end")
+            )
             self.perform(self.machine.resume(past))
         self.unenrolled = set()
         for device in present:

@@ -61,8 +61,8 @@ FAULTS = {
         "if not self._answered:\n            yield from self._repeat_round",
     ),
     "takes the same answer twice": (
-        "if self._was_accepted(event) or (event.round, event.phase)",
-        "if (event.round, event.phase)",
+        "            or self._was_accepted(event)\n            or device",
+        "            or device",
     ),
     "asks a refused device the same again": (
         "refuse(device, event.problem)\n            self._missing.discard(device)\n",
@@ -77,7 +77,7 @@ FAULTS = {
     ),
     "forgets a closed phase after a crash": ("        self._closed = dict(past.closed)\n", ""),
     "forgets accepted answers after a crash": (
-        "        self.verdicts.begin_round(past.accepted)\n",
+        "        self.verdicts.begin_round(past.accepted, past.late)\n",
         "",
     ),
     "draws another cohort after a crash": (
@@ -104,8 +104,8 @@ FAULTS = {
     ),
     "lets a quick half end an ask": ("cohort // 2 + 1", "(cohort + 1) // 2"),
     "waits for who has answered": (
-        "_answered.add(device)\n            self._missing.discard(device)\n",
-        "_answered.add(device)\n",
+        "_answered.add(device)\n            self._missing.discard(device)\n            self.verdicts",
+        "_answered.add(device)\n            self.verdicts",
     ),
     "forgets how long an earlier process has waited": ("now - (earlier or 0.0)", "now"),
     "times an answer from when the same was asked again": (

@@ -1,5 +1,7 @@
 """Claims of samples are capped before a server half gets them: examples, arrays of counts, and counts of a hello."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -33,6 +35,14 @@ def test_counts_that_a_method_lowers_itself_stay_as_they_came_and_the_examples_a
     said = [reply("a", 10, 5, 5), reply("b", 12, 6, 6), reply("liar", 1_000, 999, 1)]
     liar = capped_replies(said, wants, 3.0)[2]
     assert liar.examples == 36 and liar.payload["counts"].tolist() == [999, 1]
+
+
+def test_answers_that_a_server_half_keeps_in_memory_are_capped_too_and_stay_as_they_came_in_the_half():
+    sent = [reply("a", 10, 5), reply("b", 12, 6), reply("liar", 1_000, 999, 1)]
+    kept = [replace(one, payload=dict(one.payload)) for one in sent]
+    liar = capped_replies(kept, WANTS, 3.0)[2]
+    assert (liar.examples, liar.payload["counts"].tolist()) == (36, [35, 1])
+    assert kept[2].payload["counts"].tolist() == [999, 1]
 
 
 def test_a_device_that_claims_few_examples_and_many_samples_in_its_counts_gains_nothing():

@@ -1,7 +1,6 @@
 """The folder of the coordinator or a device restored from an older copy is reported, and the run can go on."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -23,7 +22,8 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello, Update
-from tests.lab.local.test_run import ROOT, command, lines, place, protofleet, wait_for_rounds
+from tests.lab.local.test_run import command, lines, place, protofleet, wait_for_rounds
+from tests.support.held_run import HeldRun
 from tests.support.small_federation import POLICY, assert_same, simulation
 
 __all__ = ["place"]  # a fixture
@@ -232,14 +232,21 @@ def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_
     assert_same(honest, run)
 
 
-LONG = ("run", "small.toml", "--set", "rounds=250")  # enough rounds that the interrupt comes before the end
+ROUNDS = 30  # Enough that an interrupted run has not ended before the interrupt arrives.
+RUN = ("run", "small.toml", "--set", f"rounds={ROUNDS}")
 
 
-def begun(place):
-    return subprocess.Popen(
-        command(*LONG), cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
+def interrupted(place, rounds):
+    """Run until there are `rounds` lines of rounds, and interrupt the run before it can write many more."""
+    held = HeldRun(place / f"held-{rounds}", rounds + 1)
+    run = subprocess.Popen(
+        command(*RUN), cwd=place, env=held.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
+    wait_for_rounds(place, rounds)
+    run.send_signal(signal.SIGINT)
+    held.let_go()
+    run.communicate(timeout=40)
 
 
 @pytest.mark.slow
@@ -249,15 +256,10 @@ def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
     (place / "small.toml").write_text(
         (place / "small.toml").read_text() + "[policy]\npatience_seconds = 6.0\n"
     )
-    folder, first = place / "runs" / "small", begun(place)
-    wait_for_rounds(place, 2)
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=40)
+    folder = place / "runs" / "small"
+    interrupted(place, 2)
     shutil.copytree(folder, place / "copy")
-    second = begun(place)
-    wait_for_rounds(place, len(lines(place)) + 3)
-    second.send_signal(signal.SIGINT)
-    second.communicate(timeout=40)
+    interrupted(place, len(lines(place)) + 3)
     newest = lines(place)[-1]["round"]
 
     def restore(*names):
@@ -268,14 +270,14 @@ def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
             shutil.copytree(copied, target) if copied.is_dir() else shutil.copy(copied, target)
 
     restore("coordinator")
-    refused = protofleet(*LONG, cwd=place)
+    refused = protofleet(*RUN, cwd=place)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert re.search(
         rf"older copy: it stands at round \d+, and rounds.jsonl has round {newest}\. Put the newest",
         refused.stderr,
     )
     restore("rounds.jsonl", "rounds.copy.jsonl")
-    refused = protofleet(*LONG, cwd=place)
+    refused = protofleet(*RUN, cwd=place)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     told = re.search(
         r"of \d devices \(.*\) have answered round (\d+)\..*`protofleet (go-on .* --from-round \d+)`",
@@ -284,6 +286,6 @@ def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
     assert told and int(told[1]) >= newest, refused.stderr
     assert protofleet(*told[2].split(), cwd=place).returncode == 0
     restore("devices/device-1")
-    done = protofleet(*LONG, cwd=place, timeout=500)
+    done = protofleet(*RUN, cwd=place, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert lines(place)[-1]["round"] == 251 and json.loads((folder / "summary.json").read_text())
+    assert lines(place)[-1]["round"] == ROUNDS + 1 and json.loads((folder / "summary.json").read_text())

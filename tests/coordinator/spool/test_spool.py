@@ -1,10 +1,12 @@
 """A spool gives its contents back after a restart, a power cut, and a round that began again."""
 
+import contextlib
 import sqlite3
 
 import numpy as np
 import pytest
 
+from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.index import RunMismatchError, check_run
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.methods.contract.base import Member
@@ -97,6 +99,20 @@ def test_what_was_accepted_outlasts_a_transaction_that_fails(spool, started_agai
     spool.commit()
     past, _ = started_again().recover()
     assert past.accepted == {"train": {"device-0": BASE}} and past.closed == {}
+
+
+def test_a_write_between_commands_is_kept_while_another_program_holds_the_index(spool, started_again):
+    """The server steps between two commands, and then saves the chain. A lock must not end the coordinator there."""
+    spool.index.db.execute("PRAGMA busy_timeout = 0")
+    link = ChainLink(1, "train", BASE, b"", b"", BASE)
+    with contextlib.closing(sqlite3.connect(spool.index.path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        spool.save_chain([link])
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            spool.commit()
+        other.execute("ROLLBACK")
+    spool.commit()
+    assert started_again().chain() == [link]
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["before it is saved", "once it is saved"])

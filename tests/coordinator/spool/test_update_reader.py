@@ -34,12 +34,13 @@ def decoded(monkeypatch):
     return found
 
 
-def accepted(spool, rows, seed=0):
+def accepted(spool, rows, seed=0, base=BASE):
     """Put a coded update with this number of prototypes into the spool."""
     draw = np.random.default_rng(seed)
     arrays = {"prototypes": draw.random((rows, 64), np.float32), "labels": np.arange(rows)}
-    coded = encode_arrays(arrays, PLAN.codec.up, NOTHING, NOTHING, chance_of(0)).arrays
-    return Accepted("a", BASE, spool.store("a").put(coded).object, 10, {})
+    reference = spool.broadcasts.open(base) if base else NOTHING
+    coded = encode_arrays(arrays, PLAN.codec.up, reference, NOTHING, chance_of(0)).arrays
+    return Accepted("a", base, spool.store("a").put(coded).object, 10, {})
 
 
 def read(reader, answer):
@@ -67,3 +68,14 @@ def test_the_oldest_update_is_dropped_when_the_kept_updates_are_too_large(spool,
     for answer in (*answers, answers[2], answers[1], answers[0]):
         read(reader, answer)
     assert len(decoded) == 4
+
+
+def test_updates_of_a_phase_read_their_broadcast_once(spool, monkeypatch):
+    bases = [spool.broadcasts.put_once({"labels": np.arange(rows)}).object for rows in (3, 4)]
+    answers = [accepted(spool, rows, seed, bases[rows - 3]) for rows in (3, 4) for seed in range(2)]
+    load, loaded = spool.broadcasts.load, []
+    monkeypatch.setattr(spool.broadcasts, "load", lambda name: loaded.append(name) or load(name))
+    reader = UpdateReader(spool, PLAN)
+    for answer in answers:  # The labels equal those of the broadcast, so only the broadcast has them.
+        assert len(read(reader, answer)["labels"]) == 3 + bases.index(answer.base)
+    assert loaded == bases

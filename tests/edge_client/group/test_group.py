@@ -10,6 +10,7 @@ import pytest
 
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.group.group import DeviceGroup, MemberQueue, words_of
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import Arrived, Connected, StopRequest
 from protofleet.runtime.broker_session import BrokerSession
 
@@ -64,16 +65,17 @@ def member(name, patience=NEVER):
 class Fleet:
     """A group of three devices and the queue that the group waits for."""
 
-    def __init__(self, most_restarts=NEVER, **options):
+    def __init__(self, most_restarts=NEVER, unready=(), error=None, **options):
         self.ready, self.now, self.options = queue.SimpleQueue(), 0.0, options
-        self.inboxes, self.devices, self.broken = {}, {}, set()
+        self.inboxes, self.devices, self.broken = {}, {}, set(unready)
+        self.error = error or OSError("its folder is gone")
         self.tried = defaultdict(list)
         self.group = DeviceGroup("abc", self.start, most_restarts, clock=lambda: self.now)
 
     def start(self, name):
         self.tried[name].append(self.now)
         if name in self.broken:
-            raise OSError("its folder is gone")
+            raise self.error
         self.inboxes[name], self.devices[name] = MemberQueue(self.ready), member(name, **self.options)
         return self.inboxes[name], self.devices[name]
 
@@ -180,6 +182,20 @@ def test_a_device_that_cannot_start_is_tried_less_and_less_often_and_then_no_mor
     fleet.broken.clear()
     fleet.wake(1000.0)
     assert len(fleet.group.running) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "most_restarts", "times"), [(DataError, 2, 1), (SettingsError, NEVER, 1), (DataError, NEVER, 2)]
+)
+def test_wrong_data_or_settings_are_one_line_and_no_restart_repeats_it(error, most_restarts, times, caplog):
+    """Without a limit, data get a second try, because their disk may be mounted later."""
+    fleet = Fleet(most_restarts, unready=["c"], error=error("c has 0 training samples; add samples"))
+    fleet.wake(1.5)
+    assert len(fleet.tried["c"]) == times and (fleet.group.given_up == fleet.ended) is (times == 1)
+    said = [record for record in caplog.records if record.levelname == "ERROR"]
+    line = "cannot start: c has 0 training samples; add samples; the other devices of this process go on"
+    assert [record.getMessage() for record in said] == [line] * times
+    assert not any(record.exc_info for record in said) and len(fleet.group.running) == 2
 
 
 @pytest.mark.parametrize(("most_restarts", "given_up"), [(3, ["b"]), (NEVER, [])])

@@ -106,7 +106,7 @@ class Story:
 
     def saved(self):
         try:
-            return read_state_file((self.state / "device.json").read_bytes())
+            return (*read_state_file((self.state / "device.json").read_bytes()).runs, None)[0]
         except (FileNotFoundError, DamagedError):
             return None
 

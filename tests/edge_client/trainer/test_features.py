@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,15 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.trainer.features import PIECE, StoredFeatures, computed, with_features
 from protofleet.edge_client.trainer.job import LocalJob
+from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.lab.local.experiment import Experiment, device_settings
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.state import snapshot
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import NAME
 from tests.methods.contract.test_cost import LOCAL, METHODS
 from tests.methods.tiny import same
 from tests.support.small_federation import POLICY, shard, simulation
@@ -169,6 +176,41 @@ def test_the_files_take_at_most_the_bytes_of_the_limit_and_the_oldest_are_delete
     store_in(tmp_path / "none", size - 1).of(model, x)
     store_in(tmp_path / "off", 0).of(model, x)
     assert not (tmp_path / "none").exists() and not (tmp_path / "off").exists()
+
+
+def test_devices_that_share_a_folder_compute_the_features_of_the_same_data_once(tmp_path):
+    data = DataSettings(source="digits", domain="mnist", samples=20, test_samples=10, validation=0.2, size=16)
+    plan, common = replace(plan_of(), classes=10), tmp_path / "common"
+
+    def run(name):
+        settings = DeviceSettings(
+            name, folder=str(tmp_path / name), features=str(common), data=data, threads=1, durable=False,
+            keep_models=False,
+        )  # fmt: skip
+        job = LocalTrainer(settings).start(plan)
+        seen = seen_by(job.half)
+        first_phase(plan, job)
+        return seen
+
+    assert run("one") and not run("two")
+    assert len(files(common)) == 3 and not (tmp_path / "one" / "features").exists()
+
+
+def test_all_runs_of_a_folder_share_one_folder_of_features(tmp_path):
+    experiments = [Experiment(name, 1, {"name": "fedavg"}, freeze="backbone") for name in ("a", "b")]
+    found = {
+        device_settings(one, name, BrokerAddress(), tmp_path).features
+        for one in experiments
+        for name in one.shards
+    }
+    assert found == {str(tmp_path / ".features")} and not re.fullmatch(NAME, ".features")
+
+
+def test_a_file_that_another_device_deletes_at_the_same_time_does_no_harm(tmp_path):
+    model, x = plan_of().model(), data_of().train.x
+    (tmp_path / "deleted.safetensors").symlink_to(tmp_path / "nothing")
+    store_in(tmp_path).of(model, x)
+    assert len(files(tmp_path)) == 2
 
 
 def test_a_full_disk_costs_only_the_copy_on_it(tmp_path, caplog):

@@ -20,6 +20,7 @@ from protofleet.edge_client.trainer.job import SECONDS_WAITED, LocalJob
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.reasons import DisconnectReason
@@ -104,7 +105,8 @@ def test_a_device_that_shares_a_gpu_learns_the_same_bits_also_when_its_work_runs
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert np.array_equal(found[key], value), key
-    assert usage.out_of_memory >= 3
+    # Once in each of two rounds and in the last evaluation; some methods ask a device only once before that.
+    assert usage.out_of_memory >= (2 if load(method).Server.keeps_answers else 3)
 
 
 DATA = DataSettings(source="digits", domain="mnist", samples=80, test_samples=20, size=16)

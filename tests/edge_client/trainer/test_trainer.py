@@ -124,7 +124,7 @@ def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
-    plan = plan_of(epochs=400)  # many times the work that it can do before it is killed
+    plan = plan_of(epochs=150)  # many times the work that it can do before it is killed
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=2)
     saved = []

@@ -12,7 +12,7 @@ from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.enrolment import LOOK_SECONDS, KnownRecords, load_trust
-from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.security.keys import Identity, has_ended
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR
@@ -91,6 +91,25 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_withi
     assert "a" not in ring and "b" in ring
 
 
+@pytest.mark.parametrize("new_keys", [True, False])
+def test_a_renewal_does_not_end_an_enrolment_and_a_new_one_after_a_revocation_does(fleet, new_keys):
+    folder, now = fleet.folder_of(COORDINATOR), [time.time()]
+    ring = KnownRecords(
+        fleet.root / "records", load_trust(folder / "current"), clock=lambda: now[0], follow=folder
+    )
+    first = ring["a"].holder
+    renewed(fleet, "a")
+    now[0] += LOOK_SECONDS
+    renewal = ring["a"].holder
+    assert renewal != first and not has_ended(ring, "a", first) and not has_ended(ring, "a", "")
+    enrolled_anew(fleet, "a", new_keys)
+    approval = read_approval_file(fleet.root / "approvals" / f"{COORDINATOR}.approval")
+    install(folder, approval, lambda seen: False, fleet.authority().now(), durable=False)
+    now[0] += LOOK_SECONDS
+    assert has_ended(ring, "a", first) and has_ended(ring, "a", renewal)
+    assert not has_ended(ring, "a", ring["a"].holder)
+
+
 class Silence:
     """A transport that must not be used."""
 
@@ -102,11 +121,11 @@ def renewed(fleet, name):
     return renew(fleet.authority(), name)
 
 
-def enrolled_anew(fleet, name):
+def enrolled_anew(fleet, name, new_keys=True):
     authority = fleet.authority()
     revoke(authority, name, "stolen")
     _, data = make_request(
-        fleet.folder_of(name), authority.federation, name, (), new_keys=True, durable=False
+        fleet.folder_of(name), authority.federation, name, (), new_keys=new_keys, durable=False
     )
     return approve(authority, review_request(authority, data, name))
 
@@ -121,7 +140,7 @@ def test_what_a_device_says_by_a_new_record_is_not_rejected_by_the_old_one_that_
         fleet.root / "records", load_trust(folder / "current"), clock=lambda: now, follow=folder
     )
     me, topics = Identity(COORDINATOR, 7, of_coordinator(fleet)[0]), Topics("lab")
-    link = CoordinatorLink(me, ring, topics, Silence(), None, "run", clock=Clock(lambda: now))
+    link = CoordinatorLink(me, ring, topics, Silence(), clock=Clock(lambda: now))
 
     def hear_hello():
         own, known = of_device(fleet, "a")

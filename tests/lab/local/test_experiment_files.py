@@ -22,25 +22,52 @@ from protofleet.lab.local.experiment import (
 from protofleet.lab.local.grid import Axis, plan_grid
 from protofleet.lab.local.sweep_file import Wish, planned
 from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.first_weights import FirstWeights
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.statistics import StatisticsHyper
 from protofleet.protocol.settings.reader import SettingsError, line_of, tomllib
 from protofleet.protocol.transport.address import BrokerAddress
 
 FOLDER = Path(__file__).parents[3] / "experiments"
 FILES = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name not in ("base", "sweeps"))
 BASES = sorted(FOLDER.rglob("base/*.toml"))
-PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits"})
-SWEEPS = sorted((FOLDER / "sweeps").iterdir())
+FROZEN = tuple(
+    FOLDER / name for name in ("digits-frozen", "digits-frozen-head", "digits-last-layer", "fashion-frozen")
+)
+FREEZES = ("efficientnet_lite0",)
+PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits", *FROZEN})
+SWEEPS = [
+    pytest.param(path, marks=pytest.mark.slow)
+    if path.stem.startswith(("frozen-", "last-layer-", "fashion-"))
+    else path
+    for path in sorted((FOLDER / "sweeps").iterdir())
+]
 of_every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def networks_are_built_once():
-    """Build each network once, as nineteen files have the same eight networks and GoogLeNet takes a second."""
+    """Build each network once, as nineteen files have the same eight networks and GoogLeNet takes a second.
+
+    A network that a plan freezes is built each time, because a network can be frozen only once.
+    """
+    build, once = nets.build, cache(nets.build)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nets, "build", cache(nets.build))
+        patch.setattr(
+            nets,
+            "build",
+            lambda name, *rest, **more: (build if name in FREEZES else once)(name, *rest, **more),
+        )
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files_of_weights_are_not_read():
+    """Read no file of first weights, because a package that is not installed here contains the weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FirstWeights, "load_into", lambda self, model: None)
         yield
 
 
@@ -133,14 +160,24 @@ SIX = {"mnist", "optdigits", "mfeat", "synth", "mnistm", "street"}
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_a_sweep_is_a_grid_of_an_experiment_that_validation_can_choose_from(path):
-    grid, _ = planned(path, Wish())
-    assert path.read_text().startswith("# ") and grid.name == path.stem and len(grid.points) > 3
+    # The network of frozen features takes long to build, so only two draws of the images are planned.
+    frozen = path.stem.startswith(("frozen-", "last-layer-", "fashion-"))
+    grid, _ = planned(path, Wish([Axis("data.seed", ("0", "1"))] if frozen else []))
+    assert path.read_text().startswith("# ") and grid.name == path.stem and len(grid.points) > 2
     assert all(data.validation > 0 for trial in grid.trials for data in trial.shards.values())
 
 
 def test_every_base_is_one():
     used = {path.parent / tomllib.loads(path.read_text()).get("base", "") for path in [*FILES, *BASES]}
     assert set(BASES) <= {path.resolve() for path in used}
+
+
+@pytest.mark.parametrize("folder", FROZEN, ids=lambda folder: folder.name)
+def test_rows_of_frozen_features_differ_in_nothing_but_method_codec_and_rounds(folder):
+    rows = [read(path) for path in folder.iterdir()]
+    shared = [(one.shards, one.seed, one.network, one.init, one.freeze, one.effective_policy) for one in rows]
+    assert all(one == shared[0] for one in shared)
+    assert {one.rounds for one in rows if issubclass(one.plan.load().Hyper, StatisticsHyper)} <= {1}
 
 
 # How a file builds on its base

@@ -31,7 +31,7 @@ def test_forked_processes_come_to_the_bits_of_fresh_interpreters(place, method):
 
 
 def test_a_run_whose_launcher_is_killed_ends_with_all_its_processes_and_says_why(place):
-    run = start(place, HeldRun(place / "held", 10))
+    run = start(place, HeldRun(place / "held", 4))
     wait_for_rounds(place, 1)
     family = descendants(run.pid)
     (launcher,) = [pid for pid in descendants(run.pid, levels=1) if name_of(pid) == "launcher"]
@@ -63,7 +63,7 @@ TERMINATED = dict.fromkeys(("it starts the broker", "it has ended a round"), sig
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_control_c_or_a_sigterm_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
-    run = start(place, held := HeldRun(place / "held", 10))
+    run = start(place, held := HeldRun(place / "held", 4))
     family = set[int]()
 
     def reached():

@@ -27,7 +27,8 @@ def bits(folder):
     with sqlite3.connect(folder / "coordinator" / "spool.sqlite") as db:
         server = db.execute("SELECT object FROM checkpoint ORDER BY round DESC, id DESC").fetchone()[0]
     books = {
-        p.parent.name: json.loads(p.read_text())["book"] for p in (folder / "devices").glob("*/device.json")
+        p.parent.name: json.loads(p.read_text())["book"]["runs"][0]
+        for p in (folder / "devices").glob("*/device.json")
     }
     return server, {
         name: (book["half"], [a["object"] for a in book["answers"]]) for name, book in books.items()

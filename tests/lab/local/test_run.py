@@ -168,11 +168,14 @@ def test_a_budget_that_holds_no_round_is_refused_before_anything_starts(place):
     assert said.endswith("raise the limit, or send less with a codec, a smaller network or another method")
 
 
+ROUNDS = 25
+
+
 def start(place, held=None):
-    """Start a run of forty rounds, which takes some seconds, or as long as `held` holds it."""
+    """Start a run of 25 rounds, or as many as `held` lets it have."""
     environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        command("run", "small.toml", "--set", "rounds=40"),
+        command("run", "small.toml", "--set", f"rounds={ROUNDS}"),
         cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -189,19 +192,19 @@ def wait_for_rounds(place, number, name="small"):
 
 @pytest.mark.slow
 def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
-    first = start(place, held := HeldRun(place / "held", 10))
+    first = start(place, held := HeldRun(place / "held", 4))
     wait_for_rounds(place, 3)
     first.send_signal(signal.SIGINT)
     held.let_go()
     out, err = first.communicate(timeout=40)
     assert first.returncode == 1 and "the same command continues the run" in err and "Traceback" not in err
     before = len(lines(place))
-    assert 3 <= before < 41
+    assert 3 <= before <= ROUNDS
     second = start(place)
     out, err = second.communicate(timeout=120)
     assert second.returncode == 0, err
     assert "continuing" in out
-    assert [r["round"] for r in lines(place)] == list(range(1, 42))
+    assert [r["round"] for r in lines(place)] == list(range(1, ROUNDS + 2))
 
 
 @pytest.mark.slow
@@ -227,7 +230,7 @@ def test_a_sigterm_ends_a_sweep_as_an_interrupt_does_and_the_same_command_goes_o
 @pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
 def test_a_broker_of_the_run_that_is_killed_is_started_again_at_once(place, broker):
     (place / "small.toml").write_text(SMALL.format(data=place / "data", broker=broker))
-    run = start(place, held := HeldRun(place / "held", 10))
+    run = start(place, held := HeldRun(place / "held", 4))
     wait_for_rounds(place, 3)
     (victim,) = processes_with("mosquitto" if broker == "mosquitto" else "brokers.embedded", str(place))
     os.kill(victim, signal.SIGKILL)
@@ -235,7 +238,7 @@ def test_a_broker_of_the_run_that_is_killed_is_started_again_at_once(place, brok
     out, err = run.communicate(timeout=120)
     assert run.returncode == 0, out + err
     assert "has ended (killed by signal 9); it is started again, and the run goes on" in out
-    assert [r["round"] for r in lines(place)] == list(range(1, 42))
+    assert [r["round"] for r in lines(place)] == list(range(1, ROUNDS + 2))
     assert max(r["seconds"] for r in lines(place)) < 30, "it was 73 s before anybody noticed"
 
 

@@ -17,7 +17,7 @@ from protofleet.lab.local.run import giving_back, prepare_folder
 from protofleet.lab.local.sole_use import InUseError, sole_use
 from protofleet.protocol.settings.reader import SettingsError, write_toml
 from protofleet.runtime.command.errors import RunError, StoppedError
-from tests.lab.local.test_run import ROOT, lines, place, protofleet, start, wait_for_rounds
+from tests.lab.local.test_run import ROOT, ROUNDS, lines, place, protofleet, start, wait_for_rounds
 from tests.support.held_run import HeldRun
 from tests.support.small_experiment import TWO
 
@@ -187,15 +187,15 @@ def test_a_run_is_refused_while_another_is_at_it_and_goes_on_once_that_was_kille
     first = start(place, held := HeldRun(place / "held", 3))
     wait_for_rounds(place, 2)
     for more in ([], ["--fresh"], ["--resume"]):
-        second = protofleet("run", "small.toml", "--set", "rounds=40", *more, cwd=place)
+        second = protofleet("run", "small.toml", "--set", f"rounds={ROUNDS}", *more, cwd=place)
         assert second.returncode == 2 and f"in use by process {first.pid} on " in second.stderr
         assert second.stderr.count("\n") == 1 and second.stdout == ""
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=30)
     held.let_go()
-    third = protofleet("run", "small.toml", "--set", "rounds=40", cwd=place)
+    third = protofleet("run", "small.toml", "--set", f"rounds={ROUNDS}", cwd=place)
     assert third.returncode == 0 and "continuing the unfinished run" in third.stdout, third.stderr
-    assert [r["round"] for r in lines(place)] == list(range(1, 42))
+    assert [r["round"] for r in lines(place)] == list(range(1, ROUNDS + 2))
 
 
 @pytest.mark.slow

@@ -173,6 +173,12 @@ def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
         accuracy_target(read_groups(runs), "nix", 0.9)
 
 
+def test_a_baseline_whose_name_ends_like_a_seed_is_found(tmp_path):
+    """A trial of a sweep over data.seed has such a name."""
+    trials = [finished(tmp_path / f"a-seed-{n}-s0", f"a-seed-{n}-s0", [0.5, 0.9], seed=0) for n in (1, 2)]
+    assert accuracy_target(read_groups(trials), "a-seed-2", 0.9).baseline.name == "a-seed-2"
+
+
 @pytest.mark.parametrize("share", [0, -1, 1.1, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(runs, share):
     with pytest.raises(RunError, match="--share is"):

@@ -8,12 +8,18 @@ import pytest
 
 from protofleet import methods
 from protofleet.lab.contract import methods as checks
-from protofleet.lab.contract.halves import replies_are_not_kept, state_goes_round
+from protofleet.lab.contract.halves import (
+    late_replies_count_less,
+    removed_devices_are_forgotten,
+    replies_are_not_kept,
+    rounds_without_answers_change_nothing,
+    state_goes_round,
+)
 from protofleet.lab.contract.methods import LOSSY
 from protofleet.lab.contract.worlds import Subject
-from protofleet.methods.contract.catalog import names
-from tests.support.few_methods import SHAPES, of_each_shape
-from tests.support.small_federation import assert_same, simulation
+from protofleet.methods.contract.catalog import load, names
+from tests.support.few_methods import SHAPES, few_steps, of_each_shape
+from tests.support.small_federation import assert_same, once_each, simulation
 
 # The folder of methods of a shape that no other method has yet.
 HOME_OF_SHAPES = str(Path(__file__).parent.parent / "shapes")
@@ -29,19 +35,19 @@ def more_methods():
 
 with more_methods():
     METHODS = names()
+    # The methods whose server half keeps the answers of devices.
+    KEEPERS = [name for name in METHODS if load(name).Server.keeps_answers]
 every_run = pytest.mark.parametrize("unbroken", of_each_shape(METHODS), indirect=True)
 
 
 def every_run_and(name, first, *others):
     """Parametrize tests by (method, run).
 
-    All methods get the first run. One method of each shape also gets all other runs; each further method gets one of
-    the other runs in turn.
+    All methods get the first run, and one method of each shape also gets all other runs.
     """
     longer = functools.partial(pytest.param, marks=pytest.mark.slow)
     found = [(method, first) if method in SHAPES else longer(method, first) for method in METHODS]
-    for i, method in enumerate(METHODS):
-        found += [longer(method, o) for o in (others if method in SHAPES else (others[i % len(others)],))]
+    found += [longer(method, other) for method in SHAPES for other in others]
     return pytest.mark.parametrize(("unbroken", name), found, indirect=["unbroken"])
 
 
@@ -51,76 +57,125 @@ def shapes():
         yield
 
 
-@pytest.fixture(scope="module", params=of_each_shape(METHODS))
-def unbroken(request, tmp_path_factory):
-    """Return (method, a run of it without faults), with which tests compare other runs."""
-    return request.param, simulation(tmp_path_factory.mktemp(request.param), request.param).run()
+def runs(make):
+    """Return a function that returns the run of a method without faults, which all tests of a process share."""
+
+    def of(method):
+        run = make(method).run()
+        run.service.run.spool.close()  # Otherwise the runs of all methods would keep their databases open.
+        return run
+
+    return once_each(of)
 
 
-def test_learns(unbroken):
-    checks.learns(Subject(unbroken[0]), unbroken[1])
+@pytest.fixture(scope="module")
+def learned_run(tmp_path_factory):
+    return runs(lambda method: simulation(tmp_path_factory.mktemp(method), method))
 
 
-def test_all_that_devices_measure_is_of_views_that_the_method_has(unbroken):
-    checks.measures_its_own_views(Subject(unbroken[0]), unbroken[1])
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    return runs(lambda method: few_steps(method).simulation(tmp_path_factory.mktemp(method)))
 
 
-def test_a_devices_limits_are_told_of_every_network_that_it_holds(unbroken):
-    checks.tells_all_its_networks(Subject(unbroken[0]), unbroken[1])
+@pytest.fixture(params=of_each_shape(METHODS))
+def learned(request, learned_run):
+    """Return (method, a run of it that learns)."""
+    return request.param, learned_run(request.param)
 
 
-def test_what_it_predicts_is_what_its_rule_gives(unbroken):
-    checks.predicts_by_its_rule(Subject(unbroken[0]), unbroken[1])
+@pytest.fixture(params=of_each_shape(METHODS))
+def unbroken(request, short_run):
+    """Return (method, a run of it without faults and with few steps), with which tests compare other runs."""
+    return few_steps(request.param), short_run(request.param)
 
 
-def test_what_a_device_keeps_of_it_is_exported_each_way_with_its_scores(unbroken, tmp_path):
-    checks.exports_each_way(Subject(unbroken[0]), unbroken[1], tmp_path)
+def test_learns(learned):
+    checks.learns(Subject(learned[0]), learned[1])
+
+
+def test_all_that_devices_measure_is_of_views_that_the_method_has(learned):
+    checks.measures_its_own_views(Subject(learned[0]), learned[1])
+
+
+def test_a_devices_limits_are_told_of_every_network_that_it_holds(learned):
+    checks.tells_all_its_networks(Subject(learned[0]), learned[1])
+
+
+def test_what_it_predicts_is_what_its_rule_gives(learned):
+    checks.predicts_by_its_rule(Subject(learned[0]), learned[1])
+
+
+def test_what_a_device_keeps_of_it_is_exported_each_way_with_its_scores(learned, tmp_path):
+    checks.exports_each_way(Subject(learned[0]), learned[1], tmp_path)
 
 
 @every_run
 def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
-    checks.repeats_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path)
+    checks.repeats_change_nothing(*unbroken, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_codec_that_loses_nothing_changes_no_bit(unbroken, tmp_path):
-    checks.coding_without_loss_changes_nothing(Subject(unbroken[0]), unbroken[1], tmp_path)
+    checks.coding_without_loss_changes_nothing(*unbroken, tmp_path)
 
 
-@every_run_and("seed", 0, 1, 2)
+# Frames are sent again by code that all methods share, so one method of each shape is enough.
+@pytest.mark.parametrize("unbroken", SHAPES, indirect=True)
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
-    checks.lost_frames_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, seed)
+    checks.lost_frames_change_nothing(*unbroken, tmp_path, seed)
 
 
 @every_run_and("when", 2.0, 0.9, 1.3, 3.1)
 def test_a_crashed_coordinator_ends_where_an_unbroken_one_does(unbroken, tmp_path, when):
-    checks.crashed_coordinator_changes_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, when)
+    checks.crashed_coordinator_changes_nothing(*unbroken, tmp_path, when)
 
 
 @every_run_and("when", 2.0, 0.9, 1.3, 3.1)
 def test_a_rebooted_device_gives_the_answer_it_would_have_given(unbroken, tmp_path, when):
-    checks.rebooted_device_changes_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, when)
+    checks.rebooted_device_changes_nothing(*unbroken, tmp_path, when)
 
 
-@pytest.mark.parametrize("fault", checks.SPOILT)
+@pytest.mark.parametrize("fault", ["not finite", "wrong shape"])
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_one_bad_device_cannot_stop_the_others(method, fault, tmp_path):
-    checks.bad_device_stops_nobody(Subject(method), tmp_path, fault)
+    checks.bad_device_stops_nobody(few_steps(method), tmp_path, fault)
+
+
+# The types of arrays are compared in code that all methods share, so one method of each shape is enough.
+@pytest.mark.parametrize("fault", checks.SPOILT.keys() - {"not finite", "wrong shape"})
+@pytest.mark.parametrize("method", SHAPES)
+def test_one_bad_device_cannot_stop_others_whose_method_has_the_same_shape(method, fault, tmp_path):
+    checks.bad_device_stops_nobody(few_steps(method), tmp_path, fault)
 
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_a_running_variance_is_no_step(method, tmp_path):
-    checks.network_with_batch_norm(Subject(method), tmp_path)
+    checks.network_with_batch_norm(few_steps(method), tmp_path)
 
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_nothing_of_a_reply_is_read_after_its_round(method):
-    replies_are_not_kept(Subject(method))
+    replies_are_not_kept(few_steps(method))
 
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_a_state_that_was_saved_goes_on_with_the_same_bits(method):
-    state_goes_round(Subject(method))
+    state_goes_round(few_steps(method))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if load(name).buffered])
+def test_a_late_reply_counts_less_in_each_method_with_buffered_rounds(method):
+    late_replies_count_less(few_steps(method))
+
+
+@pytest.mark.parametrize("method", of_each_shape(KEEPERS))
+def test_a_removed_device_is_forgotten_and_a_round_without_answers_changes_nothing(method):
+    removed_devices_are_forgotten(Subject(method))
+    rounds_without_answers_change_nothing(Subject(method))
 
 
 def test_the_same_seed_is_the_same_history(tmp_path):
@@ -132,7 +187,7 @@ def test_the_same_seed_is_the_same_history(tmp_path):
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
-    run = simulation(tmp_path, method).run()
+    run = few_steps(method).simulation(tmp_path).run()
     run.clock.run(lambda: False, run.clock.now + 10)  # Let the last messages arrive.
     coordinator = run.meters["coordinator"]
     devices = [run.meters[d] for d in run.agents]

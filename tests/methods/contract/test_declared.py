@@ -76,7 +76,7 @@ def test_a_plug_in_that_declares_nothing_still_runs_and_all_its_bytes_are_payloa
     lazy = subject(tmp_path, LAZY.format(more=""))
     run = simulation(tmp_path / "run", lazy.method, plugin=lazy.plugin, plugins=lazy.allowed).run()
     same = simulation(tmp_path / "same", "fedavg").run()
-    payload, wanted = run.service.link.meter.payload, same.service.link.meter.payload
+    payload, wanted = run.service.run.link.meter.payload, same.service.run.link.meter.payload
     assert payload == {(way, "other"): n for (way, _), n in wanted.items()}
     with pytest.raises(
         ContractError, match=r'not declare its arrays; write Method\(.*, arrays=\("weights",\)\)'

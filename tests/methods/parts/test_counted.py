@@ -45,7 +45,7 @@ def test_a_sum_adds_the_changes_in_the_order_of_the_devices():
     replies = [Reply(device, 1, {"size": torch.tensor(size)}) for device, size in sizes.items()]
     sums = [CountedSum(model), CountedSum(model)]
     for one, order in zip(sums, (replies, replies[::-1]), strict=True):
-        one.add(order, 1, lambda sent, name: sent["size"].double().expand_as(names[name]))
+        one.add(order, 1, lambda reply, name: reply.payload["size"].double().expand_as(names[name]))
     assert same(sums[0].state(), sums[1].state())
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from protofleet.methods.parts.optimizers import SGD, Adam
+from protofleet.methods.parts.optimizers import SGD, Adam, AdamW
 
 PAIRS = {
     "plain": (lambda w: SGD(w, lr=0.3), lambda w: torch.optim.SGD(w, lr=0.3)),
@@ -20,6 +20,7 @@ PAIRS = {
         lambda w: Adam(w, lr=0.02, beta1=0.8, weight_decay=0.01),
         lambda w: torch.optim.Adam(w, lr=0.02, betas=(0.8, 0.999), weight_decay=0.01),
     ),
+    "adamw": (lambda w: AdamW(w, lr=0.02), lambda w: torch.optim.AdamW(w, lr=0.02)),
 }
 
 

@@ -349,3 +349,33 @@ CASES |= {
     ),
     "sealed block of the answer, unasked": Block(UNASKED.object, 0, UP.encode(), UNASKED.key),
 }
+
+# A device that takes part in several runs.
+SEVERAL = ("runs", *CAN)
+CASES |= {
+    "hello, of a device without a run that could take on two": unheard(
+        says("board-7", 24, replace(HELLO, can=SEVERAL, capacity=2))
+    ),
+    "hello, of a device that works on another run": says(
+        "board-7",
+        25,
+        replace(
+            HELLO, plan=DIGEST, holds=(BROADCAST.object,), round=1, phase="train", base=BROADCAST.object,
+            can=SEVERAL, capacity=1, working="autumn", answered=1,
+        ),
+    ),
+    "hello, of a device that works on another run, sealed": sealed(
+        says("board-7", 26, replace(HELLO, plan=DIGEST, can=SEVERAL, working="autumn", answered=1))
+    ),
+    "state of the coordinator, of two runs": says(
+        "coordinator", 31, State(True, who=PLACE, runs=("autumn", "spring"))
+    ),
+    "state of the coordinator, here, of two runs": says(
+        "coordinator",
+        34,
+        State(
+            True, "here", PLACE, RoundStatus(1, "train", 0, (short_name("board-7"),)), ("autumn", "spring")
+        ),
+    ),
+    "state of the coordinator, between runs": says("coordinator", 35, State(True, who=PLACE, runs=())),
+}  # fmt: skip

@@ -291,12 +291,12 @@ TYPES: dict[str, type] = {
 # Keys that messages got in minor versions 1 and 2, with the values that older vectors do not show.
 ADDED: dict[type, dict[str, Any]] = {
     Envelope: {"metrics": (), "ephemeral": b""},
-    Hello: {"can": (), "names": (), "names_hash": b""},
+    Hello: {"can": (), "names": (), "names_hash": b"", "capacity": 0, "working": "", "answered": 0},
     Welcome: {"about": About()},
     About: {"counts": False, "codec": b""},
     Task: {"wants": (), "follows": False, "credit": 0, "took": None, "delta": None},
     Update: {"follows": False},
-    State: {"who": "", "now": None},
+    State: {"who": "", "now": None, "runs": None},
     BlockRequest: {"more": ()},
     Refusal: {"answers": ()},
 }

@@ -31,10 +31,10 @@ BAD_NETWORKS = [
 def asked(folder, devices="a", model=MODEL, can=(forms.INLINE, forms.CREDIT), conditions=NetworkConditions()):
     """Return ends whose devices have a task that may already have requested their answers of one block."""
     ends = Ends(folder, devices, conditions)
-    for link in ends.links.values():
+    for link in ends.parts.values():
         link.most_block = LARGEST_BLOCK
         link.adapt(PACKET)
-    ends.coordinator.device_forms.update({device: frozenset(can) for device in devices})
+    ends.coordinator.party.device_forms.update({device: frozenset(can) for device in devices})
     ask(ends, devices, model)
     return ends
 

@@ -35,7 +35,7 @@ def asked(ends, size, cohort):
     coordinator = ends.coordinator
     coordinator.most_block = LARGEST_BLOCK
     coordinator.adapt(PACKET)
-    coordinator.device_forms.update({device: frozenset({forms.INLINE}) for device in DEVICES})
+    coordinator.party.device_forms.update({device: frozenset({forms.INLINE}) for device in DEVICES})
     store = ObjectStore(ends.folder / "broadcasts", durable=False)
     offer = coordinator.tasks.offer(store.put(weights(size), coordinator.block), store, list(cohort), set())
     for device in cohort:

@@ -54,7 +54,7 @@ class Published:
 def test_only_blocks_leave_at_qos_0_and_they_go_back_to_1_where_they_are_lost(tmp_path, sender):
     ends = Ends(tmp_path, "a")
     published = Published(ends.links[sender].transport)
-    ends.links[sender].block_qos = BlockQos(0)
+    ends.parts[sender].block_qos = BlockQos(0)
 
     def transfer(seed):
         if sender == "a":

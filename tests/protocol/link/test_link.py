@@ -110,8 +110,9 @@ def test_what_both_ends_count_is_the_same_and_adds_up(tmp_path):
 @pytest.mark.parametrize("conditions", [NetworkConditions(), *BAD_NETWORKS])
 def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, conditions):
     ends, delivered = Ends(tmp_path, "ab", conditions), []
-    take = ends.coordinator.arrived
-    ends.coordinator.arrived = lambda *a: delivered.append(1) or take(*a)
+    link = ends.links[COORDINATOR]
+    take = link.arrived
+    link.arrived = lambda *a: delivered.append(1) or take(*a)
     for device in "ab":
         ends.update(device, weights(LARGE))
         ends.links[device].send(Hello(device, 10, 5))
@@ -226,7 +227,7 @@ def test_an_update_that_is_not_wanted_costs_one_small_message(tmp_path):
 def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
     """A model of 1 MB at a broker that takes 5,120 bytes, both ways."""
     ends = Ends(tmp_path)
-    for link in ends.links.values():
+    for link in ends.parts.values():
         link.adapt(5120)  # Blocks have 1 kB, and a manifest names 64 of them.
     ends.links["a"].peer_forms = frozenset({"manifest"})
     offer = ends.broadcast(weights(numbers), ["a"])

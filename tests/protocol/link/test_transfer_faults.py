@@ -166,8 +166,8 @@ def test_an_answer_said_twice_is_payload_once(tmp_path):
         ends.update("a", weights(10), round=turn)
         ends.run(5)
     for end in ("a", "coordinator"):
-        assert ends.links[end].meter.payload["up", "weights"] == 2 * 40
-        assert ends.links[end].meter.wire["up", "weights"] == 3 * 40
+        assert ends.parts[end].meter.payload["up", "weights"] == 2 * 40
+        assert ends.parts[end].meter.wire["up", "weights"] == 3 * 40
     assert len(ends.heard["coordinator"]) == 3, "what it means that it came twice is not for the link to say"
 
 

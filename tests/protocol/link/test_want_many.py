@@ -22,7 +22,7 @@ OBJECTS = bytes(32), bytes(range(32))
 def ends(tmp_path):
     """Return two ends whose broker takes only the smallest packets; `blocks` records each block and its topic."""
     made = Ends(tmp_path, "ab")
-    for link in made.links.values():
+    for link in made.parts.values():
         link.adapt(LEAST)
     publish, made.blocks = made.broker.publish, []
 

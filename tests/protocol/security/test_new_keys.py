@@ -57,8 +57,12 @@ SAID = {  # Key -> (a message without it, a message with it); all receivers get 
     "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
     "hello.names": (HELLO, replace(HELLO, names=("cat", "dog", "owl"))),
     "hello.names_hash": (HELLO, replace(HELLO, names_hash=HASH)),
+    "hello.capacity": (HELLO, replace(HELLO, capacity=2)),
+    "hello.working": (HELLO, replace(HELLO, working="red")),
+    "hello.answered": (HELLO, replace(HELLO, answered=3)),
     "welcome.about": (Welcome(b"{}"), Welcome(b"{}", ABOUT)),
     "state.who": (State(True), State(True, who="host 7 runs/spring")),
+    "state.runs": (State(True), State(True, runs=("blue", "red"))),
     "state.now": (State(True, "here"), State(True, "here", now=RoundStatus(3, "train", 0, (HASH[:4],)))),
 }  # fmt: skip
 TOWARDS = {  # Key -> (the form of the receivers that get it, a message with it).

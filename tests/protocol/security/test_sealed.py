@@ -101,7 +101,7 @@ def test_the_broker_sees_no_piece_of_any_tensor(tmp_path, size):
     windows = {seen[i : i + 16] for i in range(len(seen) - 15)}
     for arrays in (down, up):
         assert not [piece for piece in pieces(arrays["weights.w"]) if piece in windows]
-    ends.coordinator.sealed = ends.links["a"].sealed = False
+    ends.links["coordinator"].sealed = ends.links["a"].sealed = False
     more = weights(size, 3)
     ends.update("a", more, round=2)
     ends.run()
@@ -135,7 +135,7 @@ def test_who_seals_takes_nothing_that_any_broker_can_read(tmp_path, way):
 
 def test_a_federation_without_sealing_still_understands_what_is_sealed(tmp_path):
     ends = Ends(tmp_path, "a")
-    ends.coordinator.sealed = False
+    ends.links["coordinator"].sealed = False
     ends.links["a"].send(Bye("sealed"))
     ends.run()
     assert len(ends.heard["coordinator"]) == 1 and not ends.rejected["coordinator"]

@@ -125,7 +125,7 @@ WRONG = [
     ({"seeds": "12"}, 'seeds is "12", but must be a list'),
     ({"seeds": [1, "two"]}, 'seeds[1] is "two", but must be a whole number'),
     ({"broker": "here"}, 'broker is "here", but must be a table'),
-    ({"broker": {"port": 0}}, "broker: port is 0, it must be 1 to 65535"),
+    ({"broker": {"port": 0}}, "broker.port is 0, it must be 1 to 65535"),
     ({"broker": {"tls": {}}}, "broker.tls.ca is missing and has no default"),
     ({"brokers": {"host": "x"}}, "brokers is {'host': 'x'}, but must be a list"),
     ({"clients": {"mnist": "two"}}, 'clients.mnist is "two", but must be a whole number'),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.objects import BLOCK, BODY, fault_of, fill
@@ -82,6 +83,25 @@ def test_a_real_limit_of_the_system_is_no_room(store, manifest):
         assert fault_of(lambda: store.put_bytes(BODY)) is Reason.NO_ROOM
         assert fault_of(lambda: store.begin(replace(manifest, object=b"x" * 32))) is Reason.NO_ROOM
     assert not list(store.folder.glob("new-*")), "what did not fit must not fill the disk further"
+
+
+def test_a_block_of_which_only_a_part_fits_is_rejected_and_welcome_later(store, manifest):
+    """The kernel writes the part that fits and reports no error; only the next write fails."""
+    partial = store.begin(manifest)
+    with file_limit(BLOCK + BLOCK // 2):
+        assert fill(partial, [0]) == [True]
+        assert fault_of(lambda: fill(partial, [1])) is Reason.NO_ROOM
+    assert fill(partial, range(1, 8)) == [True] * 7
+    partial.finish()
+    assert store.read(manifest.object, 0, manifest.size) == BODY
+
+
+def test_a_file_takes_all_bytes_if_each_call_writes_only_some_of_them(tmp_path, monkeypatch):
+    path, real = tmp_path / "notes", os.pwrite
+    path.write_bytes(b"the earlier notes")
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, start: real(handle, data[:3], start))
+    Disk(durable=False).overwrite(path, b"the present notes")
+    assert path.read_bytes() == b"the present notes"
 
 
 FULL_DISK = """

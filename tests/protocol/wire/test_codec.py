@@ -58,9 +58,16 @@ FIELDS = {
     "finished": {},
     "want": {"object": ({bytes}, False), "ranges": ({list}, False), "again": ({bool}, True)},
 }  # fmt: skip
-# The keys that minor version 1 has added; each of them may be missing.
+# The keys that minor versions 1 and 2 have added; each of them may be missing.
 LATER = {
-    "hello": {"can": {list}, "names": {list}, "names_hash": {bytes}},
+    "hello": {
+        "can": {list},
+        "names": {list},
+        "names_hash": {bytes},
+        "capacity": {int},
+        "working": {str},
+        "answered": {int},
+    },
     "welcome": {"about": {dict}},
     "task": {
         "wants": {list},
@@ -73,7 +80,7 @@ LATER = {
     "update": {"numbers": {dict}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "want": {"more": {list}},
     "refusal": {"answers": {list}},
-    "state": {"who": {str}, "now": {dict}},
+    "state": {"who": {str}, "now": {dict}, "runs": {list}},
 }
 STRANGE = [None, True, -1, 1 << 63, 0.5, "", "x", b"", b"x", [], [None], [[]], [-1], ["x"], {}, {"x": "x"}]
 
@@ -137,6 +144,25 @@ def test_a_later_field_of_a_wrong_type_is_refused(kind_of_message, key):
     for value in STRANGE:
         if type(value) not in LATER[kind_of_message][key]:
             assert reason_for(message, **{key: value}) is Reason.MALFORMED, value
+
+
+NAMES = [f"run-{i}" for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("message", "good", "bad"),
+    [
+        (ONE_OF_EACH[0], {"capacity": 256}, {"capacity": 257}),
+        (ONE_OF_EACH[0], {"answered": codec.MAX_ROUND}, {"answered": codec.MAX_ROUND + 1}),
+        (ONE_OF_EACH[0], {"working": "x" * 64}, {"working": "x" * 65}),
+        (ONE_OF_EACH[0], {"working": ""}, {"working": "a/b"}),
+        (State(True), {"runs": NAMES}, {"runs": [*NAMES, "one-more"]}),
+        (State(True), {"runs": []}, {"runs": [""]}),
+        (State(True), {"runs": ["spring"]}, {"runs": ["../spring"]}),
+    ],
+)
+def test_what_is_said_of_several_runs_is_bounded(message, good, bad):
+    assert reason_for(message, **good) is None and reason_for(message, **bad) is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("position", range(5))

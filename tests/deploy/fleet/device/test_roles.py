@@ -635,7 +635,7 @@ MISTAKES = {
     "device (board-2).foo": ("[hosts.board-2.device]\n", "[hosts.board-2.device]\nfoo = 1\n"),
     "device.federation of board-1": ("[device]\n", '[device]\nfederation = "other"\n'),
     "broker.port": ("port = 8883", "port = 0"),
-    "data: source is 'digit'": ('"digits"', '"digit"'),
+    "data.source is 'digit'": ('"digits"', '"digit"'),
     "hosts.board-2.software.kind": ("[hosts.board-2]\n", "[hosts.board-2]\nsoftware = { kind = 1 }\n"),
     "care.canary": ("[coordinator]\n", "[care]\ncanary = 0\n[coordinator]\n"),
     "mosquitto.foo": ("[coordinator]\n", "[mosquitto]\nfoo = 0\n[coordinator]\n"),

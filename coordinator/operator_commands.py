@@ -1,0 +1,132 @@
+"""Carry out the commands of operators on a run: show, pause, resume and stop.
+
+Each command has an id. The result of a command is sent only after its effect and the result are on the disk. So a
+command that is sent again, for example after a crash, has no second effect and gets the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from protofleet.coordinator.command_queue import CommandQueue
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.queue.commands import DONE, REFUSED, SHOWN, operator_words, shown_commands
+from protofleet.coordinator.round.events import Event, Paused, SaveResult, Stage, Stopped
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.spool.spool import Spool
+
+VERBS: Final = ("show", "pause", "resume", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCommand:
+    id: bytes
+    operator: str
+    verb: str
+    reason: str = ""
+
+    def words(self) -> str:
+        """Return the operator and the reason."""
+        return operator_words(self.operator, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorResult:
+    verdict: str
+    words: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OperatorCommands:
+    def __init__(
+        self, machine: RoundMachine, spool: Spool, queue: CommandQueue, view: RunView,
+        happen: Callable[[Event], None], wall: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._machine, self._spool, self._queue, self._view = machine, spool, queue, view
+        self._happen, self._wall = happen, wall
+        # Calls that send the results of this turn.
+        self._replies: list[Callable[[], None]] = []
+
+    def execute(self, command: OperatorCommand, reply: Callable[[OperatorResult], None], now: float) -> None:
+        """Carry out a command, and call `reply` with the result when the effect is on the disk."""
+        if command.verb == "show":
+            reply(OperatorResult(DONE, "", self.shown()))
+            return
+        known = self._spool.result_of(command.id)
+        if known is not None:
+            reply(OperatorResult(known.verdict, known.words))
+            return
+        event, result = self._decide(command)
+        if event is not None:
+            self._happen(event)
+        at = int(self._wall())
+        self._queue.add(
+            [SaveResult(command.id, at, command.operator, command.verb, result.verdict, result.words)], now
+        )
+        self._replies.append(lambda: reply(result))
+
+    def end_turn(self) -> None:
+        """Send the results whose effects are on the disk now."""
+        if self._replies and not len(self._queue) and not self._spool.has_uncommitted:
+            replies, self._replies = self._replies, []
+            for send in replies:
+                send()
+
+    def _decide(self, command: OperatorCommand) -> tuple[Event | None, OperatorResult]:
+        m, words = self._machine, command.words()
+        if m.stage is Stage.FINISHED or m.is_stopped:
+            return None, self._over(command.verb)
+        match command.verb:
+            case "stop":
+                return Stopped(f"stopped by {words}"), OperatorResult(DONE, "the run is stopped")
+            case "pause" if m.paused:
+                return None, OperatorResult(DONE, f"the run is paused already: {m.paused}")
+            case "pause":
+                when = "" if m.stage is Stage.GATHERING else f" at the end of round {m.round}"
+                return Paused(f"paused by {words}"), OperatorResult(DONE, f"the run pauses{when}")
+            case "resume" if not m.paused:
+                return None, OperatorResult(DONE, "the run is not paused")
+            case "resume":
+                return Paused(""), OperatorResult(DONE, "the run goes on")
+        return None, OperatorResult(
+            REFUSED, f"there is no command {command.verb!r}; there are {', '.join(VERBS)}"
+        )
+
+    def _over(self, verb: str) -> OperatorResult:
+        if verb == "stop":
+            return OperatorResult(DONE, "the run is over already")
+        return OperatorResult(REFUSED, "the run is over; start a new run under another name")
+
+    def shown(self) -> dict[str, Any]:
+        """Return what `show` shows: the state of the run, and the newest commands."""
+        m, view = self._machine, self._view
+        state, reason = state_of(m, view)
+        return {
+            "run": view.name, "federation": view.federation, "state": state, "reason": reason, "round": m.round,
+            "rounds": m.rounds, "phase": m.asked if m.stage is Stage.COLLECTING else "",
+            "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
+            "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
+            "present": len(m.roster), "connected": view.connected,
+            "commands": shown_commands(self._spool.newest_results(SHOWN)),
+        }  # fmt: skip
+
+
+def state_of(m: RoundMachine, view: RunView) -> tuple[str, str]:
+    """Return the state of a run in one word, and the reason of the state; the reason may be "" while it runs."""
+    if m.is_stopped:
+        return "stopped", view.ended_early
+    if view.diverged:
+        return "failed", view.diverged
+    if m.stage is Stage.FINISHED:
+        return "finished", view.ended_early or f"all {m.rounds} rounds are done"
+    if m.paused:
+        return ("paused" if m.stage is Stage.GATHERING else "pausing"), m.paused
+    if view.disk_full:
+        return "waiting", view.disk_full
+    if m.stage is not Stage.GATHERING:
+        return "running", ""
+    if m.next_round_at:
+        return "waiting", "policy.pause_seconds or policy.hours delay the next round"
+    return "waiting", f"{len(m.roster)} devices are present, and a round needs {m.least}"

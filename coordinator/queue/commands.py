@@ -1,0 +1,143 @@
+"""Decide the commands of operators on the queue: submit, stop, pause and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from protofleet.coordinator.queue.states import (
+    FINAL,
+    NEXT_STATE,
+    PAUSED,
+    PAUSING,
+    STOPPED,
+    SUBMITTED,
+    QueuedRun,
+)
+from protofleet.protocol.wire.printable import printable
+
+DONE: Final = "done"
+REFUSED: Final = "refused"
+SHOWN: Final = 20  # Number of earlier commands that `show` returns.
+MOST_REASON: Final = 200  # Largest number of letters of an operator's reason.
+MOST_OPEN: Final = 1000  # Largest number of runs that are not over.
+MOST_ENDED: Final = 1000  # Largest number of runs that are over and kept in the queue.
+MOST_PRIORITY: Final = 1000
+PAST: Final = {"pause": "paused", "resume": "resumed", "stop": "stopped"}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCommand:
+    id: bytes
+    operator: str
+    verb: str
+    run: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The part of the command `submit` that is not in every command. The experiment was checked already."""
+
+    experiment: str
+    rounds: int
+    after: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The rows that a command changes or deletes, and its result."""
+
+    verdict: str
+    words: str
+    changed: tuple[QueuedRun, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
+class CarriedOut(Protocol):
+    """A command that was carried out, with its result."""
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def operator(self) -> str: ...
+    @property
+    def verb(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def words(self) -> str: ...
+
+
+def operator_words(operator: str, reason: str) -> str:
+    """Return the operator and the reason of a command."""
+    said = printable(reason)[:MOST_REASON]
+    return f"{operator}: {said}" if said else operator
+
+
+def shown_commands(commands: Iterable[CarriedOut]) -> list[dict[str, Any]]:
+    """Return commands as `show` shows them."""
+    return [
+        {"at": one.at, "operator": one.operator, "verb": one.verb, "verdict": one.verdict, "words": one.words}
+        for one in commands
+    ]
+
+
+def decide(
+    command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None
+) -> Decision:
+    if submission is not None:
+        return _submit(command, submission, runs, at)
+    run = runs.get(command.run)
+    if run is None:
+        return Decision(REFUSED, f"the queue has no run {command.run}; `protofleet runs` lists the runs")
+    state = NEXT_STATE.get((run.state, command.verb))
+    if state is None:
+        return Decision(REFUSED, f"the run is {run.state}; submit it again under another name")
+    if state == run.state:
+        return Decision(
+            DONE,
+            f"the run is {state} already" if state in (STOPPED, PAUSED, PAUSING) else f"the run is {state}",
+        )
+    reason = f"{PAST[command.verb]} by {operator_words(command.operator, command.reason)}"
+    changed = replace(run, state=state, reason=reason, revision=run.revision + 1)
+    if state == STOPPED:
+        # Nothing is left to do for a run that has not started.
+        changed = replace(changed, ended=at, closed=int(not run.started))
+    return Decision(DONE, f"the run is {state}", (changed,))
+
+
+def _submit(
+    command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun], at: int
+) -> Decision:
+    if problem := _problem(command, submission, runs):
+        return Decision(REFUSED, problem)
+    row = QueuedRun(
+        command.run, max((run.number for run in runs.values()), default=0) + 1, SUBMITTED,
+        f"waits for the end of {submission.after}" if submission.after else "waits for its turn",
+        1, submission.rounds, submission.priority, submission.after, submission.experiment, command.operator, at,
+    )  # fmt: skip
+    return Decision(DONE, f"{row.name} is submitted", (row,), _forgotten(runs, submission.after))
+
+
+def _problem(command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun]) -> str:
+    if command.run in runs:
+        return f"there is a run {command.run} already; choose another name with --name"
+    if submission.after and submission.after not in runs:
+        return f"the queue has no run {submission.after}; `protofleet runs` lists the runs"
+    if abs(submission.priority) > MOST_PRIORITY:
+        return f"the priority is {submission.priority}; it must be from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+    if sum(run.state not in FINAL for run in runs.values()) >= MOST_OPEN:
+        return f"the queue has {MOST_OPEN} runs that are not over; stop some, or wait until some are over"
+    return ""
+
+
+def _forgotten(runs: Mapping[str, QueuedRun], after: str) -> tuple[str, ...]:
+    """Return the runs that the queue forgets, because more than MOST_ENDED runs are over. Their folders stay."""
+    needed = {after, *(run.after for run in runs.values() if run.state not in FINAL)}
+    over = [run for run in runs.values() if run.closed and run.name not in needed]
+    return tuple(
+        run.name for run in sorted(over, key=lambda run: run.ended)[: max(0, len(over) - MOST_ENDED)]
+    )

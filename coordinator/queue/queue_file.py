@@ -1,0 +1,151 @@
+"""The file of the queue: one SQLite file with the runs and the results of commands, and a copy of this file.
+
+The rows have checksums. The copy is made again with each commit, and takes the place of a damaged file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Final
+
+from protofleet.coordinator.queue.commands import Decision, QueueCommand
+from protofleet.coordinator.queue.settle import Change
+from protofleet.coordinator.queue.states import FINAL, STARTING, QueuedRun
+from protofleet.coordinator.spool.index import DatabaseForm, Index, RunMismatchError
+from protofleet.protocol.storage.disk import Disk
+
+QUEUE_FILE: Final = "service.sqlite"
+KEPT_SECONDS: Final = 7 * 86_400  # Seconds for which the result of a command is kept.
+MOST_RESULTS: Final = 10_000  # Largest number of results that are kept.
+TYPES: Final = {"str": "TEXT", "int": "INTEGER"}
+COLUMNS: Final = ", ".join(
+    f"{one.name} {TYPES[str(one.type)]}{' PRIMARY KEY' if one.name == 'name' else ''}"
+    for one in fields(QueuedRun)
+)
+
+RESULT: Final = "at, operator, verb, run, verdict, words"
+
+
+def way_out(folder: Path) -> str:
+    """Return words about what to do if the file and its copy are damaged."""
+    return (
+        f"put {folder} back from a backup; or move {folder} away, start the coordinator, and submit the runs that "
+        "are not over again under their names: a run whose folder is there goes on"
+    )
+
+
+FORM: Final = DatabaseForm(
+    file=QUEUE_FILE,
+    copy="service.copy.sqlite",
+    what="the index of the queue",
+    owner="service",
+    schema={
+        "service": "one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER",
+        "epochs": "epoch INTEGER PRIMARY KEY",
+        "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
+        "runs": COLUMNS,
+        "results": "number INTEGER PRIMARY KEY, operator TEXT, id BLOB, at INTEGER, verb TEXT, run TEXT, "
+        "verdict TEXT, words TEXT",
+    },
+    unique={"results": "operator, id"},
+    way_out=way_out,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueResult:
+    """A command that was carried out, with its result."""
+
+    at: int
+    operator: str
+    verb: str
+    run: str
+    verdict: str
+    words: str
+
+
+class QueueFile:
+    def __init__(
+        self, folder: Path, federation: str, clock: Callable[[], float], disk: Disk | None = None,
+        least: Callable[[Iterable[QueuedRun]], int] = lambda runs: 0,
+    ) -> None:  # fmt: skip
+        """Open the file and claim it. A process with an earlier claim cannot write to the file any more.
+
+        `least` returns the least epoch of the claim.
+        """
+        disk = disk or Disk()
+        disk.make(folder)
+        self._clock, self._index = clock, Index(folder, disk, FORM)
+        self._db = self._index.db
+        self._require(federation)
+        found = self._db.execute("SELECT * FROM runs ORDER BY number").fetchall()
+        self.runs = {run.name: run for *row, _ in found for run in [QueuedRun(*row)]}
+        self.epoch = self._index.claim(federation, "", int(clock()), least(self.runs.values()))
+
+    def _require(self, federation: str) -> None:
+        row = self._db.execute("SELECT name FROM service").fetchone()
+        if row and row[0] != federation:
+            raise RunMismatchError(
+                f"{self._index.folder} holds the queue of the federation {row[0]}, and the settings are for "
+                f"{federation}; set another `folder`"
+            )
+
+    def change(self, change: Change) -> None:
+        """Make a change of `settle` durable."""
+        run, at = self.runs[change.run], int(self._clock())
+        row = replace(
+            run,
+            state=change.state,
+            reason=change.reason,
+            revision=run.revision + 1,
+            started=run.started or (at if change.state == STARTING else 0),
+            ended=run.ended or (at if change.state in FINAL else 0),
+            # Nothing is left to do for a run that fails before it starts.
+            closed=int(change.closed or (change.state in FINAL and not run.started)),
+        )
+        self._commit([row])
+
+    def save(self, command: QueueCommand, decision: Decision) -> None:
+        """Make the effect of a command and its result durable, in one transaction."""
+        self._commit(decision.changed, decision.deleted, (command, decision))
+
+    def result_of(self, command: QueueCommand) -> QueueResult | None:
+        """Return the result of a command that was carried out already."""
+        query = f"SELECT {RESULT} FROM results WHERE operator = ? AND id = ?"
+        row = self._db.execute(query, (command.operator, command.id)).fetchone()
+        return QueueResult(*row) if row else None
+
+    def newest_results(self, run: str, most: int) -> list[QueueResult]:
+        """Return the newest commands on a run, the oldest of them first."""
+        query = f"SELECT {RESULT} FROM results WHERE run = ? ORDER BY number DESC LIMIT ?"
+        return [QueueResult(*row) for row in self._db.execute(query, (run, most))][::-1]
+
+    def close(self) -> None:
+        self._index.close()
+
+    def _commit(
+        self, changed: Iterable[QueuedRun], deleted: Iterable[str] = (),
+        done: tuple[QueueCommand, Decision] | None = None,
+    ) -> None:  # fmt: skip
+        runs = {**self.runs, **{run.name: run for run in changed}}
+        with self._index.last_transaction():
+            for run in changed:
+                self._index.put("runs", *astuple(run))
+            for name in deleted:
+                self._db.execute("DELETE FROM runs WHERE name = ?", (name,))
+                del runs[name]
+            if done is not None:
+                self._put_result(*done)
+        self.runs = runs
+
+    def _put_result(self, command: QueueCommand, decision: Decision) -> None:
+        at = int(self._clock())
+        newest = self._db.execute("SELECT MAX(number) FROM results").fetchone()[0] or 0
+        self._index.put(
+            "results", newest + 1, command.operator, command.id, at, command.verb, command.run, decision.verdict,
+            decision.words,
+        )  # fmt: skip
+        oldest = newest + 1 - MOST_RESULTS
+        self._db.execute("DELETE FROM results WHERE number <= ? OR at < ?", (oldest, at - KEPT_SECONDS))

@@ -1,0 +1,466 @@
+"""Stay up, and conduct the submitted runs, several at a time.
+
+The process holds the lock of the queue's folder. It has one connection and one epoch, which all of its runs share.
+The folder of each active run is claimed with this epoch. While no run is active, the connection stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.connection import CoordinatorConnection, run_of, unless
+from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.observe.observers import observed
+from protofleet.coordinator.operator_commands import state_of
+from protofleet.coordinator.page.operated_page import OperatedPage
+from protofleet.coordinator.page.page_in_turn import PageInTurn
+from protofleet.coordinator.process_faults import is_of_the_process, words_of
+from protofleet.coordinator.queue.commands import (
+    DONE,
+    REFUSED,
+    SHOWN,
+    Decision,
+    QueueCommand,
+    Submission,
+    decide,
+    shown_commands,
+)
+from protofleet.coordinator.queue.folder import queue_folder
+from protofleet.coordinator.queue.queue_file import QueueFile
+from protofleet.coordinator.queue.settle import Change, Conduct, Tell, settle
+from protofleet.coordinator.queue.states import (
+    FAILED,
+    FINAL,
+    PAUSED,
+    QueuedRun,
+    RunFact,
+    active_runs,
+    turn,
+    waits_for,
+)
+from protofleet.coordinator.queue_requests import MOST_REQUEST, queue_commands
+from protofleet.coordinator.round.events import Paused, Stopped
+from protofleet.coordinator.run import Run
+from protofleet.coordinator.service import CoordinatorService
+from protofleet.coordinator.service_settings import ServiceSettings
+from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
+from protofleet.coordinator.spool.index import LaterEpochError, claimed_epoch
+from protofleet.coordinator.spool.lives import Life
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.liveness import on_progress, tensors_work
+from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
+from protofleet.protocol.security.keyfiles import keep_to_ourselves
+from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import Disk, is_full, is_locked
+from protofleet.protocol.storage.folder_lock import held_if_free
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError
+from protofleet.protocol.transport.base import Done, Item
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
+from protofleet.protocol.wire.messages import Finished
+from protofleet.runtime import credentials
+from protofleet.runtime.allocator import return_large_blocks
+from protofleet.runtime.control_socket import CONTROL_SOCKET, listening
+from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
+from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
+from protofleet.runtime.host.metrics import HostMetrics
+from protofleet.runtime.metrics_page import RegistryInTurn, exposed
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+def run_service(
+    settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
+    built: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
+    """Conduct the submitted runs until the process has to end; return the reason.
+
+    `report` writes the report of a run that has ended.
+    """
+    folder, own = queue_folder(settings.folder), settings.own
+    keep_to_ourselves(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return_large_blocks()
+    keys, keyring = credentials.of_coordinator(own.enrolled, own.federation, own.key, own.devices)
+    with held_if_free(folder) as is_ours:
+        if not is_ours:
+            return f"another coordinator conducts the queue in {folder}; end it, or set another `folder` for this one"
+        service = RunService(settings, software, events, report, built or {}, keys, keyring)
+        with contextlib.closing(service):
+            return service.serve()
+
+
+class RunService:
+    def __init__(
+        self, settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
+        built: Mapping[str, str], keys: Keys, keyring: Keyring,
+    ) -> None:  # fmt: skip
+        self._settings, self._software, self._built = settings, software, built
+        self._prints_events, self._report = events, report
+        own = settings.own
+        self._folder = queue_folder(settings.folder)
+        compute_deterministically(strict=True)
+        self._queue = QueueFile(self._folder, own.federation, time.time, least=self._least_epoch)
+        save_epoch(settings.folder, own.federation, self._queue.epoch)
+        self._heartbeats, self._events = Heartbeats(), ReceiveQueue()
+        self._is_stopped = stop_on_signals(self._events.put)
+        self._life = Life(settings.folder, own.federation)
+        self._work = WorkThread(self._heartbeats)
+        self._work.start(one_thread_here(own.threads))
+        on_progress(lambda: self._heartbeats.beat_if_working("work"))
+        bans = Bans(self._folder / "coordinator", Disk())
+        worker = ThreadWorker(self._events, thread=self._work)
+        self._connection = CoordinatorConnection(
+            own, keys, keyring, self._queue.epoch, self._folder, bans, self._events, worker
+        )
+        self._context = self._connection.context
+        self._context.isolates_runs = True
+        self.service = CoordinatorService(self._context, [], stays=True)
+        self._events.unwanted = self.service.unwanted
+        self._open: dict[str, ActiveRun] = {}  # The runs that are conducted, in the order of their beginning.
+        self._facts: dict[str, RunFact] = {}
+        # Runs that have an order which their folder does not show yet.
+        self._told: set[str] = set()
+        self._unsettled, self._cannot_write = True, False
+        idle = CollectorRegistry()
+        idle.register(HostMetrics(software, "coordinator", settings.folder, own.broker))
+        self._registry = RegistryInTurn(idle)
+        self._commands = queue_commands(settings, self._execute, self._call)
+        # A login holds for the pages of all runs.
+        self._page = OperatedPage(own.page_address(), self._handle)
+        self._pages = PageInTurn(self._page)
+
+    def _least_epoch(self, runs: Iterable[QueuedRun]) -> int:
+        """Return an epoch that is above the epochs of all runs that are not over."""
+        folder, clock = self._settings.folder, int(time.time())
+        claimed = {claimed_epoch(folder / run.name / "coordinator") for run in runs if not run.closed}
+        return max(least_epoch(folder, self._settings.own.federation, clock), next_epoch(claimed, clock))
+
+    def serve(self) -> str:
+        own = self._settings.own
+        page = exposed(self._registry, own.endpoint(), self._health())
+        control = listening(self._folder, self._page.handle, MOST_REQUEST)
+        with page, watchdog(self._heartbeats, own.watchdog_seconds), control:
+            log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
+            # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
+            self.settle()
+            self.service.session.give_up_after(own.patience_seconds, time.monotonic())
+            self._connection.connect()
+            try:
+                serve(ServiceLoop(self), self._events, time.monotonic, self._heartbeats)
+            except FileNotFoundError:
+                for conducted in self._open.values():
+                    conducted.spool.index.check_claim()
+                raise
+            finally:
+                for name in list(self._open):
+                    self._open.pop(name).close()
+                self._connection.transport.close()
+        self._life.end(in_order=self._is_stopped())
+        return self.service.stopped
+
+    def close(self) -> None:
+        self._queue.close()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Make the thread of the event loop call a function. Any thread may call this method."""
+        self._events.put(Done(call))
+
+    def _handle(self, user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Carry out a request of an operator. The page names no run: its requests are for the run that it shows."""
+        return self._commands(user, {"run": next(iter(tuple(self._open)), ""), **request})
+
+    # Methods for the steps of the queue.
+
+    def settle(self) -> None:
+        """Bring the rows of the queue up to date, and carry out the orders that follow from the rows."""
+        self._unsettled = False
+        while step := settle(self._queue.runs, self._facts, self._settings.queue.slots, self._told):
+            match step:
+                case Change():
+                    if not self._change(step):
+                        break
+                case Conduct(name):
+                    self._told.add(name)
+                    self._note_which_are_paused()
+                    self._conduct(name)
+                case Tell(name) if name in self._open:
+                    self._told.add(name)
+                    with self._context.around(name):
+                        self._tell(step, self._open[name].run)
+                case Tell(name):
+                    # The run could not go on. Now an operator has resumed or stopped it, so it is tried again.
+                    self._facts.pop(name)
+        self._note_which_are_paused()
+
+    def end_turn(self) -> bool:
+        """Settle the queue if a command has changed it, or if a run is in another state.
+
+        Return whether a run was told something, which it has to write to the disk.
+        """
+        for name, error in list(self._context.failed.items()):
+            self._failed(name, error)
+        for name in list(self._open):
+            with self._context.around(name):
+                self._note_state(name)
+        if not self._unsettled:
+            return False
+        self.settle()
+        if self._cannot_write:
+            return False
+        is_waiting = any(conducted.spool.has_uncommitted for conducted in self._open.values())
+        return is_waiting or bool(self._context.failed)
+
+    def _note_state(self, name: str) -> None:
+        conducted = self._open[name]
+        if conducted.run.times.shutdown.is_over(self._context.now):
+            self._end(conducted)
+        elif (fact := fact_of(conducted)) is not None and fact != self._facts.get(name):
+            self._facts[name] = fact
+            self._told.discard(name)
+            self._unsettled = True
+
+    def _note_which_are_paused(self) -> None:
+        """Note the active runs that are not conducted now, and the run of the devices that follow only one run."""
+        active = active_runs(self._queue.runs)
+        has_ended = {name for name, fact in self._facts.items() if fact.state in FINAL}
+        self.service.paused = {run.name for run in active} - self._open.keys() - has_ended
+        # Without an active run, the last one keeps its name in the messages to all devices.
+        if active and self._connection.link.run not in {run.name for run in active}:
+            self.service.lead(active[0].name)
+
+    def _change(self, change: Change) -> bool:
+        """Write a change; return False if the disk is full or the file is locked, and the change has to wait."""
+        try:
+            self._queue.change(change)
+        except Exception as error:
+            if not (is_full(error) or is_locked(error)):
+                raise
+            if not self._cannot_write:
+                log.error("%s cannot be written: %s; the coordinator tries again", self._folder, error)
+            self._cannot_write = self._unsettled = True
+            return False
+        self._cannot_write = False
+        if change.closed:
+            self._facts.pop(change.run, None)
+            self._told.discard(change.run)
+        else:
+            log.info(
+                "run %s is %s%s", change.run, change.state, f": {change.reason}" if change.reason else ""
+            )
+        return True
+
+    def _tell(self, order: Tell, run: Run) -> None:
+        """Pause, resume or stop a run that is conducted."""
+        match order.verb:
+            case "pause" if not run.machine.paused:
+                run.happen(Paused(order.words))
+            case "resume" if run.machine.paused:
+                self.service.lift(run.name)
+                run.happen(Paused(""))
+            case "stop" if not run.machine.is_stopped:
+                run.happen(Stopped(order.words))
+
+    # Methods for one run.
+
+    def _conduct(self, name: str) -> None:
+        """Begin the work on a run, or go on with it. A failure of the run ends only the run."""
+        try:
+            self._begin(self._queue.runs[name])
+        except Exception as error:
+            if is_of_the_process(error):
+                raise
+            self._failed(name, error)
+
+    def _begin(self, row: QueuedRun) -> None:
+        settings = self._settings.of_run(row.name, row.experiment)
+        self._heartbeats.beat_if_working("loop")
+        # A coordinator of this run alone may have been killed and have left its socket.
+        (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
+        keep_waiting = unless(self._is_stopped, self._heartbeats)
+        conducted = ActiveRun(settings, self._connection, keep_waiting)
+        self._open[row.name] = conducted
+        observers = observed(
+            conducted.run, settings, conducted.folder, self._software, self._prints_events, None, None,
+            self._life.unclean_at, self._built, self._page, self._registry.showing, self._pages.showing,
+        )  # fmt: skip
+        conducted.observe(observers)
+        has_shared = conducted.spool.device_time.lift is not None
+        self.service.add(conducted.run, starts=self._context.connected or not has_shared)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        words, row = words_of(error), self._queue.runs[name]
+        expected = (SettingsError, DamagedError, NewerFormatError, LaterEpochError)
+        log.error(
+            "run %s cannot go on: %s", name, words, exc_info=None if isinstance(error, expected) else error
+        )
+        self._unsettled = True
+        if isinstance(error, (DamagedError, NewerFormatError, LaterEpochError)) and row.state not in FINAL:
+            # An operator can put the folder back and resume the run, or stop it.
+            self._facts[name] = RunFact(PAUSED, words)
+            if (row.state, row.reason) != (PAUSED, words):
+                self._change(Change(name, PAUSED, words))
+        else:
+            self._facts[name] = RunFact(FAILED, words, closed=True)
+        self._close(name)
+
+    def _end(self, conducted: ActiveRun) -> None:
+        """End a run whose devices know that it is over."""
+        run = conducted.run
+        conducted.finish()
+        self._facts[run.name] = RunFact(*state_of(run.machine, run.view), closed=True)
+        self._unsettled = True
+        self._close(run.name)
+        self._report(conducted.folder)
+
+    def _close(self, name: str) -> None:
+        """Close a run, and tell its devices if it has ended and they do not know it."""
+        conducted = self._open.pop(name, None)
+        self._context.failed.pop(name, None)
+        self._told.discard(name)
+        self._note_which_are_paused()
+        if conducted is None:
+            return
+        run = conducted.run
+        if name in self.service.runs:
+            if name not in self.service.paused and not run.times.shutdown.begun and self._context.connected:
+                for device in sorted(run.machine.roster):
+                    run.link.send(device, Finished(run.machine.rounds))
+            self.service.remove(name)
+        conducted.close()
+
+    def _health(self) -> dict[str, Check]:
+        def broker() -> str:
+            return "" if self._context.connected else "there is no session with the broker; see the log"
+
+        return {
+            "loop": loop_is_running(self._heartbeats),
+            "broker": broker,
+            "torch": tensors_work,
+            "disk": disk_is_writable(self._folder),
+        }
+
+    # Methods for the commands of operators.
+
+    def _execute(self, command: QueueCommand, submission: Submission | None) -> Mapping[str, Any]:
+        try:
+            return self._executed(command, submission)
+        except Exception as error:
+            if not (is_full(error) or is_locked(error)):
+                raise
+            words = f"{self._folder} cannot be written: {error}; send the command again"
+            return {"verdict": "failed", "words": words}
+
+    def _executed(self, command: QueueCommand, submission: Submission | None) -> Mapping[str, Any]:
+        match command.verb:
+            case "runs":
+                runs = sorted(self._queue.runs.values(), key=lambda run: (run.closed, *turn(run)))
+                return {"verdict": DONE, "words": "", "runs": [self._shown(run) for run in runs]}
+            case "show" if command.run in self._queue.runs:
+                return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
+            case "show":
+                return {"verdict": REFUSED, "words": f"the queue has no run {command.run}"}
+        if (known := self._queue.result_of(command)) is not None:
+            return {"verdict": known.verdict, "words": known.words}
+        decision = decide(command, self._queue.runs, int(time.time()), submission)
+        self._queue.save(command, decision)
+        self._note(command, decision)
+        return {"verdict": decision.verdict, "words": decision.words}
+
+    def _note(self, command: QueueCommand, decision: Decision) -> None:
+        self._unsettled = True
+        self._told.clear()
+        log.info("%s: %s %s: %s", command.operator, command.verb, command.run, decision.words)
+
+    def _shown(self, run: QueuedRun) -> dict[str, Any]:
+        reason = waits_for(run, self._queue.runs, self._settings.queue.slots)
+        return {
+            "run": run.name, "state": run.state, "reason": reason, "rounds": run.rounds,
+            "over": bool(run.closed),
+            "priority": run.priority, "after": run.after, "operator": run.operator, "submitted": run.submitted,
+            "started": run.started, "ended": run.ended, "revision": run.revision,
+        }  # fmt: skip
+
+    def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:
+        found = self._shown(run) | {"federation": self._settings.own.federation}
+        if (conducted := self._open.get(run.name)) is not None:
+            now = conducted.run.operator_commands.shown()
+            # The row says what is wanted; while the run goes on, its own state says what it waits for.
+            found |= {
+                key: now[key] for key in ("round", "phase", "asked", "answered", "present", "connected")
+            }
+            found["reason"] = found["reason"] or now["reason"]
+        return found | {"commands": shown_commands(self._queue.newest_results(run.name, SHOWN))}
+
+
+class ServiceLoop:
+    """The event loop of a coordinator that stays up: the service of its runs, and the queue."""
+
+    def __init__(self, runs: RunService) -> None:
+        self._runs, self._service = runs, runs.service
+
+    @property
+    def wake_at(self) -> float:
+        return self._service.wake_at
+
+    @property
+    def finished(self) -> bool:
+        return self._service.finished
+
+    def take(self, item: Item, now: float) -> None:
+        self._service.take(item, now)
+
+    def wake(self, now: float) -> None:
+        self._service.wake(now)
+
+    def end_turn(self, now: float) -> None:
+        self._service.end_turn(now)
+        while self._runs.end_turn():
+            self._service.end_turn(now)
+
+
+class ActiveRun:
+    """A run that is conducted: its folder, which has the epoch of the process, and its observers."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, connection: CoordinatorConnection, keep_waiting: Callable[[], bool]
+    ) -> None:  # fmt: skip
+        """Claim the folder of the run, and restore its state."""
+        self.name, self.folder = settings.name, Path(settings.folder) / settings.name
+        plan = settings.plan()
+        self.spool = Spool(self.folder / "coordinator")
+        self._ends = contextlib.ExitStack()
+        self._ends.callback(self.spool.close)
+        self.finish: Callable[[], None] = lambda: None
+        try:
+            text, clock = plan.encode().decode(), int(time.time())
+            self.spool.start_run(settings.name, text, clock, exactly=connection.link.epoch)
+            self.run = run_of(settings, plan, self.spool, connection, keep_waiting)
+        except BaseException:
+            self.close()
+            raise
+        if self.run.budget:
+            self._ends.callback(self.run.budget.close)
+
+    def observe(self, observers: contextlib.AbstractContextManager[Callable[[], None]]) -> None:
+        """Keep the observers until the run is closed; they return the function that writes the summary."""
+        self.finish = self._ends.enter_context(observers)
+
+    def close(self) -> None:
+        self._ends.close()
+
+
+def fact_of(conducted: ActiveRun) -> RunFact | None:
+    """Return the state of a run from what is on the disk; None while something is not written yet."""
+    run = conducted.run
+    if len(run.queue) or run.spool.has_uncommitted:
+        return None
+    return RunFact(*state_of(run.machine, run.view))

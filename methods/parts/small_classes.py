@@ -1,0 +1,75 @@
+"""Classes of which a device has too few samples: the device sends nothing about them.
+
+A mean of one sample is that sample's feature, and a mean of a few samples is near to their features.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import torch
+from torch import Tensor
+
+from protofleet.methods.contract.base import Reply
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.prototypes import class_rows
+from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
+
+LeastSamples: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
+
+log = logging.getLogger("protofleet.device")
+
+
+@dataclass(frozen=True)
+class ClassMeansHyper(LocalHyper):
+    """The settings of methods that train on their devices and send class means."""
+
+    least_samples: LeastSamples = 5
+    """Least number of samples of a class on a device; a device sends no mean of a class with fewer samples, because a
+    mean of one sample is that sample's feature; the paper's numbers need 1.
+    """
+
+
+def sent_classes(counts: Tensor, least: int, number: int) -> Tensor:
+    """Return a mask of the classes of which a device sends something, and log the classes that it leaves out.
+
+    `counts` [C] are the numbers of samples on the device, and `number` is the number of the round.
+    """
+    few = ((counts > 0) & (counts < least)).nonzero().flatten().tolist()
+    if few:
+        log.warning(
+            "round %d: the classes %s have fewer than method.least_samples = %d samples here, so nothing about them "
+            "is sent", number, ", ".join(map(str, few)), least,
+        )  # fmt: skip
+    return counts >= least
+
+
+def sent_rows(table: Tensor, counts: Tensor, least: int, number: int) -> dict[str, Tensor]:
+    """Return the rows of the table [C, D] that a device sends, with their labels; see `sent_classes`."""
+    return class_rows(table, sent_classes(counts, least, number))
+
+
+def devices_by_class(labels: Sequence[Tensor], classes: int) -> dict[str, float]:
+    """Return how many devices have sent each class, from the labels of each device, for `monitor`."""
+    found = torch.zeros(classes, dtype=torch.int64)
+    for own in labels:
+        found += own.cpu().bincount(minlength=classes).clamp(max=1)
+    return {f"devices.{label}": float(number) for label, number in enumerate(found.tolist())}
+
+
+class DevicesByClass:
+    """The part of a server half that counts how many devices of a round have sent each class."""
+
+    model: Net
+    figures: Mapping[str, float] = {}
+
+    def count_devices(self, replies: Sequence[Reply]) -> None:
+        labels = [reply.payload["labels"] for reply in replies]
+        self.figures = devices_by_class(labels, self.model.classes)
+
+    def monitor(self) -> Mapping[str, float]:
+        return self.figures

@@ -1,0 +1,86 @@
+"""Implement `protofleet follow`: print a line for each round of a queued run until the run is over."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from protofleet.cli.queue_socket import ask_queue
+from protofleet.runtime.command.arguments import Subparsers
+from protofleet.runtime.command.errors import FAILED
+
+EVERY_SECONDS: Final = 0.5
+
+
+def add_follow(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "follow", help="print a line for each round of a queued run, until the run is over"
+    )
+    command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
+    command.set_defaults(command=follow)
+
+
+def follow(options: argparse.Namespace) -> int:
+    """Follow a run, also over restarts of its coordinator. The exit code is 0 if the run has finished."""
+    from protofleet.runtime.command.errors import RunError
+
+    run = options.run.absolute()
+    rounds, said = NewRounds(run / "rounds.jsonl"), ""
+    while True:
+        try:
+            state = ask_queue(run.parent, {"verb": "show", "run": run.name})
+        except RunError as error:
+            state = {"verdict": "unknown", "words": f"{error}; waiting for it"}
+        if state["verdict"] == "refused":
+            print(f"{run.name}: {state['words']}", flush=True)
+            return FAILED
+        for record in rounds.read():
+            print(f"{run.name}: {words_of_round(record)}", flush=True)
+        words = state["words"] or words_of_state(state)
+        if words != said:
+            print(f"{run.name}: {words}", flush=True)
+        said = words
+        if state.get("over"):
+            return 0 if state["state"] == "finished" else FAILED
+        time.sleep(EVERY_SECONDS)
+
+
+class NewRounds:
+    """The rounds that were added to a file since it was read last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size, self._last = path, 0, 0
+
+    def read(self) -> Iterator[Mapping[str, Any]]:
+        from protofleet.coordinator.observe.rounds_file import read_rounds
+
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == self._size:
+            return
+        self._size = size
+        for record in read_rounds(self._path):
+            if record["round"] > self._last:
+                self._last = record["round"]
+                yield record
+
+
+def words_of_state(state: Mapping[str, Any]) -> str:
+    # The reason of a run that goes on changes with each device that comes or leaves.
+    is_said = state["reason"] and state["state"] not in ("starting", "running")
+    return f"{state['state']}: {state['reason']}" if is_said else str(state["state"])
+
+
+def words_of_round(record: Mapping[str, Any]) -> str:
+    asked = {device for phase in record["phases"] for device in phase["asked"]}
+    by_view = record["accuracy"]
+    view = "global" if "global" in by_view else next(iter(by_view), "")
+    by_domain = by_view.get(view) or {}
+    accuracy = f", accuracy {fmean(by_domain.values()):.1%} ({view})" if by_domain else ""
+    name = f"round {record['round']}" if record["kind"] == "training" else "final evaluation"
+    return (
+        f"{name}: {len(record['participants'])} of {len(asked)} answered{accuracy}, {record['seconds']:.1f} s"
+    )

@@ -1,0 +1,82 @@
+"""Implement `protofleet show`, `pause`, `resume` and `stop`, for a run whose coordinator is on this machine.
+
+The coordinator conducts only this run, or it conducts a queue of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
+from protofleet.runtime.command.arguments import Subparsers
+from protofleet.runtime.command.errors import FAILED
+from protofleet.runtime.command.listing import Listing, add_listing_options
+
+HELP: Final = {
+    "show": "show the state of a running run, and the commands that it got",
+    "pause": "pause a run at the end of its open round; its devices wait",
+    "resume": "let a paused run go on",
+    "stop": "end a run for ever, and keep its files",
+}
+
+
+def add_operate(commands: Subparsers) -> None:
+    for verb, words in HELP.items():
+        command = commands.add_parser(verb, help=words)
+        command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
+        if verb != "show":
+            command.add_argument("--reason", default="", help="words for the log and for `protofleet show`")
+        add_listing_options(command)
+        command.set_defaults(command=_command(verb))
+
+
+def _command(verb: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        listing = Listing.of(options)
+        response = ask(options.run, verb, getattr(options, "reason", ""))
+        done = response["verdict"] == "done"
+        for line in (
+            lines_of(response) if verb == "show" and done else [f"{options.run}: {response['words']}"]
+        ):
+            listing.line(line, wrong=not done)
+        listing.end(response)
+        return 0 if done else FAILED
+
+    return run
+
+
+def ask(run: Path, verb: str, reason: str) -> dict[str, Any]:
+    """Send a command to the coordinator of a run, and return its response."""
+    from protofleet.protocol.settings.reader import SettingsError
+    from protofleet.runtime.control_socket import CONTROL_SOCKET
+
+    run = run.absolute()
+    folder = run / "coordinator"
+    if has_queue(run.parent) and not (folder / CONTROL_SOCKET).exists():
+        return ask_queue(run.parent, {"verb": verb, "run": run.name, "reason": reason})
+    if not folder.is_dir():
+        raise SettingsError(
+            f"{run} is no folder of a run: there is no {folder}; name a run such as runs/demo"
+        )
+    return ask_socket(folder, {"verb": verb, "reason": reason}, f"no coordinator of {run}")
+
+
+def lines_of(state: dict[str, Any]) -> list[str]:
+    """Return the lines of `protofleet show`."""
+    reason = f": {state['reason']}" if state["reason"] else ""
+    lines = [f"{state['run']} in {state['federation']} is {state['state']}{reason}"]
+    if "round" in state:  # A run that waits in a queue is in no round.
+        where = f"round {state['round']} of {state['rounds']}"
+        if state["phase"]:
+            where += f", {state['phase']}: {state['answered']} of {state['asked']} have answered"
+        lines.append(f"{where}, {state['present']} devices are present")
+        if not state["connected"]:
+            lines.append("the coordinator has no connection to the broker")
+    for one in state["commands"]:
+        at = datetime.fromtimestamp(one["at"]).strftime("%Y-%m-%d %H:%M:%S")
+        lines.append(f"{at} {one['operator']} {one['verb']}: {one['words']}")
+    return lines

@@ -1,0 +1,94 @@
+"""Implement `protofleet submit` and `runs`, for a coordinator on this machine that conducts a queue of runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from protofleet.cli.queue_socket import ask_queue
+from protofleet.runtime.command.arguments import PRIORITY, Subparsers
+from protofleet.runtime.command.errors import FAILED
+from protofleet.runtime.command.listing import Listing, add_listing_options, fitted
+
+
+def add_queue(commands: Subparsers) -> None:
+    submit = commands.add_parser("submit", help="give a run to a coordinator that conducts a queue of runs")
+    submit.add_argument("experiment", type=Path, help="TOML file with the settings of the run")
+    submit.add_argument("--name", default="", help="name of the run (default: `name` in the file)")
+    submit.add_argument(
+        "--after", type=Path, metavar="RUN", help="start the run only after this run has finished"
+    )
+    submit.add_argument(
+        "--priority", type=PRIORITY, default=0, help="runs with a higher priority start earlier (default: 0)"
+    )
+    _add_service(submit)
+    add_listing_options(submit)
+    submit.set_defaults(command=_submit)
+    runs = commands.add_parser("runs", help="list the runs of a coordinator that conducts a queue of runs")
+    _add_service(runs)
+    add_listing_options(runs)
+    runs.set_defaults(command=_runs)
+
+
+def _add_service(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--service", type=Path, default=Path("runs"), metavar="FOLDER",
+        help="the `folder` in the coordinator's file (default: runs)",
+    )  # fmt: skip
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from protofleet.coordinator.service_settings import experiment_in
+    from protofleet.protocol.settings.reader import SettingsError
+
+    text = _text_of(options.experiment)
+    try:
+        table = experiment_in(text)
+    except SettingsError as error:
+        raise SettingsError(f"{options.experiment}: {error}") from None
+    name = options.name or table.get("name", "")
+    if not (isinstance(name, str) and name):
+        raise SettingsError(f"{options.experiment} names no run; set `name` in the file, or use --name")
+    after = options.after.name if options.after else ""
+    request = {
+        "verb": "submit",
+        "run": name,
+        "experiment": text,
+        "after": after,
+        "priority": options.priority,
+    }
+    return _say(Listing.of(options), name, ask_queue(options.service, request))
+
+
+def _text_of(path: Path) -> str:
+    from protofleet.coordinator.service_settings import MOST_EXPERIMENT
+    from protofleet.protocol.settings.reader import SettingsError
+
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_EXPERIMENT + 1).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} cannot be read: {error}; is it a TOML file?") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}; name a TOML file") from None
+
+
+def _say(listing: Listing, run: str, response: dict[str, Any]) -> int:
+    done = response["verdict"] == "done"
+    listing.line(f"{run}: {response['words']}", wrong=not done)
+    listing.end(response)
+    return 0 if done else FAILED
+
+
+def _runs(options: argparse.Namespace) -> int:
+    listing = Listing.of(options)
+    response = ask_queue(options.service, {"verb": "runs", "run": ""})
+    width = max((len(run["run"]) for run in response["runs"]), default=0)
+    for run in response["runs"]:
+        reason = f"  {run['reason']}" if run["reason"] else ""
+        listing.line(fitted(f"{run['run']:{width}}  {run['state']:9}{reason}"))
+    if not response["runs"]:
+        listing.line("the queue is empty; `protofleet submit FILE` adds a run")
+    listing.end(response)
+    return 0

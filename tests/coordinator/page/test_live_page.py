@@ -1,0 +1,249 @@
+"""The page of a run shows what the journal says, in rows that a browser can put in place of earlier ones."""
+
+import json
+import logging
+import math
+
+import pytest
+
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.page.live_page import HEARD_SECONDS, NOT_HERE, LivePage
+from protofleet.coordinator.page.page_state import (
+    LONGEST_NAME,
+    LONGEST_WORDS,
+    MOST_DEVICES,
+    MOST_DOMAINS,
+    MOST_LINES,
+    MOST_ROUNDS,
+    device_row,
+    round_row,
+    short,
+)
+from protofleet.coordinator.page.serving import PageLog
+from protofleet.coordinator.round.events import Paused
+from tests.support.small_federation import simulation
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Return a simulated federation whose journal tells a page, and the page."""
+    made = simulation(tmp_path / "world", "fedavg")
+    page = LivePage(made.service.run.view, clock=lambda: made.service.context.wall())
+    keep_journal(made.service.run, [page])
+    return made, page
+
+
+def now(page):
+    return json.loads(json.dumps(page.ring.state[1].table(), allow_nan=False))
+
+
+def told(page, since):
+    """Return the kinds and the data of the events after this number."""
+    found = [event.encoded.decode().split("\n") for event in page.ring.since(since)]
+    return [
+        (kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for _, kind, data, *_ in found
+    ]
+
+
+def states(page):
+    return {row["name"]: row["state"] for row in now(page)["devices"]}
+
+
+def test_before_the_first_device_the_page_says_what_the_run_waits_for(world):
+    _, page = world
+    (run,) = now(page)["runs"]
+    assert run["state"] == "waiting" and run["words"].startswith("waiting for devices: 0 of ")
+    assert states(page) == dict.fromkeys(["device-0", "device-1", "device-2"], NOT_HERE)
+    assert run["rounds"] == [] and run["planned"] == 3
+
+
+def test_a_run_goes_from_waiting_through_its_rounds_to_its_end(world):
+    made, page = world
+    seen, before = [], page.ring.newest
+    made.run()
+    for kind, data in told(page, before):
+        if kind == "run" and (not seen or seen[-1] != data["state"]):
+            seen.append(data["state"])
+    assert seen[0] in ("waiting", "running") and seen[-2:] == ["running", "ended"]
+    (run,) = now(page)["runs"]
+    assert run["words"] == "all 3 rounds are done"
+    assert [row["round"] for row in run["rounds"]] == [1, 2, 3, 4]
+    assert [row["kind"] for row in run["rounds"]] == ["training"] * 3 + ["evaluation"]
+    assert states(page) == dict.fromkeys(["device-0", "device-1", "device-2"], "finished")
+    assert run["rounds"][-1]["accuracy"].keys() == {"domain-0", "domain-1", "domain-2"}
+    assert run["rounds"][0]["up"]["weights"] > 0 and run["rounds"][1]["down"]["weights"] > 0
+
+
+def test_a_pause_of_an_operator_is_shown_until_the_run_goes_on(world):
+    made, page = world
+    run = made.service.run
+    made.run(until=lambda: len(run.machine.answered) == 2)
+    run.happen(Paused("paused by local:ann"))
+    assert now(page)["runs"][0]["state"] == "pausing"
+    made.run(until=lambda: run.view.is_gathering)
+    (shown,) = now(page)["runs"]
+    assert (shown["state"], shown["words"]) == ("paused", "paused by local:ann")
+    run.happen(Paused(""))
+    made.run()
+    assert now(page)["runs"][0]["state"] == "ended"
+
+
+def test_in_a_phase_the_page_counts_the_answers(world):
+    made, page = world
+    made.run(until=lambda: len(made.service.run.machine.answered) == 2)
+    (run,) = now(page)["runs"]
+    assert (run["state"], run["phase"], run["answered"], run["asked"], run["present"]) == (
+        "running",
+        "train",
+        2,
+        3,
+        3,
+    )
+    assert sorted(states(page).values()) == ["answered", "answered", "working"]
+    assert {row["domain"] for row in now(page)["devices"]} == {"domain-0", "domain-1", "domain-2"}
+
+
+def test_events_after_a_snapshot_lead_to_the_later_snapshot(world):
+    """A page that applies each event to the snapshot that it has read must show what /now would show."""
+    made, page = world
+    made.run(until=lambda: made.service.run.machine.round == 2)
+    shown, number = now(page), page.ring.newest
+    made.run()
+    devices = {row["name"]: row for row in shown["devices"]}
+    run, rounds = shown["runs"][0], {row["round"]: row for row in shown["runs"][0]["rounds"]}
+    for kind, data in told(page, number):
+        match kind:
+            case "run":
+                run = data
+            case "round":
+                rounds[data["round"]] = data
+            case "device":
+                for row in data:
+                    devices[row["name"]] = {**devices.get(row["name"], {}), **row}
+    later = now(page)
+    assert {**run, "rounds": [*rounds.values()]} == later["runs"][0]
+    assert [*devices.values()] == later["devices"]
+
+
+def test_a_device_that_leaves_is_shown_with_its_reason(world):
+    made, page = world
+    made.run(until=lambda: made.service.run.machine.round == 2)
+    page.entry("left", {"device": "device-1", "roster": 2, "unsteady": 0, "reason": "connection lost"})
+    row = next(row for row in now(page)["devices"] if row["name"] == "device-1")
+    assert (row["state"], row["reason"]) == ("left", "connection lost")
+    assert now(page)["runs"][0]["present"] == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "more", "state"),
+    [
+        ("dropped", {"verdict": "late", "reason": "after the deadline"}, "answer late"),
+        ("aside", {"reason": "far too large"}, "answer put aside"),
+        ("went_back", {"reason": "it made the round fail"}, "answer put aside"),
+        ("transfer", {"bytes": 5_000, "size": 20_000}, "sending"),
+        ("returned", {}, "answered"),
+    ],
+)
+def test_what_happens_to_an_answer_is_in_the_row_of_its_device(world, what, more, state):
+    _, page = world
+    page.entry(what, {"device": "device-1", "round": 1, "phase": "train", **more})
+    row = next(row for row in now(page)["devices"] if row["name"] == "device-1")
+    words = "5.0 kB of 20.0 kB are here" if what == "transfer" else more.get("reason", "")
+    assert (row["state"], row["reason"]) == (state, words)
+
+
+def test_a_refused_device_is_shown_with_the_reason_and_the_same_reason_is_no_new_event(world):
+    _, page = world
+    page.refused("device-2", "it has 4 classes, but the run has 3")
+    number = page.ring.newest
+    page.refused("device-2", "it has 4 classes, but the run has 3")
+    assert page.ring.newest == number and states(page)["device-2"] == "refused"
+    page.refused("device-2", "another reason")
+    assert page.ring.newest == number + 1
+
+
+@pytest.mark.parametrize(("early", "words"), [("diverged", "the run cannot continue: loss is inf")])
+def test_the_end_has_its_reason(world, early, words):
+    _, page = world
+    page.entry(early, {"round": 1, "reason": "loss is inf"})
+    (run,) = now(page)["runs"]
+    assert (run["state"], run["words"]) == ("ended", words)
+
+
+def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp_path):
+    made, clock = simulation(tmp_path / "world", "fedavg"), [1000.0]
+    page = LivePage(made.service.run.view, clock=lambda: clock[0])
+    number = page.ring.newest
+    for i in range(100):
+        clock[0] = 1000.0 + i * HEARD_SECONDS / 100
+        page.heard_from(f"device-{i % 2}")
+    page.heard_from("a-stranger")
+    assert page.ring.newest == number
+    clock[0] = 1000.0 + HEARD_SECONDS
+    page.heard_from("device-2")
+    assert page.ring.newest == number, "nobody watches"
+    assert [row["heard"] for row in now(page)["devices"]] == pytest.approx([1004.9, 1004.95, 1005.0])
+    page.ring.call_when_added(lambda: None)
+    clock[0] += HEARD_SECONDS
+    page.heard_from("device-1")
+    assert told(page, number) == [("device", [{"name": "device-1", "heard": 1010.0}])]
+
+
+def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):
+    _, page = world
+    log, handler = logging.getLogger("protofleet.test-of-the-page"), PageLog(page)
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        log.info("%d of %d devices", 2, 3)
+        log.warning("a line\nwith \x1b[2J and \u202e")
+        log.debug("not this one")
+    finally:
+        log.removeHandler(handler)
+    found = now(page)["log"]
+    assert [(row["level"], row["text"]) for row in found] == [
+        ("info", "2 of 3 devices"), ("warning", r"a line\nwith \x1b[2J and \u202e"),
+    ]  # fmt: skip
+
+
+def test_everything_on_the_page_has_a_bound(world):
+    _, page = world
+    for i in range(MOST_LINES + 7):
+        page.logged(0.0, "info", "x" * 2 * LONGEST_WORDS)
+    names = [f"board-{i}" for i in range(MOST_DEVICES + 7)]
+    page.entry(
+        "asked", {"round": 1, "phase": "train", "cohort": names, "domains": dict.fromkeys(names, "d" * 999)}
+    )
+    for i in range(MOST_ROUNDS + 7):
+        page.round_ended(RoundRecord(i + 1, 0, "training"))
+    found = now(page)
+    assert len(found["log"]) == MOST_LINES and len(found["devices"]) == MOST_DEVICES
+    assert (
+        len(found["runs"][0]["rounds"]) == MOST_ROUNDS
+        and found["runs"][0]["rounds"][-1]["round"] == MOST_ROUNDS + 7
+    )
+    assert max(len(row["text"]) for row in found["log"]) <= LONGEST_WORDS
+    assert max(len(row["domain"]) for row in found["devices"]) <= LONGEST_NAME
+
+
+def test_a_round_has_no_number_that_json_cannot_hold_and_not_too_many_domains():
+    accuracy = {f"domain-{i:03}": 0.5 for i in range(2 * MOST_DOMAINS)} | {"a": math.nan, "b": math.inf}
+    found = round_row("run", RoundRecord(1, 0, "training", accuracy={"global": accuracy}), "global")
+    assert 0 < len(found["accuracy"]) <= MOST_DOMAINS and set(found["accuracy"].values()) == {0.5}
+
+
+@pytest.mark.parametrize("length", [0, 1, LONGEST_WORDS, LONGEST_WORDS + 1])
+@pytest.mark.parametrize("letter", ["x", "\n", "\u202e", "ü"])
+def test_a_text_of_a_device_is_cut_and_printable(length, letter):
+    found = short(letter * length)
+    assert len(found) <= LONGEST_WORDS and found.isprintable()
+    assert device_row("a", letter * length, "left", letter * length)["reason"] == found
+
+
+def test_a_coordinator_that_comes_back_shows_the_rounds_of_the_earlier_one(world):
+    made, page = world
+    made.run()
+    rounds = [RoundRecord(row["round"], 0, row["kind"]) for row in now(page)["runs"][0]["rounds"]]
+    again = LivePage(made.service.run.view, rounds)
+    assert [row["round"] for row in now(again)["runs"][0]["rounds"]] == [1, 2, 3, 4]

@@ -1,0 +1,247 @@
+"""A coordinator that stays up conducts the submitted runs one after the other, with the same devices."""
+
+import contextlib
+import json
+import secrets
+import signal
+import urllib.error
+import urllib.request
+
+import pytest
+
+from protofleet.cli.main import main
+from protofleet.coordinator.round.policy import Policy
+from tests.hostile.federation import CLASSES, SIZE, Federation
+
+EXPERIMENT = f"""
+name = "demo"
+rounds = 2
+classes = {CLASSES}
+size = {SIZE}
+seed = 1
+
+[network]
+name = "mlp"
+
+[method]
+name = "fedavg"
+lr = 0.02
+
+[policy]
+quorum = 2
+gather = 2
+settle_seconds = 0.2
+"""
+
+UNBUILDABLE = """
+import protofleet.coordinator.run_service as service
+class Unbuildable(service.ActiveRun):
+    def __init__(self, settings, *more):
+        if settings.name == "blue":
+            raise RuntimeError("the network is gone")
+        super().__init__(settings, *more)
+service.ActiveRun = Unbuildable
+"""
+
+
+# The server half of the run with seed 3 fails, and no other run goes on from round 2.
+FAILING = """
+import time
+from protofleet.coordinator.server.runner import ServerRunner
+begin, step = ServerRunner.__init__, ServerRunner.step
+def began(self, plan, *more):
+    self.seed = plan.seed
+    begin(self, plan, *more)
+def stepped(self, advance, *more):
+    if self.seed == 3:
+        raise RuntimeError("the server half is gone")
+    while advance.round == 2:
+        time.sleep(0.05)
+    return step(self, advance, *more)
+ServerRunner.__init__, ServerRunner.step = began, stepped
+"""
+
+
+class Operator:
+    """A person at a shell of the coordinator's machine."""
+
+    def __init__(self, f, capsys):
+        self.f, self.capsys, self.runs = f, capsys, f.folder / "runs"
+
+    def submit(self, name, *options, text=EXPERIMENT):
+        file = self.f.folder / f"{name}.toml"
+        file.write_text(text)
+        return main(["submit", str(file), "--name", name, "--service", str(self.runs), *options])
+
+    def say(self, verb, name, *options):
+        return main([verb, str(self.runs / name), *options])
+
+    def states(self):
+        """Return the state of each run; {} while no coordinator answers."""
+        self.capsys.readouterr()
+        done = main(["runs", "--service", str(self.runs), "--json"]) == 0
+        text = self.capsys.readouterr().out
+        return {run["run"]: (run["state"], run["over"]) for run in json.loads(text)["runs"]} if done else {}
+
+    def wait_for(self, seconds=40.0, **states):
+        wanted = {name: (state, state in ("finished", "failed", "stopped")) for name, state in states.items()}
+        self.f.wait_until(lambda: wanted.items() <= self.states().items(), f"the states {states}", seconds)
+
+    def bits(self, name):
+        """Return the names of the last snapshots, which are hashes of their content."""
+        return {path.name for path in (self.runs / name / "coordinator" / "snapshots").glob("*.body")}
+
+    def page(self, name):
+        self.capsys.readouterr()
+        assert self.say("page", name) == 0
+        return Page(self.capsys.readouterr().out.strip())
+
+    def becomes_healthy(self):
+        self.f.wait_until(self.healthy, "the service to be healthy")
+        return True
+
+    def healthy(self):
+        with contextlib.suppress(urllib.error.HTTPError):
+            address = f"http://127.0.0.1:{self.f.metrics_port}/health"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return answer.status == 200
+        return False
+
+
+class Page:
+    """A browser that has logged in to the live page of the active run."""
+
+    def __init__(self, address):
+        self.root, _, code = address.partition("#c=")
+        self.headers = {}
+        answer, headers = self.post("login", {"code": code})
+        self.headers = {"Cookie": headers["Set-Cookie"].split(";")[0], "X-Protofleet": answer["key"]}
+
+    def post(self, path, said):
+        made = {**self.headers, "Content-Type": "application/json", "Origin": self.root.rstrip("/")}
+        request = urllib.request.Request(self.root + path, json.dumps(said).encode(), made)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer), answer.headers
+
+    def command(self, verb, reason):
+        return self.post("command", {"id": secrets.token_hex(16), "verb": verb, "reason": reason})[0]
+
+    def now(self):
+        with urllib.request.urlopen(self.root + "now", timeout=10) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture
+def operator(tmp_path, capsys):
+    with Federation(tmp_path, "one", "two") as f:
+        yield Operator(f, capsys)
+
+
+def test_two_runs_have_the_bits_of_the_same_runs_alone_also_if_the_coordinator_is_killed(operator, capsys):
+    f, other = operator.f, EXPERIMENT.replace("seed = 1", "seed = 2")
+    service = f.service(slots=1)
+    f.wait_until(f.answers, "the service")
+    assert operator.becomes_healthy()
+    assert operator.submit("red") == 0
+    assert operator.submit("blue", "--after", "red", text=other) == 0
+    f.device("one", stays=True), f.device("two", stays=True)
+    f.wait_until(lambda: (operator.runs / "red" / "rounds.jsonl").exists(), "a round of red")
+    service.kill()
+    service = f.service(slots=1)
+    capsys.readouterr()
+    assert operator.say("follow", "blue") == 0
+    words = capsys.readouterr().out
+    assert (
+        "blue: round 1: 2 of 2 answered, accuracy" in words
+        and "blue: finished: all 2 rounds are done" in words
+    )
+    operator.wait_for(red="finished", blue="finished")
+    service.kill()  # Between two runs.
+    f.service(slots=1)
+    f.wait_until(f.answers, "the service")
+    assert operator.submit("blue-again", text=other) == 0
+    operator.wait_for(**{"blue-again": "finished"})
+    f.processes[-1].kill()
+    policy = Policy(quorum=2, gather=2, settle_seconds=0.2)
+    assert f.wait_for_end(f.coordinator(name="alone", rounds=2, policy=policy)) == 0
+    assert operator.bits("red") == operator.bits("alone") != operator.bits("blue")
+    assert operator.bits("blue") == operator.bits("blue-again") and len(operator.bits("blue")) > 1
+    assert (operator.runs / "blue" / "summary.json").exists()
+    assert "Traceback" not in "".join(map(f.log_of, f.processes))
+
+
+def test_two_runs_at_once_on_the_same_devices_have_their_bits_also_if_a_third_fails_and_after_a_kill(
+    operator,
+):
+    f = operator.f
+    service = f.service(planted=FAILING, slots=3)
+    f.wait_until(f.answers, "the service")
+    for seed, name in enumerate(("red", "blue", "bad"), 1):
+        # A command gets no answer in time if the run before it takes long to start, but it has its effect.
+        operator.submit(name, text=EXPERIMENT.replace("seed = 1", f"seed = {seed}"))
+    operator.wait_for(120.0, red="running", blue="running", bad="running")
+    for device in ("one", "two"):
+        f.device(device, stays=True, runs=3)
+    operator.wait_for(120.0, red="running", blue="running", bad="failed")
+    f.wait_until(lambda: any(operator.runs.glob("*/rounds.jsonl")), "a round")
+    operator.wait_for(red="running", blue="running")
+    service.kill()
+    service = f.service()
+    operator.wait_for(red="finished", blue="finished")
+    for seed, name in enumerate(("red", "blue"), 1):
+        text = EXPERIMENT.replace("seed = 1", f"seed = {seed}")
+        assert operator.submit(f"{name}-alone", text=text) == 0
+        operator.wait_for(**{f"{name}-alone": "finished"})
+        assert operator.bits(name) == operator.bits(f"{name}-alone") and len(operator.bits(name)) > 1
+    assert "Traceback" not in f.log_of(f.processes[1]) + f.log_of(f.processes[2]) + f.log_of(service)
+
+
+def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_does_not_end_it(
+    operator, capsys
+):
+    f = operator.f
+    service = f.service(slots=1)
+    f.wait_until(f.answers, "the service")
+    assert operator.submit("red") == 0  # There are no devices yet, so it waits.
+    operator.wait_for(red="running")
+    page = operator.page("red")
+    paused = page.command("pause", "no power")
+    operator.wait_for(red="paused")
+    assert paused["verdict"] == "done" and page.now()["runs"][0]["name"] == "red"
+    assert operator.submit("blue") == 0 and operator.submit("green", "--priority", "1") == 0
+    capsys.readouterr()
+    assert operator.say("show", "blue") == 0
+    words = capsys.readouterr().out
+    assert "blue in" in words and "waits for red, which is paused and holds the devices" in words
+    assert operator.say("stop", "green") == 0 and operator.states()["green"] == ("stopped", True)
+    service.say(signal.SIGTERM)
+    assert f.wait_for_end(service) == 143
+    whole = {path: path.read_bytes() for path in (operator.runs / "red" / "coordinator").glob("spool*")}
+    for path in whole:
+        path.write_bytes(b"nothing" * 500)
+    service = f.service(planted=UNBUILDABLE, slots=1)
+    f.wait_until(lambda: "run red is paused" in f.log_of(service), "word of the damage")
+    assert operator.say("show", "red") == 0 and "is damaged" in capsys.readouterr().out
+    for path, content in whole.items():
+        path.write_bytes(content)
+    assert operator.say("resume", "red") == 0
+    operator.wait_for(red="running")
+    f.device("one", stays=True), f.device("two", stays=True)
+    operator.wait_for(red="finished", blue="failed", green="stopped")
+    capsys.readouterr()
+    assert operator.say("show", "blue") == 0 and "the network is gone" in capsys.readouterr().out
+    assert operator.say("follow", "blue") == 1 and "the network is gone" in capsys.readouterr().out
+    assert operator.say("resume", "blue") == 1 and "the run is failed" in capsys.readouterr().out
+    assert operator.submit("red") == 1 and "there is a run red already" in capsys.readouterr().out
+    assert operator.submit("yellow", text="folder = '/'\n" + EXPERIMENT) == 2
+    assert "folder is not a setting of a submitted experiment" in capsys.readouterr().err
+    assert operator.becomes_healthy()
+
+
+def test_a_second_coordinator_does_not_conduct_the_same_queue(operator):
+    f = operator.f
+    f.service(slots=1)
+    f.wait_until(f.answers, "the service")
+    second = f.service(slots=1)
+    assert f.wait_for_end(second) == 1
+    assert "another coordinator conducts the queue in" in second.last_word()
