@@ -243,7 +243,7 @@ class Index:
             self._log_base = LogBase.of(self.db)
             self._merge_log()
 
-    def claim(self, name: str, settings: str, clock: int, least: int = 0, exactly: int = 0) -> int:
+    def claim(self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None) -> int:
         """Claim the folder and return the new epoch.
 
         The new epoch is higher than every earlier epoch, even if the clock was set back. With `exactly`, the new
@@ -260,12 +260,12 @@ class Index:
             # An earlier version had no table of epochs. It stored only this epoch.
             known |= {row[2]} if row else set()
             later = next_epoch(known - {exactly}, clock)
-            if exactly and later > exactly:
+            if exactly is not None and later > exactly:
                 raise LaterEpochError(
                     f"a coordinator of epoch {later - 1} has claimed {self.folder}, and this one has epoch "
                     f"{exactly}; start this coordinator again"
                 )
-            epoch = exactly or max(clock, least, later)
+            epoch = max(clock, least, later) if exactly is None else exactly
             self.put(self._form.owner, 1, name, settings, epoch)
             self.db.execute("DELETE FROM epochs")
             for each in epochs_to_keep(known, epoch):

@@ -166,6 +166,15 @@ def test_who_has_been_replaced_writes_nothing_more(spool, taken_over):
     assert (past.round, past.closed) == (1, {})
 
 
+def test_each_claim_has_a_higher_epoch_while_the_clock_stands_at_zero(tmp_path):
+    epochs = []
+    for _ in range(3):
+        spool = Spool(tmp_path, durable=False)
+        epochs.append(spool.start_run("spring", "{}", 0))
+        spool.close()
+    assert epochs == [0, 1, 2]
+
+
 def test_a_file_that_a_later_coordinator_has_removed_is_said_to_be_its_work(spool, taken_over):
     with pytest.raises(FencedError, match="has taken over"), spool.index.detect_takeover():
         (spool.folder / "updates" / "device-0" / "tidied away").read_bytes()
