@@ -1,7 +1,7 @@
 """The devices that could take part in a further run, as far as their newest hellos say.
 
 A device of several runs says in each hello how many more runs it could take on. When a run begins, the coordinator
-offers the run to these devices. Otherwise the run would wait for their next hellos, which devices spread over seconds.
+offers the run to these devices. Otherwise the run would wait for their next hellos, which are spread over seconds.
 """
 
 from __future__ import annotations
