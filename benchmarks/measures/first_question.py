@@ -125,10 +125,14 @@ def is_task_of(one: Noted, run: str) -> bool:
 
 
 def first_task(noted: Sequence[Noted], run: str) -> Noted:
-    """Return the first task of a run. Raise MeasureError if its device had a task of another run in hand."""
-    number = next(i for i, one in enumerate(noted) if is_task_of(one, run))
-    first, before = noted[number], noted[:number]
-    words = [one for one in before if one.device == first.device and one.kind in ("task", "receipt")]
-    if words and words[-1].kind == "task":
-        raise MeasureError(f"{first.device} was not free: it had a task of {words[-1].run}")
-    return first
+    """Return the first task of a run on the topic of a free device; raise MeasureError if there is none.
+
+    A device is free if its last task has a receipt.
+    """
+    busy: dict[str, bool] = {}
+    for one in noted:
+        if is_task_of(one, run) and not busy.get(one.device):
+            return one
+        if one.kind in ("task", "receipt"):
+            busy[one.device] = one.kind == "task"
+    raise MeasureError(f"no device was free when it got its task of {run}: {sorted(busy)}")

@@ -234,7 +234,7 @@ def test_a_robot_that_was_not_idle_and_a_device_that_was_not_free_give_no_figure
             demand_idle(told, told | more, 3)
 
     noted = [Noted(n, "one", kind, "red") for n, kind in enumerate(("task", "receipt", "welcome"))]
-    task = Noted(9.0, "one", "task", "blue")
-    assert first_task([*noted, Noted(8.0, "two", "task", "red"), task], "blue") is task
-    with pytest.raises(MeasureError, match="one was not free: it had a task of red"):
+    busy, task = Noted(8.0, "two", "task", "red"), Noted(9.0, "one", "task", "blue")
+    assert first_task([*noted, busy, replace(task, device="two"), task], "blue") is task
+    with pytest.raises(MeasureError, match="no device was free when it got its task of blue"):
         first_task([noted[0], task], "blue")
