@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import cpu_seconds
 from benchmarks.harness.trees import Tree
-from benchmarks.measures.queue_fleet import QueueFleet
+from benchmarks.measures.queue_fleet import LEARNING, QueueFleet
 
 LEAST_OVERLAP = 0.7  # Least part of the time of two runs at once in which both are active.
 
@@ -25,6 +25,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class TwoSlots:
+    epochs: int  # Epochs of training of a device in a round; one epoch takes about 7 ms of CPU.
     devices: int = 4
     rounds: int = 40
     figures: ClassVar = {
@@ -36,13 +37,13 @@ class TwoSlots:
 
     @property
     def name(self) -> str:
-        return f"two-slots-{self.devices}"
+        return f"two-slots-{self.epochs}"
 
     @property
     def what(self) -> str:
         return (
             f"two runs of {self.rounds} rounds at once (slots = 2), compared with the same runs in turn (slots = 1), "
-            f"on {self.devices} devices"
+            f"on {self.devices} devices that train {self.epochs} epoch{'s' * (self.epochs > 1)}"
         )
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
@@ -74,7 +75,8 @@ class TwoSlots:
         n = self.devices
         policy = {"quorum": n, "gather": n, "settle_seconds": 0.0, "straggler_factor": 0.0}
         for run in runs:
-            fleet.submit(run, rounds=self.rounds, policy=policy)
+            method = {**LEARNING["method"], "epochs": self.epochs}
+            fleet.submit(run, rounds=self.rounds, policy=policy, method=method)
         return fleet.finish(dict.fromkeys(runs, self.rounds))
 
 

@@ -76,7 +76,7 @@ def smallest(measure):
         case IdleService():
             return IdleService(2, settle_seconds=1.0, seconds=2.0)
         case TwoSlots():
-            return TwoSlots(devices=2, rounds=2)
+            return TwoSlots(1, devices=2, rounds=2)
         case FirstQuestion():
             return FirstQuestion(devices=2, runs=1)
         case Run():
