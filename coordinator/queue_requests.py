@@ -34,7 +34,8 @@ def queue_commands(
         try:
             command = command_in(request, user)
             submission = submission_in(request, command.run, settings) if command.verb == "submit" else None
-        except (ValueError, AuthorError) as error:  # These are the errors of wrong settings and of plug-ins.
+        # These are the errors of wrong settings, of plug-ins, and of a library that is not installed.
+        except (ValueError, AuthorError, ImportError) as error:
             return {"verdict": REFUSED, "words": str(error)}
         results: queue.SimpleQueue[QueueAnswer] = queue.SimpleQueue()
         put(lambda: results.put(execute(command, submission)))
@@ -62,6 +63,9 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
     match request:
         case {"experiment": str(text), "after": str(after), "priority": int(priority)}:
             run = settings.of_run(name, text)
-            check_run(settings.folder / run.name / "coordinator", run.name, run.plan().encode().decode())
+            plan = run.plan()
+            check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
+            # Otherwise the thread of the event loop would import them, and all other runs would wait.
+            plan.import_libraries()
             return Submission(text, run.rounds, after, priority)
     raise SettingsError("a submission has the strings experiment and after, and the whole number priority")

@@ -203,3 +203,19 @@ def test_a_hello_of_a_run_that_is_not_open_gets_finished_unless_the_run_is_pause
     assert [h.recipient for h in sent if h and (h.kind, h.run) == ("finished", "gone")] == (
         [] if paused else ["device-0"]
     )
+
+
+def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path, able):
+    """The announcement of the run is lost, so a device joins only if the run is offered to it."""
+    run = several(tmp_path, stays=True)
+    red, blue = run.service.runs.values()
+    for each in (red, blue):
+        run.service.remove(each.name)
+    run.run(until=lambda: False, limit=HERE_SECONDS)
+    publish = run.broker.publish
+    run.broker.publish = lambda topic, frame, retain: (
+        topic == run.topics.coord_state or publish(topic, frame, retain)
+    )
+    run.service.add(red)
+    run.run(until=lambda: red.machine.roster == set(DEVICES["red"]), limit=3.0)
+    assert red.machine.roster == set(DEVICES["red"]) and not blue.machine.roster
