@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from protofleet.coordinator.control import ID
+from protofleet.coordinator.control import ID, rounds_in
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Submission
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
@@ -15,7 +15,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.control_socket import SECONDS, Handler
 
 SHOWS: Final = ("runs", "show")  # Verbs that change nothing.
-VERBS: Final = (*SHOWS, "submit", "pause", "resume", "stop")
+VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop")
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -53,7 +53,7 @@ def command_in(request: Mapping[str, Any], user: str) -> QueueCommand:
         ):
             if verb not in VERBS:
                 raise SettingsError(f"there is no command {verb!r}; there are {', '.join(VERBS)}")
-            return QueueCommand(bytes.fromhex(name), user, verb, run, reason)
+            return QueueCommand(bytes.fromhex(name), user, verb, run, reason, rounds_in(request))
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb, run and reason")
 
 

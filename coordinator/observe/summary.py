@@ -50,7 +50,7 @@ def summarise(
         "network": run.plan.network_words,
         "rules": rules_of_run(run),
         "reports": method.reports,
-        "rounds": settings.rounds,
+        "rounds": run.rounds_planned,
         "rounds_done": rounds_done(lines),
         "seed": settings.seed,
         "devices": {

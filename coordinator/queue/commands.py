@@ -1,4 +1,4 @@
-"""Decide the commands of operators on the queue: submit, stop, pause and resume."""
+"""Decide the commands of operators on the queue: submit, stop, pause, resume and extend."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class QueueCommand:
     verb: str
     run: str
     reason: str = ""
+    rounds: int = 0  # Number of rounds of `extend`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,28 @@ def shown_commands(commands: Iterable[CarriedOut]) -> list[dict[str, Any]]:
     ]
 
 
+def training_is_over(run: str) -> str:
+    """Return the refusal of `extend` for a run whose training is over."""
+    return f"the training is over; `protofleet submit FILE --from {run}` begins a new run with its model"
+
+
+def rounds_are_fixed(method: str, reason: str) -> str:
+    """Return the refusal of `extend` for a method whose settings depend on the number of rounds."""
+    return f"{method} cannot have another number of rounds, because {reason}; submit a run with more rounds"
+
+
 def decide(
-    command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None
-) -> Decision:
+    command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None,
+    refusal: str = "",
+) -> Decision:  # fmt: skip
+    """Decide a command; `refusal` is the reason why the run itself cannot do it, or ""."""
     if submission is not None:
         return _submit(command, submission, runs, at)
     run = runs.get(command.run)
     if run is None:
         return Decision(REFUSED, f"the queue has no run {command.run}; `protofleet runs` lists the runs")
+    if command.verb == "extend":
+        return _extend(command, run, refusal)
     state = NEXT_STATE.get((run.state, command.verb))
     if state is None:
         return Decision(REFUSED, f"the run is {run.state}; submit it again under another name")
@@ -107,6 +122,17 @@ def decide(
         # Nothing is left to do for a run that has not started.
         changed = replace(changed, ended=at, closed=int(not run.started))
     return Decision(DONE, f"the run is {state}", (changed,))
+
+
+def _extend(command: QueueCommand, run: QueuedRun, refusal: str) -> Decision:
+    if run.state in FINAL:
+        return Decision(REFUSED, training_is_over(run.name))
+    if refusal:
+        return Decision(REFUSED, refusal)
+    if command.rounds == run.rounds:
+        return Decision(DONE, f"the run has {run.rounds} rounds already")
+    changed = replace(run, rounds=command.rounds, revision=run.revision + 1)
+    return Decision(DONE, f"the run has {command.rounds} rounds now", (changed,))
 
 
 def _submit(

@@ -45,7 +45,7 @@ class QueuedRun:
     state: str
     reason: str  # Reason of the state; it may be "" only while the run starts or runs.
     revision: int  # Number of changes of this row.
-    rounds: int  # Number of rounds in the experiment.
+    rounds: int  # Number of rounds, in the experiment or by `extend`.
     priority: int  # Runs with a higher priority start earlier.
     after: str  # Name of the run that must finish before this run, or "".
     experiment: str  # Text of the experiment, in TOML.

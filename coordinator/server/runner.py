@@ -57,7 +57,7 @@ class Step:
 
 class ServerRunner:
     def __init__(
-        self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0,
+        self, plan: Plan, spool: Spool, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0, weight_of: Callable[[int], float] = lambda staleness: 1.0,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
@@ -66,7 +66,6 @@ class ServerRunner:
         self.new_stepper = partial(
             Stepper,
             plan,
-            rounds,
             outlier,
             confusion,
             self.arrays,

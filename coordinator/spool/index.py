@@ -76,6 +76,8 @@ ADDED_TABLES: Final = {
     # The end of the training before its last round.
     "ended_early": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, words TEXT, cause TEXT",
     "paused": "one INTEGER PRIMARY KEY CHECK (one = 1), words TEXT",  # Reason why an operator has paused the run.
+    # Number of rounds of the run, if an operator has changed it.
+    "total": "one INTEGER PRIMARY KEY CHECK (one = 1), rounds INTEGER",
     # Commands of operators with their results. A command that is sent again gets the same result.
     "commands": "number INTEGER PRIMARY KEY, id BLOB, at INTEGER, operator TEXT, verb TEXT, verdict TEXT, words TEXT",
 }

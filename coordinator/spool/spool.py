@@ -122,7 +122,9 @@ class Spool:
             self._stores[device] = DeviceAnswers(device, folder, self._log, self.disk)
         return self._stores[device]
 
-    def start_run(self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None) -> int:
+    def start_run(
+        self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None
+    ) -> int:
         """Claim the folder and return the new epoch.
 
         The new epoch is above every earlier epoch, even if the clock was set back. With `exactly`, it is this one.
@@ -611,6 +613,15 @@ class Spool:
         row = self._db.execute("SELECT words FROM paused").fetchone()
         return str(row[0]) if row else ""
 
+    def save_total_rounds(self, rounds: int) -> None:
+        """Store the number of rounds of the run; the next transaction makes this durable."""
+        self.index.defer(lambda: self.index.put("total", 1, rounds))
+
+    def total_rounds(self) -> int:
+        """Return the number of rounds that an operator has set; 0 if it is the number in the plan."""
+        row = self._db.execute("SELECT rounds FROM total").fetchone()
+        return int(row[0]) if row else 0
+
     def save_result(self, command: SaveResult) -> None:
         """Store a command of an operator with its result; the next transaction makes this durable."""
 
@@ -703,7 +714,9 @@ class Spool:
 
     @property
     def final_round(self) -> int:
-        """Return the round number of the final evaluation, from the plan of this run."""
+        """Return the round number of the final evaluation, from the plan of this run or from an operator."""
+        if total := self.total_rounds():
+            return total + 1
         row = self._db.execute("SELECT settings FROM run").fetchone()
         return int(json.loads(row[0])["rounds"]) + 1 if row else 0
 
