@@ -131,12 +131,14 @@ class OperatorCommands:
         """Return what `show` shows: the state of the run, and the newest commands."""
         m, view = self._machine, self._view
         state, reason = state_of(m, view)
+        origin = view.origin
         return {
             "run": view.name, "federation": view.federation, "state": state, "reason": reason, "round": m.round,
             "rounds": m.rounds, "phase": m.asked if m.stage is Stage.COLLECTING else "",
             "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
             "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
             "present": len(m.roster), "connected": view.connected,
+            "from": origin.run if origin else "", "from_round": origin.round if origin else 0,
             "commands": shown_commands(self._spool.newest_results(SHOWN)),
         }  # fmt: skip
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from protofleet.coordinator.control import ID, rounds_in
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Submission
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
+from protofleet.coordinator.start_from import start_from
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.control_socket import SECONDS, Handler
@@ -57,11 +60,30 @@ def command_in(request: Mapping[str, Any], user: str) -> QueueCommand:
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb, run and reason")
 
 
+def _with_origin(
+    made: Submission, source: Any, name: str, plan: Plan, settings: ServiceSettings
+) -> Submission:  # fmt: skip
+    """Add the snapshot of the run `source`, and link this snapshot into the folder of the run `name`.
+
+    A problem is not raised, because the command may have been carried out already, and then its result is repeated.
+    """
+    if not source:
+        return made
+    try:
+        return replace(
+            made, origin=start_from(settings.folder, str(source), name, plan, settings.own.plugins)
+        )
+    except (ValueError, OSError) as error:
+        return replace(made, problem=str(error))
+
+
 def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettings) -> Submission:
     """Check the experiment of a request; raise an error if the run could not start with it."""
     match request:
         case {"experiment": str(text), "after": str(after), "priority": int(priority)}:
             run = settings.of_run(name, text)
-            check_run(settings.folder / run.name / "coordinator", run.name, run.plan().encode().decode())
-            return Submission(text, run.rounds, after, priority)
+            plan = run.plan()
+            check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
+            made = Submission(text, run.rounds, after, priority)
+            return _with_origin(made, request.get("from", ""), run.name, plan, settings)
     raise SettingsError("a submission has the strings experiment and after, and the whole number priority")

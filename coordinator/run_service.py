@@ -55,6 +55,7 @@ from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
 from protofleet.coordinator.spool.index import INDEX_FILE, LaterEpochError, claimed_epoch
 from protofleet.coordinator.spool.lives import Life
+from protofleet.coordinator.spool.origin import Origin
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -287,7 +288,8 @@ class RunService:
         # A coordinator of this run alone may have been killed and have left its socket.
         (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
         keep_waiting = unless(self._is_stopped, self._heartbeats)
-        conducted = ActiveRun(settings, self._connection, keep_waiting)
+        origin = Origin(row.from_run, row.from_round, row.from_object) if row.from_object else None
+        conducted = ActiveRun(settings, self._connection, keep_waiting, origin)
         self._open[row.name] = conducted
         observers = observed(
             conducted.run, settings, conducted.folder, self._software, self._prints_events, None, None,
@@ -415,6 +417,7 @@ class RunService:
             "over": bool(run.closed),
             "priority": run.priority, "after": run.after, "operator": run.operator, "submitted": run.submitted,
             "started": run.started, "ended": run.ended, "revision": run.revision,
+            "from": run.from_run, "from_round": run.from_round,
         }  # fmt: skip
 
     def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:
@@ -459,7 +462,8 @@ class ActiveRun:
     """A run that is conducted: its folder, which has the epoch of the process, and its observers."""
 
     def __init__(
-        self, settings: CoordinatorSettings, connection: CoordinatorConnection, keep_waiting: Callable[[], bool]
+        self, settings: CoordinatorSettings, connection: CoordinatorConnection, keep_waiting: Callable[[], bool],
+        origin: Origin | None = None,
     ) -> None:  # fmt: skip
         """Claim the folder of the run, and restore its state."""
         self.name, self.folder = settings.name, Path(settings.folder) / settings.name
@@ -471,6 +475,8 @@ class ActiveRun:
         try:
             text, clock = plan.encode().decode(), int(time.time())
             self.spool.start_run(settings.name, text, clock, exactly=connection.link.epoch)
+            if origin is not None:
+                self.spool.start_from(origin)
             self.run = run_of(settings, plan, self.spool, connection, keep_waiting)
         except BaseException:
             self.close()

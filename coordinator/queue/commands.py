@@ -15,6 +15,7 @@ from protofleet.coordinator.queue.states import (
     SUBMITTED,
     QueuedRun,
 )
+from protofleet.coordinator.spool.origin import Origin
 from protofleet.protocol.wire.printable import printable
 
 DONE: Final = "done"
@@ -45,6 +46,8 @@ class Submission:
     rounds: int
     after: str = ""
     priority: int = 0
+    origin: Origin | None = None  # The snapshot of another run with which the run starts.
+    problem: str = ""  # Reason why the run cannot start from another run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +148,18 @@ def _submit(
         f"waits for the end of {submission.after}" if submission.after else "waits for its turn",
         1, submission.rounds, submission.priority, submission.after, submission.experiment, command.operator, at,
     )  # fmt: skip
-    return Decision(DONE, f"{row.name} is submitted", (row,), _forgotten(runs, submission.after))
+    words = f"{row.name} is submitted"
+    if origin := submission.origin:
+        row = replace(row, from_run=origin.run, from_round=origin.round, from_object=origin.object)
+        words += f"; it starts with {origin.words()}"
+    return Decision(DONE, words, (row,), _forgotten(runs, submission.after))
 
 
 def _problem(command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun]) -> str:
     if command.run in runs:
         return f"there is a run {command.run} already; choose another name with --name"
+    if submission.problem:
+        return submission.problem
     if submission.after and submission.after not in runs:
         return f"the queue has no run {submission.after}; `protofleet runs` lists the runs"
     if abs(submission.priority) > MOST_PRIORITY:

@@ -55,6 +55,10 @@ class QueuedRun:
     ended: int = 0
     # 1 if nothing of the run is left to do: its devices know its end, and its summary is written.
     closed: int = 0
+    # The snapshot of another run with which this run starts, as in `Origin`; "" and 0 without one.
+    from_run: str = ""
+    from_round: int = 0
+    from_object: str = ""
 
     @property
     def is_active(self) -> bool:

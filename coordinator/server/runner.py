@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.server.first_state import start_with
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain, ChainLink
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -80,6 +81,8 @@ class ServerRunner:
         self._unwritten: Ask | None = None  # The task whose broadcast did not fit on the disk.
         if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
+        elif (first := spool.first_state()) is not None:
+            start_with(self.server, to_torch(first[0]), first[1].words())
 
     @property
     def server(self) -> ServerHalf:

@@ -26,6 +26,7 @@ from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.device_time import DeviceTime
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
+from protofleet.coordinator.spool.origin import START, Origin
 from protofleet.coordinator.spool.small_answers import Memory
 from protofleet.coordinator.spool.spent import SpentBytes
 from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
@@ -193,6 +194,32 @@ class Spool:
     def server_state(self) -> Arrays | None:
         """Return the state of the server half from the newest undamaged snapshot; None if nothing was saved."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
+
+    def start_from(self, origin: Origin) -> None:
+        """Store the snapshot of another run with which this run starts, unless the run has begun already."""
+        if self._usable or self.origin() == origin:
+            return
+        with self._transaction():
+            self.index.put("origin", 1, origin.run, origin.round, origin.object)
+
+    def origin(self) -> Origin | None:
+        row = self._db.execute("SELECT run, round, object FROM origin").fetchone()
+        return Origin(*row) if row else None
+
+    def first_state(self) -> tuple[Arrays, Origin] | None:
+        """Return the state of another run with which this run has to start, if it has not begun yet."""
+        if self._usable or (origin := self.origin()) is None:
+            return None
+        store, name = (
+            ObjectStore(self.folder / START, disk=self.disk, make=False),
+            bytes.fromhex(origin.object),
+        )
+        if not store.has(name):
+            raise DamagedError(
+                f"the snapshot of {origin.run} in {store.folder} is missing or damaged; put this folder back from a "
+                "backup, or submit the run again under another name"
+            )
+        return store.open(name), origin
 
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
