@@ -138,7 +138,7 @@ class OperatorCommands:
             "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
             "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
             "present": len(m.roster), "connected": view.connected,
-            "from": origin.run if origin else "", "from_round": origin.round if origin else 0,
+            "origin": origin.shown() if origin else {},
             "commands": shown_commands(self._spool.newest_results(SHOWN)),
         }  # fmt: skip
 

@@ -11,6 +11,7 @@ from protofleet.coordinator.control import ID, rounds_in
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Submission
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
+from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
@@ -84,6 +85,7 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
             run = settings.of_run(name, text)
             plan = run.plan()
             check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
-            made = Submission(text, run.rounds, after, priority)
+            saved = saved_states(settings.folder / run.name / "coordinator")
+            made = Submission(text, saved.rounds if saved else run.rounds, after, priority)
             return _with_origin(made, request.get("from", ""), run.name, plan, settings)
     raise SettingsError("a submission has the strings experiment and after, and the whole number priority")

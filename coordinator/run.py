@@ -97,6 +97,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         demand_buffered_fit(machine.policy, plan)
+        machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
         self.selection, self.times = selection or DeviceSelection(), RunTimes()
@@ -264,7 +265,6 @@ class Run:
         """
         self.queue.hold()
         self.machine.paused = self.spool.paused()
-        self.machine.rounds = self.spool.total_rounds() or self.machine.rounds
         if recovered := self.spool.recover():
             past, members = recovered
             self.participants.resume(members, self.spool.domains(), past.roster)

@@ -288,8 +288,7 @@ class RunService:
         # A coordinator of this run alone may have been killed and have left its socket.
         (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
         keep_waiting = unless(self._is_stopped, self._heartbeats)
-        origin = Origin(row.from_run, row.from_round, row.from_object) if row.from_object else None
-        conducted = ActiveRun(settings, self._connection, keep_waiting, origin)
+        conducted = ActiveRun(settings, self._connection, keep_waiting, row.origin)
         self._open[row.name] = conducted
         observers = observed(
             conducted.run, settings, conducted.folder, self._software, self._prints_events, None, None,
@@ -417,7 +416,7 @@ class RunService:
             "over": bool(run.closed),
             "priority": run.priority, "after": run.after, "operator": run.operator, "submitted": run.submitted,
             "started": run.started, "ended": run.ended, "revision": run.revision,
-            "from": run.from_run, "from_round": run.from_round,
+            "origin": run.origin.shown() if run.origin else {},
         }  # fmt: skip
 
     def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:

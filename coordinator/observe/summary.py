@@ -53,7 +53,7 @@ def summarise(
         "rounds": run.rounds_planned,
         "rounds_done": rounds_done(lines),
         "seed": settings.seed,
-        **({"from": {"run": run.origin.run, "round": run.origin.round}} if run.origin else {}),
+        "origin": run.origin.shown() if run.origin else {},
         "devices": {
             m.device: {
                 "domain": run.domains.get(m.device, ""), "examples": m.examples,

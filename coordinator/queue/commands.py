@@ -150,7 +150,7 @@ def _submit(
     )  # fmt: skip
     words = f"{row.name} is submitted"
     if origin := submission.origin:
-        row = replace(row, from_run=origin.run, from_round=origin.round, from_object=origin.object)
+        row = replace(row, origin_run=origin.run, origin_round=origin.round, origin_object=origin.object)
         words += f"; it starts with {origin.words()}"
     return Decision(DONE, words, (row,), _forgotten(runs, submission.after))
 

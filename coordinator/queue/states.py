@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from protofleet.coordinator.spool.origin import Origin
+
 SUBMITTED: Final = "submitted"
 QUEUED: Final = "queued"
 STARTING: Final = "starting"
@@ -56,9 +58,13 @@ class QueuedRun:
     # 1 if nothing of the run is left to do: its devices know its end, and its summary is written.
     closed: int = 0
     # The snapshot of another run with which this run starts, as in `Origin`; "" and 0 without one.
-    from_run: str = ""
-    from_round: int = 0
-    from_object: str = ""
+    origin_run: str = ""
+    origin_round: int = 0
+    origin_object: str = ""
+
+    @property
+    def origin(self) -> Origin | None:
+        return Origin(self.origin_run, self.origin_round, self.origin_object) if self.origin_run else None
 
     @property
     def is_active(self) -> bool:

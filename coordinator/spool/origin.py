@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.spool.index import INDEX_FILE, read_only
+from protofleet.coordinator.spool.index import INDEX_FILE, read_only, tables_in
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 
+# Number of rounds of a run, and the rounds with which its training has ended early.
+ENDS: Final = {
+    "total": "SELECT rounds FROM total",
+    "ended_early": "SELECT round FROM ended_early",
+    "judged": "SELECT round FROM judged WHERE words != ''",
+}
 START: Final = "start"  # Folder of the snapshot, in the coordinator's folder of the run.
 
 
@@ -28,15 +34,23 @@ class Origin:
     round: int  # Number of rounds that this run had done.
     object: str  # SHA-256 of the snapshot, as hexadecimal digits.
 
+    def shown(self) -> dict[str, str | int]:
+        """Return the run and the round as `show` and summary.json have them."""
+        return {"run": self.run, "round": self.round}
+
     def words(self) -> str:
         return f"the state of {self.run} after round {self.round}"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedStates:
-    """The settings of a run, and its snapshots as pairs of the rounds done and the SHA-256, the newest first."""
+    """The settings of a run, its number of rounds, and its snapshots, the newest first.
+
+    Each snapshot is a pair of the number of rounds done and the SHA-256.
+    """
 
     plan: str
+    rounds: int
     snapshots: tuple[tuple[int, str], ...]
 
 
@@ -48,19 +62,17 @@ def saved_states(folder: Path) -> SavedStates | None:
     with contextlib.suppress(sqlite3.Error), contextlib.closing(read_only(path)) as db:
         plan = db.execute("SELECT settings FROM run").fetchone()
         rows = db.execute("SELECT round, object FROM checkpoint ORDER BY round DESC, id DESC").fetchall()
+        # An index that this version has not opened yet may lack some tables.
+        ends = {
+            table: db.execute(query).fetchall() for table, query in ENDS.items() if table in tables_in(db)
+        }
         if plan:
-            last = _last_training(db, json.loads(plan[0])["rounds"])
-            return SavedStates(plan[0], tuple((min(number - 1, last), name) for number, name in rows))
+            (rounds,) = next(iter(ends.get("total", ())), (json.loads(plan[0])["rounds"],))
+            early = [number for table in ("ended_early", "judged") for (number,) in ends.get(table, ())]
+            # A snapshot after the last round of training is that of an evaluation, which changes no state.
+            done = [(min([number - 1, rounds, *early]), name) for number, name in rows]
+            return SavedStates(plan[0], rounds, tuple(done))
     return None
-
-
-def _last_training(db: sqlite3.Connection, planned: int) -> int:
-    """Return the last round of training. A later snapshot is that of an evaluation, which changes no state."""
-    total = db.execute("SELECT rounds FROM total").fetchone()
-    early = db.execute(
-        "SELECT round FROM ended_early UNION SELECT round FROM judged WHERE words != ''"
-    ).fetchall()
-    return min([int(total[0]) if total else planned, *(int(number) for (number,) in early)])
 
 
 def link_snapshot(source: Path, target: Path, run: str, disk: Disk) -> Origin | None:

@@ -155,7 +155,7 @@ def rounds_words(summary: Mapping[str, Any]) -> str:
 
 def origin_words(summary: Mapping[str, Any]) -> str:
     """Return the run and the round whose state the run has started with, in words; "" if there is none."""
-    origin = summary.get("from")
+    origin = summary.get("origin")
     return f"; started with the state of {origin['run']} after round {origin['round']}" if origin else ""
 
 

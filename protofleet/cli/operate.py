@@ -78,8 +78,8 @@ def lines_of(state: dict[str, Any]) -> list[str]:
     """Return the lines of `protofleet show`."""
     reason = f": {state['reason']}" if state["reason"] else ""
     lines = [f"{state['run']} in {state['federation']} is {state['state']}{reason}"]
-    if state.get("from"):
-        lines.append(f"it starts with the state of {state['from']} after round {state['from_round']}")
+    if origin := state.get("origin"):
+        lines.append(f"it starts with the state of {origin['run']} after round {origin['round']}")
     if "round" in state:  # A run that waits in a queue is in no round.
         where = f"round {state['round']} of {state['rounds']}"
         if state["phase"]:

@@ -6,6 +6,7 @@ import pytest
 
 from protofleet.coordinator.operator_commands import OperatorCommand
 from protofleet.coordinator.round.events import Stage
+from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.spool.spool import Spool
 from tests.support.small_federation import POLICY, assert_same, once_each, simulation
 
@@ -57,6 +58,8 @@ def test_a_run_that_is_extended_trains_on_and_ends_with_the_bits_of_a_longer_pla
     assert_same(run.run(), planned(method))
     shown = run.service.run.view
     assert (run.plan.encode(), shown.rounds_planned, run.service.run.machine.round) == (plan, 4, 6)
+    saved = saved_states(run.folder / "coordinator")
+    assert (saved.rounds, saved.snapshots[0][0]) == (4, 4)
     assert extend(run, 5, name=2)[0] == "refused"
 
 

@@ -1,5 +1,6 @@
 """A run starts with the newest whole snapshot of another run, also after a kill, and says what does not fit."""
 
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,9 @@ def test_a_kill_before_each_step_of_the_link_leaves_a_folder_in_which_it_is_made
 def test_the_newest_whole_snapshot_is_taken_and_damage_or_a_missing_run_is_told(tmp_path, red):
     newest, *older = copied(red, tmp_path)
     newest.write_bytes(b"nothing")
+    with sqlite3.connect(tmp_path / "red" / "coordinator" / "spool.sqlite") as db:
+        db.execute("DROP TABLE total")  # An earlier version made the folder.
+    db.close()
     assert start_from(tmp_path, "red", "blue", red.plan, PlugIns()).object == older[0].stem
     for file in older:
         file.write_bytes(b"nothing")

@@ -250,7 +250,7 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     assert "it starts with the state of red after round 3" in capsys.readouterr().out
     operator.wait_for(yellow="finished")
     summary = json.loads((operator.runs / "yellow" / "summary.json").read_text())
-    assert (summary["from"], summary["rounds"]) == ({"run": "red", "round": 3}, 1)
+    assert (summary["origin"], summary["rounds"]) == ({"run": "red", "round": 3}, 1)
     assert operator.becomes_healthy()
 
 

@@ -253,7 +253,7 @@ def test_a_run_that_cannot_start_from_another_is_refused_and_one_that_can_says_f
     queue.close()
     again = opened(tmp_path)
     made = again.runs["a"]
-    assert (made.from_run, made.from_round, made.from_object) == ("red", 7, "ab" * 32)
+    assert (made.origin_run, made.origin_round, made.origin_object) == ("red", 7, "ab" * 32)
     again.close()
 
 

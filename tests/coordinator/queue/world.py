@@ -143,7 +143,7 @@ class World:
     def essence(self):
         """Return what an operator cares for. How far a run is when a command reaches it is left out."""
         rows = {
-            name: (run.state, run.reason, run.closed, run.rounds, run.from_run)
+            name: (run.state, run.reason, run.closed, run.rounds, run.origin_run)
             for name, run in self.queue.runs.items()
         }
         return rows, self.told, {name: (spool["end"], spool["rounds"]) for name, spool in self.spools.items()}
