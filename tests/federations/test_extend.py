@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from protofleet.coordinator.models.saved import read_saved_run
 from protofleet.coordinator.operator_commands import OperatorCommand
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.origin import saved_states
@@ -60,6 +61,7 @@ def test_a_run_that_is_extended_trains_on_and_ends_with_the_bits_of_a_longer_pla
     assert (run.plan.encode(), shown.rounds_planned, run.service.run.machine.round) == (plan, 4, 6)
     saved = saved_states(run.folder / "coordinator")
     assert (saved.rounds, saved.snapshots[0][0]) == (4, 4)
+    assert read_saved_run(run.folder / "coordinator").rounds == 4
     assert extend(run, 5, name=2)[0] == "refused"
 
 
