@@ -6,10 +6,12 @@ import queue
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from protofleet.coordinator.operator_commands import OperatorCommand, OperatorResult
 from protofleet.coordinator.run import Run
+from protofleet.protocol.settings.bounds import Rounds
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import Done, Item
 from protofleet.runtime.control_socket import SECONDS, Handler
 
@@ -22,7 +24,10 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
     def handle(user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         match request:
             case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
-                command = OperatorCommand(bytes.fromhex(name), user, verb, reason)
+                try:
+                    command = OperatorCommand(bytes.fromhex(name), user, verb, reason, rounds_in(request))
+                except SettingsError as error:
+                    return {"verdict": "refused", "words": str(error)}
             case _:
                 return {
                     "verdict": "refused",
@@ -40,3 +45,16 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
         return {"verdict": result.verdict, "words": result.words, **result.data}
 
     return handle
+
+
+def rounds_in(request: Mapping[str, Any]) -> int:
+    """Return the number of rounds of the command `extend`, and 0 for any other command."""
+    if request["verb"] != "extend":
+        return 0
+    match request.get("args"):
+        case {"rounds": int(rounds)} if not isinstance(rounds, bool):
+            bound = get_args(Rounds)[1]
+            if rounds in bound:
+                return rounds
+            raise SettingsError(f"rounds is {rounds}, it must be {bound}")
+    raise SettingsError("`extend` needs args with the whole number rounds")

@@ -1,4 +1,4 @@
-"""Carry out the commands of operators on a run: show, pause, resume and stop.
+"""Carry out the commands of operators on a run: show, pause, resume, extend and stop.
 
 Each command has an id. The result of a command is sent only after its effect and the result are on the disk. So a
 command that is sent again, for example after a crash, has no second effect and gets the same result.
@@ -12,12 +12,20 @@ from typing import Any, Final
 
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.observe.view import RunView
-from protofleet.coordinator.queue.commands import DONE, REFUSED, SHOWN, operator_words, shown_commands
-from protofleet.coordinator.round.events import Event, Paused, SaveResult, Stage, Stopped
+from protofleet.coordinator.queue.commands import (
+    DONE,
+    REFUSED,
+    SHOWN,
+    operator_words,
+    rounds_are_fixed,
+    shown_commands,
+    training_is_over,
+)
+from protofleet.coordinator.round.events import Event, Extended, Paused, SaveResult, Stage, Stopped
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.spool.spool import Spool
 
-VERBS: Final = ("show", "pause", "resume", "stop")
+VERBS: Final = ("show", "pause", "resume", "extend", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,7 @@ class OperatorCommand:
     operator: str
     verb: str
     reason: str = ""
+    rounds: int = 0  # Number of rounds of `extend`.
 
     def words(self) -> str:
         """Return the operator and the reason."""
@@ -42,10 +51,11 @@ class OperatorResult:
 class OperatorCommands:
     def __init__(
         self, machine: RoundMachine, spool: Spool, queue: CommandQueue, view: RunView,
-        happen: Callable[[Event], None], wall: Callable[[], float],
+        happen: Callable[[Event], None], wall: Callable[[], float], fixed_rounds: str = "",
     ) -> None:  # fmt: skip
+        """Set up the commands of a run; `fixed_rounds` is the reason why its method allows no `extend`, or ""."""
         self._machine, self._spool, self._queue, self._view = machine, spool, queue, view
-        self._happen, self._wall = happen, wall
+        self._happen, self._wall, self._fixed_rounds = happen, wall, fixed_rounds
         # Calls that send the results of this turn.
         self._replies: list[Callable[[], None]] = []
 
@@ -90,9 +100,27 @@ class OperatorCommands:
                 return None, OperatorResult(DONE, "the run is not paused")
             case "resume":
                 return Paused(""), OperatorResult(DONE, "the run goes on")
+            case "extend":
+                return self.extended(command.rounds)
         return None, OperatorResult(
             REFUSED, f"there is no command {command.verb!r}; there are {', '.join(VERBS)}"
         )
+
+    def extended(self, rounds: int) -> tuple[Event | None, OperatorResult]:
+        """Decide whether the run can have this number of rounds. There is no event if nothing changes."""
+        m = self._machine
+        refusal = ""
+        if m.has_ended_training or m.stopped or m.ended_early:
+            refusal = training_is_over(self._view.name)
+        elif rounds == m.rounds:
+            return None, OperatorResult(DONE, f"the run has {rounds} rounds already")
+        elif self._fixed_rounds:
+            refusal = rounds_are_fixed(self._view.plan.method, self._fixed_rounds)
+        elif rounds < m.least_rounds:
+            refusal = f"round {m.least_rounds} has begun, so --rounds must be at least {m.least_rounds}"
+        if refusal:
+            return None, OperatorResult(REFUSED, refusal)
+        return Extended(rounds), OperatorResult(DONE, f"the run has {rounds} rounds now")
 
     def _over(self, verb: str) -> OperatorResult:
         if verb == "stop":
@@ -103,12 +131,14 @@ class OperatorCommands:
         """Return what `show` shows: the state of the run, and the newest commands."""
         m, view = self._machine, self._view
         state, reason = state_of(m, view)
+        origin = view.origin
         return {
             "run": view.name, "federation": view.federation, "state": state, "reason": reason, "round": m.round,
             "rounds": m.rounds, "phase": m.asked if m.stage is Stage.COLLECTING else "",
             "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
             "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
             "present": len(m.roster), "connected": view.connected,
+            "origin": origin.shown() if origin else {},
             "commands": shown_commands(self._spool.newest_results(SHOWN)),
         }  # fmt: skip
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from protofleet.coordinator.control import ID
+from protofleet.coordinator.control import ID, rounds_in
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Submission
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
+from protofleet.coordinator.spool.origin import saved_states
+from protofleet.coordinator.start_from import start_from
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.control_socket import SECONDS, Handler
 
 SHOWS: Final = ("runs", "show")  # Verbs that change nothing.
-VERBS: Final = (*SHOWS, "submit", "pause", "resume", "stop")
+VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop")
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -54,8 +58,25 @@ def command_in(request: Mapping[str, Any], user: str) -> QueueCommand:
         ):
             if verb not in VERBS:
                 raise SettingsError(f"there is no command {verb!r}; there are {', '.join(VERBS)}")
-            return QueueCommand(bytes.fromhex(name), user, verb, run, reason)
+            return QueueCommand(bytes.fromhex(name), user, verb, run, reason, rounds_in(request))
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb, run and reason")
+
+
+def _with_origin(
+    made: Submission, source: Any, name: str, plan: Plan, settings: ServiceSettings
+) -> Submission:  # fmt: skip
+    """Add the snapshot of the run `source`, and link this snapshot into the folder of the run `name`.
+
+    A problem is not raised, because the command may have been carried out already, and then its result is repeated.
+    """
+    if not source:
+        return made
+    try:
+        return replace(
+            made, origin=start_from(settings.folder, str(source), name, plan, settings.own.plugins)
+        )
+    except (ValueError, OSError) as error:
+        return replace(made, problem=str(error))
 
 
 def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettings) -> Submission:
@@ -67,5 +88,7 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
             check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
             # Otherwise the thread of the event loop would import them, and all other runs would wait.
             plan.import_libraries()
-            return Submission(text, run.rounds, after, priority)
+            saved = saved_states(settings.folder / run.name / "coordinator")
+            made = Submission(text, saved.rounds if saved else run.rounds, after, priority)
+            return _with_origin(made, request.get("from", ""), run.name, plan, settings)
     raise SettingsError("a submission has the strings experiment and after, and the whole number priority")

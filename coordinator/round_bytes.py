@@ -150,14 +150,17 @@ def limits_of(budget: BudgetSettings) -> Mapping[str, int]:
 
 
 def describe_budget(
-    budget: BudgetSettings, plan: Plan, of_round: RoundCost, in_other_runs: Mapping[str, int] = NOTHING
-) -> str:
-    """Describe in one line how many rounds of the plan fit in each limit.
+    budget: BudgetSettings, plan: Plan, of_round: RoundCost, in_other_runs: Mapping[str, int] = NOTHING,
+    rounds: int = 0,
+) -> str:  # fmt: skip
+    """Describe in one line how many rounds of the run fit in each limit.
 
     `of_round` is the result of `round_bytes`, and `in_other_runs` has the bytes of each device in the other runs of
-    this month.
+    this month. `rounds` is the number of rounds, if it is not that of the plan.
     """
-    rounds = 1 if plan.load().Server.keeps_answers else plan.rounds  # No device is asked in two rounds.
+    rounds = (
+        1 if plan.load().Server.keeps_answers else rounds or plan.rounds
+    )  # No device is asked in two rounds.
     size = f"{human_bytes(of_round.training)}{budget.cost_words(of_round.training)}"
     if of_round.arrays is Arrays.UNKNOWN:
         return (

@@ -58,6 +58,7 @@ from protofleet.coordinator.round.events import (
     Save,
     SavePause,
     SaveResult,
+    SaveRounds,
     Send,
     Stage,
     Unenrolled,
@@ -96,6 +97,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         demand_buffered_fit(machine.policy, plan)
+        machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
         self.selection, self.times = selection or DeviceSelection(), RunTimes()
@@ -104,7 +106,6 @@ class Run:
         self.server_runner = ServerRunner(
             plan,
             spool,
-            machine.rounds,
             outlier,
             confusion,
             machine.policy.weight_cap,
@@ -161,7 +162,7 @@ class Run:
             self.budget.state if self.budget else None,
         )  # fmt: skip
         self.operator_commands = OperatorCommands(
-            machine, spool, self.queue, self.view, self.happen, context.wall
+            machine, spool, self.queue, self.view, self.happen, context.wall, plan.variant.fixed_rounds
         )
         self._resume()
 
@@ -394,6 +395,9 @@ class Run:
                     "%s", f"the run is paused: {words}" if words else "the run goes on after its pause"
                 )
                 self.spool.save_pause(words)
+            case SaveRounds(rounds):
+                log.info("the run has %d rounds now", rounds)
+                self.spool.save_total_rounds(rounds)
             case SaveResult():
                 self.spool.save_result(command)
             case Diverge(round, reason):
@@ -566,7 +570,8 @@ class Run:
             self.participants.restore(saved.members)
             next_cohort = None if blame.round == self.machine.round else self.machine.cohort
             members, enrolled = self.participants.members, self._enrolled_for(blame.round + 1)
-            failed = FailedRound.load(self.spool, saved, members, next_cohort, enrolled)
+            evaluates = self.machine.is_last_evaluation
+            failed = FailedRound.load(self.spool, saved, members, next_cohort, enrolled, evaluates)
         self._context.worker.submit(
             lambda: self.culprit_search.find(blame, failed), self._if_open(self._blamed)
         )

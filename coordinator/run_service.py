@@ -31,6 +31,7 @@ from protofleet.coordinator.queue.commands import (
     QueueCommand,
     Submission,
     decide,
+    rounds_are_fixed,
     shown_commands,
 )
 from protofleet.coordinator.queue.folder import queue_folder
@@ -52,8 +53,9 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
-from protofleet.coordinator.spool.index import LaterEpochError, claimed_epoch
+from protofleet.coordinator.spool.index import INDEX_FILE, LaterEpochError, claimed_epoch
 from protofleet.coordinator.spool.lives import Life
+from protofleet.coordinator.spool.origin import Origin
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -286,7 +288,7 @@ class RunService:
         # A coordinator of this run alone may have been killed and have left its socket.
         (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
         keep_waiting = unless(self._is_stopped, self._heartbeats)
-        conducted = ActiveRun(settings, self._connection, keep_waiting)
+        conducted = ActiveRun(settings, self._connection, keep_waiting, row.origin)
         self._open[row.name] = conducted
         observers = observed(
             conducted.run, settings, conducted.folder, self._software, self._prints_events, None, None,
@@ -295,6 +297,14 @@ class RunService:
         conducted.observe(observers)
         has_shared = conducted.spool.device_time.lift is not None
         self.service.add(conducted.run, starts=self._context.connected or not has_shared)
+        # An operator may have changed the number before the run began, or the folder may lack the newest change.
+        self._extend(conducted.run, row.rounds)
+
+    def _extend(self, run: Run, rounds: int) -> None:
+        """Give the run this number of rounds, if it can have it."""
+        event, _ = run.operator_commands.extended(rounds)
+        if event is not None:
+            run.happen(event)
 
     def _failed(self, name: str, error: Exception) -> None:
         words, row = words_of(error), self._queue.runs[name]
@@ -370,10 +380,29 @@ class RunService:
                 return {"verdict": REFUSED, "words": f"the queue has no run {command.run}"}
         if (known := self._queue.result_of(command)) is not None:
             return {"verdict": known.verdict, "words": known.words}
-        decision = decide(command, self._queue.runs, int(time.time()), submission)
+        refusal = self._refusal_of_extend(command) if command.verb == "extend" else ""
+        decision = decide(command, self._queue.runs, int(time.time()), submission, refusal)
         self._queue.save(command, decision)
         self._note(command, decision)
+        if command.verb == "extend" and decision.changed and command.run in self._open:
+            with self._context.around(command.run):
+                self._extend(self._open[command.run].run, command.rounds)
         return {"verdict": decision.verdict, "words": decision.words}
+
+    def _refusal_of_extend(self, command: QueueCommand) -> str:
+        """Return why a run that is not over cannot have another number of rounds; "" if it can."""
+        row = self._queue.runs.get(command.run)
+        if row is None or row.state in FINAL:
+            return ""
+        if (conducted := self._open.get(row.name)) is not None:
+            _, result = conducted.run.operator_commands.extended(command.rounds)
+            return "" if result.verdict == DONE else result.words
+        if row.is_active or (self._settings.folder / row.name / "coordinator" / INDEX_FILE).exists():
+            reason = self._facts[row.name].reason if row.name in self._facts else row.reason
+            return f"its folder is not in use now ({reason}); send the command again while the run is active"
+        plan = self._settings.of_run(row.name, row.experiment).plan()
+        fixed = plan.variant.fixed_rounds
+        return rounds_are_fixed(plan.method, fixed) if fixed and command.rounds != row.rounds else ""
 
     def _note(self, command: QueueCommand, decision: Decision) -> None:
         self._unsettled = True
@@ -387,6 +416,7 @@ class RunService:
             "over": bool(run.closed),
             "priority": run.priority, "after": run.after, "operator": run.operator, "submitted": run.submitted,
             "started": run.started, "ended": run.ended, "revision": run.revision,
+            "origin": run.origin.shown() if run.origin else {},
         }  # fmt: skip
 
     def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:
@@ -431,7 +461,8 @@ class ActiveRun:
     """A run that is conducted: its folder, which has the epoch of the process, and its observers."""
 
     def __init__(
-        self, settings: CoordinatorSettings, connection: CoordinatorConnection, keep_waiting: Callable[[], bool]
+        self, settings: CoordinatorSettings, connection: CoordinatorConnection, keep_waiting: Callable[[], bool],
+        origin: Origin | None = None,
     ) -> None:  # fmt: skip
         """Claim the folder of the run, and restore its state."""
         self.name, self.folder = settings.name, Path(settings.folder) / settings.name
@@ -443,6 +474,8 @@ class ActiveRun:
         try:
             text, clock = plan.encode().decode(), int(time.time())
             self.spool.start_run(settings.name, text, clock, exactly=connection.link.epoch)
+            if origin is not None:
+                self.spool.start_from(origin)
             self.run = run_of(settings, plan, self.spool, connection, keep_waiting)
         except BaseException:
             self.close()

@@ -69,7 +69,8 @@ class JobRunner:
         state, begun = self.state, self.clock()
         self.energy.begin_work()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
-        before = copied(job.state()) if self._training_goes_on(question) else None
+        # Training may go on after any evaluation, because an operator may change the number of rounds.
+        before = copied(job.state()) if question.phase == EVALUATE else None
         payload, metrics = job.run(question.phase, question.round, arrays)
         if before is not None:
             job.restore(before)
@@ -88,10 +89,6 @@ class JobRunner:
         is_reference = bool(self._plan and self._plan.coding and self._plan.coding.down and answer.base)
         state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference)
         return answer
-
-    def _training_goes_on(self, question: Question) -> bool:
-        """Return whether the task is an evaluation between rounds, which must not change the half's state."""
-        return self._plan is not None and question.phase == EVALUATE and question.round <= self._plan.rounds
 
     def _answer_again(self, job: Job, lost: Answer) -> None:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch

@@ -265,5 +265,5 @@ IMAGES = ("logits", "cosines")
 METHOD = Method(
     "arXiv:2309.16286", Hyper, Server, Client,
     private="the model that it trained last", public=True, arrays=(*WEIGHTS, *IMAGES),
-    cost=cost, variant=variant, misfit=misfit,
+    cost=cost, variant=variant, misfit=misfit, fixed_rounds="the learning rates fall over the planned rounds",
 )  # fmt: skip

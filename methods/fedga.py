@@ -196,4 +196,5 @@ def variant(hyper: Hyper) -> Method:
 METHOD = Method(
     "Zhang et al., CVPR 2023: FedDG-GA", Hyper, Server, Client, validates=True, arrays=(*WEIGHTS, "validation"),
     private="how good its last two models were on its validation samples", cost=cost, variant=variant,
+    fixed_rounds="the step of the weights falls over the planned rounds",
 )  # fmt: skip

@@ -226,5 +226,5 @@ def variant(hyper: Hyper) -> Method:
 METHOD = Method(
     "arXiv:2108.13323", Hyper, Server, Client,
     reports="personal", private="its own network and W_h", alike="nothing", mutual=True, arrays=WEIGHTS,
-    cost=cost, variant=variant,
+    cost=cost, variant=variant, fixed_rounds="method.energy_last is reached in the planned last round",
 )  # fmt: skip

@@ -303,4 +303,5 @@ METHOD = Method(
     "Huang et al., IEEE TIFS 2024", Hyper, Server, Client,
     other_rules=("unrectified",), private="the model, between the two exchanges of a round",
     arrays=(*WEIGHTS, *HELD_ROWS, "shares", "directions", "classes", "head", "rectified"), cost=cost,
+    fixed_rounds="devices retrain the head in the last planned rounds",
 )  # fmt: skip

@@ -35,6 +35,7 @@ class SavedRun:
     class_names: tuple[str, ...]
     round: int
     object: str
+    rounds: int = 0  # Number of rounds that an operator has set; 0 if it is the number in the plan.
 
     def newest(self) -> Body:
         return read_state(self.folder / "snapshots", self.object)
@@ -58,13 +59,13 @@ def read_saved_run(folder: Path) -> SavedRun | None:
         with contextlib.closing(_opened(path)) as db:
             run = _row(db, "run", "SELECT * FROM run")
             newest = _row(db, "checkpoint", "SELECT * FROM checkpoint ORDER BY round DESC, id DESC LIMIT 1")
-            named = _named(db)
+            named, total = _named(db), _total(db)
     except sqlite3.Error as error:
         raise DamagedError(f"{path} cannot be read: {error}") from None
     if run is None:
         return None
     number, name = (newest[1], newest[5]) if newest else (0, "")
-    return SavedRun(folder, run[1], run[2].encode(), named, number, name)
+    return SavedRun(folder, run[1], run[2].encode(), named, number, name, total)
 
 
 def read_state(folder: Path, name: str) -> Body:
@@ -103,6 +104,14 @@ def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
     if row_checksum(table, *values) != seal:
         raise DamagedError(f"a row of {table} in {SPOOL} is damaged: its checksum is wrong")
     return values
+
+
+def _total(db: sqlite3.Connection) -> int:
+    try:
+        row = _row(db, "total", "SELECT * FROM total")
+    except sqlite3.OperationalError:  # An earlier version began the run.
+        return 0
+    return int(row[1]) if row else 0
 
 
 def _named(db: sqlite3.Connection) -> tuple[str, ...]:

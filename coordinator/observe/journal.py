@@ -55,6 +55,7 @@ from protofleet.coordinator.round.events import (
     PutAside,
     Rollback,
     Save,
+    SaveRounds,
     Unenrolled,
 )
 from protofleet.coordinator.round.machine import EVALUATE
@@ -194,8 +195,9 @@ class Journal:
             self._record.phases.append(PhaseRecord(step.ask.phase, 0.0, thought, asked, answered))
         self._asked_at, self._present = now, run.present
         self._tell_sinks(
-            "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains)
-        )
+            "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains),
+            rounds=run.rounds_planned,
+        )  # fmt: skip
 
     def _is_before_round(self, phase: str) -> bool:
         return phase == EVALUATE and self._record.kind != EVALUATION
@@ -246,6 +248,8 @@ class Journal:
                 self._note_went_back(number, phase, aside, words)
             case Diverge(number, words):
                 self._tell_sinks("diverged", round=number, reason=words)
+            case SaveRounds(rounds):
+                self._tell_sinks("extended", rounds=rounds)
             case Finish(rounds):
                 self._tell_sinks("finished", rounds=rounds)
 

@@ -7,7 +7,7 @@ round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -21,8 +21,8 @@ log = logging.getLogger("protofleet.coordinator")
 class LogLines:
     """A sink of the journal that writes log lines."""
 
-    def __init__(self, view: str, rounds: int) -> None:
-        """Set up the sink; `view` is the view whose accuracy is logged."""
+    def __init__(self, view: str, rounds: Callable[[], int]) -> None:
+        """Set up the sink; `view` is the view whose accuracy is logged, and `rounds` returns the number of rounds."""
         self._view, self._rounds = view, rounds
         # Device and reason of each line about an update in the open round.
         self._said: set[tuple[str, str]] = set()
@@ -47,7 +47,9 @@ class LogLines:
         by_domain = record.accuracy.get(self._view, {})
         accuracy = fmean(by_domain.values()) if by_domain else None
         up, down = total(record.payload, "up"), total(record.payload, "down")
-        named = f"round {record.round} of {self._rounds}" if record.kind == "training" else "final evaluation"
+        named = (
+            f"round {record.round} of {self._rounds()}" if record.kind == "training" else "final evaluation"
+        )
         mean = (
             ""
             if accuracy is None

@@ -238,7 +238,7 @@ class Metrics:
         progress.over.labels("diverged").set_function(lambda: float(run.over and bool(run.diverged)))
         progress.connected.set_function(lambda: float(run.connected))
         progress.epoch.set(run.epoch)
-        progress.planned.set(run.rounds_planned)
+        progress.planned.set_function(lambda: float(run.rounds_planned))
         progress.quorum.set(run.policy.quorum)
         progress.patience.set(run.policy.patience_seconds)
         progress.since.set(time.time())

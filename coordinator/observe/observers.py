@@ -69,7 +69,7 @@ def observed(
     metrics.progress.unclean_start.set(unclean_at)
     metrics.restore(map(record_of, rounds.records), ended_at)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
-    lines = LogLines(view.plan.variant.reports, view.rounds_planned)
+    lines = LogLines(view.plan.variant.reports, lambda: view.rounds_planned)
     sinks: list[Sink] = [rounds, metrics, lines, *([Events()] if events else [])]
     if view.plan.variant.reports == GLOBAL:
         sinks.append(BestModel(run.spool, rounds.records))

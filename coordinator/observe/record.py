@@ -161,6 +161,8 @@ class Summary:
     rounds: Count = 1
     rounds_done: int = 0
     seed: int = 0
+    # The run with whose state this run has started, and the rounds that it had done; empty without one.
+    origin: dict[str, Any] = field(default_factory=dict)
     devices: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     ended: str = ""

@@ -50,9 +50,10 @@ def summarise(
         "network": run.plan.network_words,
         "rules": rules_of_run(run),
         "reports": method.reports,
-        "rounds": settings.rounds,
+        "rounds": run.rounds_planned,
         "rounds_done": rounds_done(lines),
         "seed": settings.seed,
+        "origin": run.origin.shown() if run.origin else {},
         "devices": {
             m.device: {
                 "domain": run.domains.get(m.device, ""), "examples": m.examples,

@@ -24,6 +24,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.server.runner import ServerRunner, Step
+from protofleet.coordinator.spool.origin import Origin
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.coordinator.spool.uncoded import UncodedBytes
@@ -90,6 +91,11 @@ class RunView:
     @property
     def rounds_planned(self) -> int:
         return self._machine.rounds
+
+    @property
+    def origin(self) -> Origin | None:
+        """Return the snapshot of another run with which this run has started; None if there is none."""
+        return self._spool.origin()
 
     @property
     def limits(self) -> CoordinatorLimits:

@@ -1,4 +1,4 @@
-"""Decide the commands of operators on the queue: submit, stop, pause and resume."""
+"""Decide the commands of operators on the queue: submit, stop, pause, resume and extend."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from protofleet.coordinator.queue.states import (
     SUBMITTED,
     QueuedRun,
 )
+from protofleet.coordinator.spool.origin import Origin
 from protofleet.protocol.wire.printable import printable
 
 DONE: Final = "done"
@@ -34,6 +35,7 @@ class QueueCommand:
     verb: str
     run: str
     reason: str = ""
+    rounds: int = 0  # Number of rounds of `extend`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Submission:
     rounds: int
     after: str = ""
     priority: int = 0
+    origin: Origin | None = None  # The snapshot of another run with which the run starts.
+    problem: str = ""  # Reason why the run cannot start from another run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,28 @@ def shown_commands(commands: Iterable[CarriedOut]) -> list[dict[str, Any]]:
     ]
 
 
+def training_is_over(run: str) -> str:
+    """Return the refusal of `extend` for a run whose training is over."""
+    return f"the training is over; `protofleet submit FILE --from {run}` begins a new run with its model"
+
+
+def rounds_are_fixed(method: str, reason: str) -> str:
+    """Return the refusal of `extend` for a method whose settings depend on the number of rounds."""
+    return f"{method} cannot have another number of rounds, because {reason}; submit a run with more rounds"
+
+
 def decide(
-    command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None
-) -> Decision:
+    command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None,
+    refusal: str = "",
+) -> Decision:  # fmt: skip
+    """Decide a command; `refusal` is the reason why the run itself cannot do it, or ""."""
     if submission is not None:
         return _submit(command, submission, runs, at)
     run = runs.get(command.run)
     if run is None:
         return Decision(REFUSED, f"the queue has no run {command.run}; `protofleet runs` lists the runs")
+    if command.verb == "extend":
+        return _extend(command, run, refusal)
     state = NEXT_STATE.get((run.state, command.verb))
     if state is None:
         return Decision(REFUSED, f"the run is {run.state}; submit it again under another name")
@@ -109,6 +127,17 @@ def decide(
     return Decision(DONE, f"the run is {state}", (changed,))
 
 
+def _extend(command: QueueCommand, run: QueuedRun, refusal: str) -> Decision:
+    if run.state in FINAL:
+        return Decision(REFUSED, training_is_over(run.name))
+    if refusal:
+        return Decision(REFUSED, refusal)
+    if command.rounds == run.rounds:
+        return Decision(DONE, f"the run has {run.rounds} rounds already")
+    changed = replace(run, rounds=command.rounds, revision=run.revision + 1)
+    return Decision(DONE, f"the run has {command.rounds} rounds now", (changed,))
+
+
 def _submit(
     command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun], at: int
 ) -> Decision:
@@ -119,12 +148,18 @@ def _submit(
         f"waits for the end of {submission.after}" if submission.after else "waits for its turn",
         1, submission.rounds, submission.priority, submission.after, submission.experiment, command.operator, at,
     )  # fmt: skip
-    return Decision(DONE, f"{row.name} is submitted", (row,), _forgotten(runs, submission.after))
+    words = f"{row.name} is submitted"
+    if origin := submission.origin:
+        row = replace(row, origin_run=origin.run, origin_round=origin.round, origin_object=origin.object)
+        words += f"; it starts with {origin.words()}"
+    return Decision(DONE, words, (row,), _forgotten(runs, submission.after))
 
 
 def _problem(command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun]) -> str:
     if command.run in runs:
         return f"there is a run {command.run} already; choose another name with --name"
+    if submission.problem:
+        return submission.problem
     if submission.after and submission.after not in runs:
         return f"the queue has no run {submission.after}; `protofleet runs` lists the runs"
     if abs(submission.priority) > MOST_PRIORITY:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from protofleet.coordinator.spool.origin import Origin
+
 SUBMITTED: Final = "submitted"
 QUEUED: Final = "queued"
 STARTING: Final = "starting"
@@ -45,7 +47,7 @@ class QueuedRun:
     state: str
     reason: str  # Reason of the state; it may be "" only while the run starts or runs.
     revision: int  # Number of changes of this row.
-    rounds: int  # Number of rounds in the experiment.
+    rounds: int  # Number of rounds, in the experiment or by `extend`.
     priority: int  # Runs with a higher priority start earlier.
     after: str  # Name of the run that must finish before this run, or "".
     experiment: str  # Text of the experiment, in TOML.
@@ -55,6 +57,14 @@ class QueuedRun:
     ended: int = 0
     # 1 if nothing of the run is left to do: its devices know its end, and its summary is written.
     closed: int = 0
+    # The snapshot of another run with which this run starts, as in `Origin`; "" and 0 without one.
+    origin_run: str = ""
+    origin_round: int = 0
+    origin_object: str = ""
+
+    @property
+    def origin(self) -> Origin | None:
+        return Origin(self.origin_run, self.origin_round, self.origin_object) if self.origin_run else None
 
     @property
     def is_active(self) -> bool:

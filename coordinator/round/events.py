@@ -106,6 +106,13 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class Extended:
+    """The event that an operator sets the number of rounds of the run."""
+
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The event that an operator ends the run now. Nothing more is asked or measured."""
 
@@ -184,6 +191,13 @@ class SavePause:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveRounds:
+    """A command to store the number of rounds of the run; the next transaction makes this durable."""
+
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveResult:
     """A command to store a command of an operator with its result."""
 
@@ -216,7 +230,7 @@ class Advance:
     round: int
     phase: str | None  # The phase whose updates are used, or None at the beginning of the round.
     devices: tuple[str, ...]
-    # True if the round begins with an evaluation. The round after the last round of training is always an evaluation.
+    # True if the round begins with an evaluation, or is the evaluation after the last round of training.
     evaluate: bool = False
 
 
@@ -345,7 +359,8 @@ class IllegalEventError(RuntimeError):
 
 
 Event: TypeAlias = (
-    "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Paused | Stopped | Woke"
+    "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Extended | Paused | Stopped | "
+    "Woke"
 )
 Command: TypeAlias = (
     Forget
@@ -358,6 +373,7 @@ Command: TypeAlias = (
     | Diverge
     | Pause
     | SavePause
+    | SaveRounds
     | SaveResult
     | Open
     | Send

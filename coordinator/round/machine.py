@@ -37,6 +37,7 @@ from protofleet.coordinator.round.events import (
     Drop,
     EndEarly,
     Event,
+    Extended,
     Finish,
     IllegalEventError,
     Joined,
@@ -51,6 +52,7 @@ from protofleet.coordinator.round.events import (
     Rollback,
     Save,
     SavePause,
+    SaveRounds,
     Send,
     SentTask,
     Stage,
@@ -80,7 +82,7 @@ Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
 @dataclass
 class RoundMachine:
     policy: Policy
-    rounds: int
+    rounds: int  # Number of rounds of training. An operator may change it until the last evaluation begins.
     seed: int = 0
     # True if one more round follows the training. In this last round, all present devices only measure.
     evaluate: bool = True
@@ -220,6 +222,23 @@ class RoundMachine:
         return self.round > self._last_training
 
     @property
+    def has_ended_training(self) -> bool:
+        """Return whether the last evaluation has begun, or is stored already and is replayed after this round."""
+        return self.stage is Stage.FINISHED or self._newest_begun > self._last_training
+
+    @property
+    def least_rounds(self) -> int:
+        """Return the number of rounds of training that have begun already, but at least 1."""
+        return max(1, self._newest_begun)
+
+    @property
+    def _newest_begun(self) -> int:
+        has_begun = self.stage is not Stage.GATHERING or self.attempt > 0
+        return max(
+            [self.round if has_begun else self.round - 1, *(later.round for later in self._later_rounds)]
+        )
+
+    @property
     def left_to_ask(self) -> AbstractSet[str]:
         """Return the enrolled devices that have not answered, while the run waits for one of them."""
         return frozenset() if self._wait_for_new is None else self._left
@@ -321,7 +340,7 @@ class RoundMachine:
     def _first_step(self) -> Advance:
         """Begin the round; if an evaluation is due, all present devices evaluate first."""
         if self.is_last_evaluation:
-            return Advance(self.round, None, (), evaluate=self.round <= self.rounds)
+            return Advance(self.round, None, (), evaluate=True)
         if self._evaluation_is_due:
             self._drawn, self.cohort = self.cohort, self._present
             return Advance(self.round, None, (), evaluate=True)
@@ -444,7 +463,7 @@ class RoundMachine:
     def _close_when_due(self, event: Woke, now: float) -> Iterable[Command]:
         return self._maybe_close(now)
 
-    def _ignore(self, event: Woke | Paused | Stopped, now: float) -> Iterable[Command]:
+    def _ignore(self, event: Woke | Extended | Paused | Stopped, now: float) -> Iterable[Command]:
         return ()
 
     def _note_pause(self, event: Paused, now: float) -> Iterable[Command]:
@@ -456,6 +475,17 @@ class RoundMachine:
         self.next_round_at, self._look_at, self.selection.settled = 0.0, None, None
         self._wait_for_new = now + self.policy.patience_seconds if self.kept else None
         yield from self._maybe_start(now)
+
+    def _note_rounds(self, event: Extended, now: float) -> Iterable[Command]:
+        self.rounds = event.rounds
+        return [SaveRounds(event.rounds)]
+
+    def _note_rounds_and_maybe_start(self, event: Extended, now: float) -> Iterator[Command]:
+        yield from self._note_rounds(event, now)
+        if self.is_last_evaluation and not self.paused:  # A replay of the last round would do so too.
+            yield from self._begin_last_evaluation(now)
+        else:
+            yield from self._maybe_start(now)
 
     def _note_stop(self, event: Stopped, now: float) -> Iterable[Command]:
         """End the run as soon as the worker has finished its step; from now on, the end is durable."""
@@ -578,6 +608,9 @@ class RoundMachine:
         """End the training with the round before the current round, then let the devices measure."""
         self.ended_early = EndEarly(self.round - 1, words, by)
         yield self.ended_early
+        yield from self._begin_last_evaluation(now)
+
+    def _begin_last_evaluation(self, now: float) -> Iterator[Command]:
         self.next_round_at, self._look_at, self._wait_for_new = 0.0, None, None
         if self.evaluate:
             yield from self._start(now)
@@ -970,6 +1003,7 @@ class RoundMachine:
     HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
         Stage.GATHERING: {
             Budgeted: _note_budget_and_maybe_start,
+            Extended: _note_rounds_and_maybe_start,
             Paused: _note_pause_and_maybe_start,
             Stopped: _stop_and_save,
             Joined: _join_and_maybe_start,
@@ -980,6 +1014,7 @@ class RoundMachine:
         },
         Stage.COMPUTING: {
             Budgeted: _note_budget,
+            Extended: _note_rounds,
             Paused: _note_pause,
             Stopped: _note_stop,
             Joined: _join,
@@ -991,6 +1026,7 @@ class RoundMachine:
         },
         Stage.BLAMING: {
             Budgeted: _note_budget,
+            Extended: _note_rounds,
             Paused: _note_pause,
             Stopped: _note_stop,
             Joined: _join,
@@ -1002,6 +1038,7 @@ class RoundMachine:
         },
         Stage.COLLECTING: {
             Budgeted: _note_budget,
+            Extended: _note_rounds,
             Paused: _note_pause,
             Stopped: _stop,
             Joined: _join_and_be_asked,
@@ -1012,6 +1049,7 @@ class RoundMachine:
         },
         Stage.FINISHED: {
             Budgeted: _note_budget,
+            Extended: _ignore,
             Paused: _ignore,
             Stopped: _ignore,
             Joined: _join_and_be_dismissed,

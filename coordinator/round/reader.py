@@ -14,6 +14,9 @@ class MachineReader(Protocol):
     def policy(self) -> Policy: ...
 
     @property
+    def rounds(self) -> int: ...
+
+    @property
     def round(self) -> int: ...
 
     @property

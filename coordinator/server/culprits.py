@@ -47,11 +47,12 @@ class FailedRound:
     next_members: Sequence[Member] | None
     # Enrolled devices. The server half forgets the kept answers of all others, as it does in the round itself.
     enrolled: Collection[str] | None = None
+    next_evaluates: bool = False  # True if the next round is the last evaluation.
 
     @staticmethod
     def load(
         spool: Spool, saved: SavedRound, members: Mapping[str, Member], next_cohort: Sequence[str] | None,
-        enrolled: Collection[str] | None = None,
+        enrolled: Collection[str] | None = None, next_evaluates: bool = False,
     ) -> FailedRound:  # fmt: skip
         if spool.damaged_answers:
             spool.delete_damaged_answers()
@@ -66,7 +67,7 @@ class FailedRound:
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
         cohort = [members[d] for d in past.cohort]
-        return FailedRound(past, saved.state, cohort, closed, next_members, enrolled)
+        return FailedRound(past, saved.state, cohort, closed, next_members, enrolled, next_evaluates)
 
     @property
     def round(self) -> int:
@@ -101,7 +102,7 @@ class FailedRound:
             dict(stepper.server.monitor())
         fault = "" if ask else stepper.fault()
         if not (ask or fault) and self.next_members is not None:
-            ask = stepper.begin(self.round + 1, self.next_members, enrolled=self.enrolled)
+            ask = stepper.begin(self.round + 1, self.next_members, self.next_evaluates, self.enrolled)
         if ask:
             to_numpy(ask.payload)
         return fault

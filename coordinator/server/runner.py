@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.server.first_state import start_with
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain, ChainLink
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -57,7 +58,7 @@ class Step:
 
 class ServerRunner:
     def __init__(
-        self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0,
+        self, plan: Plan, spool: Spool, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0, weight_of: Callable[[int], float] = lambda staleness: 1.0,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
@@ -66,7 +67,6 @@ class ServerRunner:
         self.new_stepper = partial(
             Stepper,
             plan,
-            rounds,
             outlier,
             confusion,
             self.arrays,
@@ -81,6 +81,8 @@ class ServerRunner:
         self._unwritten: Ask | None = None  # The task whose broadcast did not fit on the disk.
         if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
+        elif (first := spool.first_state()) is not None:
+            start_with(self.server, to_torch(first[0]), first[1].words())
 
     @property
     def server(self) -> ServerHalf:

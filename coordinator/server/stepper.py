@@ -28,7 +28,6 @@ class Stepper:
     def __init__(
         self,
         plan: Plan,
-        rounds: int,
         outlier: float,
         confusion: int,
         arrays: Callable[[Accepted], LazyPayload],
@@ -43,7 +42,7 @@ class Stepper:
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # Device -> reason why its update for the current phase is not used.
         self._plan = plan
-        self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
+        self._outlier, self._arrays = outlier or math.inf, arrays
         self._fleet, self._weight_of = fleet, weight_of
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._weight_cap = weight_cap  # Largest weight as a multiple of the cohort's median; 0 means no cap.
@@ -60,7 +59,7 @@ class Stepper:
         self, number: int, members: Sequence[Member], evaluate: bool = False,
         enrolled: Collection[str] | None = None,
     ) -> Ask:  # fmt: skip
-        """Begin a round and return its first task. If `evaluate` is True, this is the task of the last evaluation.
+        """Begin a round and return its first task. If `evaluate` is True, this is the task of an evaluation.
 
         The server half forgets the kept answers of devices that are not in `enrolled`; None means that it forgets
         none. Raise SettingsError at the start of the run if the server half cannot serve the fleet, and at the last
@@ -73,7 +72,6 @@ class Stepper:
             self._plan.demand_fleet_fit(self.server.fleet)
         keeps = self.server.keeps_answers
         self.server.begin(number, list(members) if keeps else capped_members(members, self._weight_cap))
-        evaluate = evaluate or number > self._rounds
         if evaluate and (reason := self.server.lacking()):
             raise SettingsError(f"{self._plan.method}: {reason}")
         self._round = self._evaluation(self.server) if evaluate else round_of(self.server)

@@ -76,6 +76,10 @@ ADDED_TABLES: Final = {
     # The end of the training before its last round.
     "ended_early": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, words TEXT, cause TEXT",
     "paused": "one INTEGER PRIMARY KEY CHECK (one = 1), words TEXT",  # Reason why an operator has paused the run.
+    # Number of rounds of the run, if an operator has changed it.
+    "total": "one INTEGER PRIMARY KEY CHECK (one = 1), rounds INTEGER",
+    # The snapshot of another run with which the run has started.
+    "origin": "one INTEGER PRIMARY KEY CHECK (one = 1), run TEXT, round INTEGER, object TEXT",
     # Commands of operators with their results. A command that is sent again gets the same result.
     "commands": "number INTEGER PRIMARY KEY, id BLOB, at INTEGER, operator TEXT, verb TEXT, verdict TEXT, words TEXT",
 }
@@ -184,7 +188,7 @@ def check_run(folder: Path, name: str, settings: str) -> None:
     path = folder / INDEX_FILE
     if not path.exists():
         return
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as db:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(read_only(path)) as db:
         if row := db.execute("SELECT name, settings FROM run").fetchone():
             _demand_the_same(folder, row, (name, settings))
 
@@ -193,13 +197,14 @@ def claimed_epoch(folder: Path) -> int:
     """Return the epoch of the coordinator that has claimed the folder; 0 if there is none, or it cannot be read."""
     path = folder / INDEX_FILE
     if path.exists():
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as db:
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(read_only(path)) as db:
             if row := db.execute("SELECT epoch FROM run").fetchone():
                 return int(row[0])
     return 0
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
+def read_only(path: Path) -> sqlite3.Connection:
+    """Open the file of an index that another thread or process may use."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 

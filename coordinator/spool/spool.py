@@ -26,6 +26,7 @@ from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.device_time import DeviceTime
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
+from protofleet.coordinator.spool.origin import START, Origin
 from protofleet.coordinator.spool.small_answers import Memory
 from protofleet.coordinator.spool.spent import SpentBytes
 from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
@@ -122,7 +123,9 @@ class Spool:
             self._stores[device] = DeviceAnswers(device, folder, self._log, self.disk)
         return self._stores[device]
 
-    def start_run(self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None) -> int:
+    def start_run(
+        self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None
+    ) -> int:
         """Claim the folder and return the new epoch.
 
         The new epoch is above every earlier epoch, even if the clock was set back. With `exactly`, it is this one.
@@ -191,6 +194,32 @@ class Spool:
     def server_state(self) -> Arrays | None:
         """Return the state of the server half from the newest undamaged snapshot; None if nothing was saved."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
+
+    def start_from(self, origin: Origin) -> None:
+        """Store the snapshot of another run with which this run starts, unless the run has begun already."""
+        if self._usable or self.origin() == origin:
+            return
+        with self._transaction():
+            self.index.put("origin", 1, origin.run, origin.round, origin.object)
+
+    def origin(self) -> Origin | None:
+        row = self._db.execute("SELECT run, round, object FROM origin").fetchone()
+        return Origin(*row) if row else None
+
+    def first_state(self) -> tuple[Arrays, Origin] | None:
+        """Return the state of another run with which this run has to start, if it has not begun yet."""
+        if self._usable or (origin := self.origin()) is None:
+            return None
+        store, name = (
+            ObjectStore(self.folder / START, disk=self.disk, make=False),
+            bytes.fromhex(origin.object),
+        )
+        if not store.has(name):
+            raise DamagedError(
+                f"the snapshot of {origin.run} in {store.folder} is missing or damaged; put this folder back from a "
+                "backup, or submit the run again under another name"
+            )
+        return store.open(name), origin
 
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
@@ -611,6 +640,15 @@ class Spool:
         row = self._db.execute("SELECT words FROM paused").fetchone()
         return str(row[0]) if row else ""
 
+    def save_total_rounds(self, rounds: int) -> None:
+        """Store the number of rounds of the run; the next transaction makes this durable."""
+        self.index.defer(lambda: self.index.put("total", 1, rounds))
+
+    def total_rounds(self) -> int:
+        """Return the number of rounds that an operator has set; 0 if it is the number in the plan."""
+        row = self._db.execute("SELECT rounds FROM total").fetchone()
+        return int(row[0]) if row else 0
+
     def save_result(self, command: SaveResult) -> None:
         """Store a command of an operator with its result; the next transaction makes this durable."""
 
@@ -703,7 +741,9 @@ class Spool:
 
     @property
     def final_round(self) -> int:
-        """Return the round number of the final evaluation, from the plan of this run."""
+        """Return the round number of the final evaluation, from the plan of this run or from an operator."""
+        if total := self.total_rounds():
+            return total + 1
         row = self._db.execute("SELECT settings FROM run").fetchone()
         return int(json.loads(row[0])["rounds"]) + 1 if row else 0
 

@@ -92,7 +92,7 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Exported
         raise RunError(f"{folder} holds no model yet, because the first round has not ended")
     if wanted.chosen == "best" and _best_was_deleted(folder, run, plan):
         wanted = replace(wanted, chosen="last")
-    number, state = _state(folder, run, plan.rounds, wanted.chosen)
+    number, state = _state(folder, run, run.rounds or plan.rounds, wanted.chosen)
     half = _half(plan, state)
     taken, assumed = _input(folder, plan)
     model = served(half, taken, wanted.way)

@@ -139,7 +139,7 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
         for name, value, text in cards
     )
     model = f"network {summary['network']}{rules_words(summary)}"
-    about = f"{summary['paper']}; {model}; broker {summary['broker']}; seed {summary['seed']}"
+    about = f"{summary['paper']}; {model}{origin_words(summary)}; broker {summary['broker']}; seed {summary['seed']}"
     return f'<p class="about">{escape(about)}</p><div class="cards">{elements}</div>'
 
 
@@ -151,6 +151,12 @@ def rounds_words(summary: Mapping[str, Any]) -> str:
     """
     planned, done = summary["rounds"], summary.get("rounds_done", summary["rounds"])
     return f"{planned} rounds" if done == planned else f"{done} of {planned} rounds"
+
+
+def origin_words(summary: Mapping[str, Any]) -> str:
+    """Return the run and the round whose state the run has started with, in words; "" if there is none."""
+    origin = summary.get("origin")
+    return f"; started with the state of {origin['run']} after round {origin['round']}" if origin else ""
 
 
 def rules_words(summary: Mapping[str, Any]) -> str:

@@ -112,6 +112,7 @@ class ServerHalf(ABC):
     """
 
     # Number of rounds of the run, as in its plan. 0 means that the number is unknown, so each round may be the last.
+    # An operator may change the number later, and then this one stays as it is (`Method.fixed_rounds`).
     rounds: int = 0
     number: int = 0  # Number of the current round, counted from 1.
     cohort: Sequence[Member] = ()
@@ -317,6 +318,9 @@ class Method:
     # the same arrays, and the server step is a mean of the replies or a table of class means. Each share in this mean
     # is multiplied by `Reply.weight`.
     buffered: bool = False
+    # Reason why an operator cannot change the number of rounds (`protofleet extend`), or "". A method whose settings
+    # depend on the number gives a reason, because `rounds` of its halves stays the number in the plan.
+    fixed_rounds: str = ""
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are
     # counted by kind. None means that no kinds are declared; then all arrays are of the kind "other".

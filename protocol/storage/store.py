@@ -137,6 +137,18 @@ class ObjectStore:
         self._sound.add(name)
         return True
 
+    def link(self, name: bytes, folder: Path) -> bool:
+        """Link an object from another folder of objects; return False if it is missing or damaged there."""
+        self.disk.make(self.folder)
+        if not self.has(name):
+            try:
+                self.disk.link(folder / f"{name.hex()}{BODY}", self._path(name))
+            except FileNotFoundError:
+                return False
+        if self.durable:
+            self.disk.sync(self.folder)
+        return self.has(name)
+
     def put_bytes(self, body: bytes | bytearray, name: bytes = b"") -> bytes:
         """Write a complete body as an object, and return the object's name.
 

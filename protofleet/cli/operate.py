@@ -1,4 +1,4 @@
-"""Implement `protofleet show`, `pause`, `resume` and `stop`, for a run whose coordinator is on this machine.
+"""Implement `protofleet show`, `pause`, `resume`, `extend` and `stop`, for a coordinator on this machine.
 
 The coordinator conducts only this run, or it conducts a queue of runs.
 """
@@ -6,13 +6,13 @@ The coordinator conducts only this run, or it conducts a queue of runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
-from protofleet.runtime.command.arguments import Subparsers
+from protofleet.runtime.command.arguments import ROUND, Subparsers
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
@@ -20,6 +20,7 @@ HELP: Final = {
     "show": "show the state of a running run, and the commands that it got",
     "pause": "pause a run at the end of its open round; its devices wait",
     "resume": "let a paused run go on",
+    "extend": "set the number of rounds of a run that is not over",
     "stop": "end a run for ever, and keep its files",
 }
 
@@ -28,6 +29,13 @@ def add_operate(commands: Subparsers) -> None:
     for verb, words in HELP.items():
         command = commands.add_parser(verb, help=words)
         command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
+        if verb == "extend":
+            command.add_argument(
+                "--rounds",
+                type=ROUND,
+                required=True,
+                help="number of all rounds of the run, not of further rounds",
+            )
         if verb != "show":
             command.add_argument("--reason", default="", help="words for the log and for `protofleet show`")
         add_listing_options(command)
@@ -37,7 +45,8 @@ def add_operate(commands: Subparsers) -> None:
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         listing = Listing.of(options)
-        response = ask(options.run, verb, getattr(options, "reason", ""))
+        args = {"rounds": options.rounds} if verb == "extend" else {}
+        response = ask(options.run, verb, getattr(options, "reason", ""), args)
         done = response["verdict"] == "done"
         for line in (
             lines_of(response) if verb == "show" and done else [f"{options.run}: {response['words']}"]
@@ -49,7 +58,7 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def ask(run: Path, verb: str, reason: str) -> dict[str, Any]:
+def ask(run: Path, verb: str, reason: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Send a command to the coordinator of a run, and return its response."""
     from protofleet.protocol.settings.reader import SettingsError
     from protofleet.runtime.control_socket import CONTROL_SOCKET
@@ -57,18 +66,20 @@ def ask(run: Path, verb: str, reason: str) -> dict[str, Any]:
     run = run.absolute()
     folder = run / "coordinator"
     if has_queue(run.parent) and not (folder / CONTROL_SOCKET).exists():
-        return ask_queue(run.parent, {"verb": verb, "run": run.name, "reason": reason})
+        return ask_queue(run.parent, {"verb": verb, "run": run.name, "reason": reason, "args": args})
     if not folder.is_dir():
         raise SettingsError(
             f"{run} is no folder of a run: there is no {folder}; name a run such as runs/demo"
         )
-    return ask_socket(folder, {"verb": verb, "reason": reason}, f"no coordinator of {run}")
+    return ask_socket(folder, {"verb": verb, "reason": reason, "args": args}, f"no coordinator of {run}")
 
 
 def lines_of(state: dict[str, Any]) -> list[str]:
     """Return the lines of `protofleet show`."""
     reason = f": {state['reason']}" if state["reason"] else ""
     lines = [f"{state['run']} in {state['federation']} is {state['state']}{reason}"]
+    if origin := state.get("origin"):
+        lines.append(f"it starts with the state of {origin['run']} after round {origin['round']}")
     if "round" in state:  # A run that waits in a queue is in no round.
         where = f"round {state['round']} of {state['rounds']}"
         if state["phase"]:

@@ -23,7 +23,7 @@ def _page(options: argparse.Namespace) -> int:
     from protofleet.cli.operate import ask
 
     listing = Listing.of(options)
-    response = ask(options.run, "page", "")
+    response = ask(options.run, "page", "", {})
     done = response["verdict"] == "done"
     listing.line(response["words"] if done else f"{options.run}: {response['words']}", wrong=not done)
     listing.end(response)

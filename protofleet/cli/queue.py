@@ -20,6 +20,10 @@ def add_queue(commands: Subparsers) -> None:
         "--after", type=Path, metavar="RUN", help="start the run only after this run has finished"
     )
     submit.add_argument(
+        "--from", type=Path, metavar="RUN", dest="source",
+        help="start with the newest snapshot of this run, which may be active or over",
+    )  # fmt: skip
+    submit.add_argument(
         "--priority", type=PRIORITY, default=0, help="runs with a higher priority start earlier (default: 0)"
     )
     _add_service(submit)
@@ -56,6 +60,7 @@ def _submit(options: argparse.Namespace) -> int:
         "run": name,
         "experiment": text,
         "after": after,
+        "from": options.source.name if options.source else "",
         "priority": options.priority,
     }
     return _say(Listing.of(options), name, ask_queue(options.service, request))

@@ -95,7 +95,7 @@ def test_a_round_s_log_line_has_the_bytes_before_coding_only_in_a_run_with_a_cod
     caplog.set_level(logging.INFO)
     for stages in (None, STAGES["fedavg"]):
         caplog.clear()
-        run, _ = observed(tmp_path / str(bool(stages)), "fedavg", stages, [LogLines("global", 2)])
+        run, _ = observed(tmp_path / str(bool(stages)), "fedavg", stages, [LogLines("global", lambda: 2)])
         run.run()
         lines = [r.getMessage() for r in caplog.records if "devices answered, " in r.getMessage()]
         assert len(lines) == 3

@@ -1,4 +1,4 @@
-"""Operators pause, resume and stop a run; a crash, a repeated command or a bad client changes nothing of it."""
+"""Operators pause, resume, extend and stop a run; neither a crash, a repeated command nor a bad client changes it."""
 
 import contextlib
 import json
@@ -47,8 +47,8 @@ def counted(f):
     return {event["round"]: event["answers"] for event in f.events("counted")}
 
 
-def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_when_it_is_resumed(tmp_path, capsys):
-    with Federation(tmp_path, "one", "two", policy=BOTH, rounds=4) as f:
+def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_to_the_rounds_that_were_set(tmp_path, capsys):
+    with Federation(tmp_path, "one", "two", policy=BOTH, rounds=3) as f:
         coordinator, gate = f.coordinator(), []
 
         def work(task):
@@ -61,6 +61,9 @@ def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_when_it_is_resumed(t
         assert state(f, capsys)["state"] == "pausing"
         gate.append("open")
         wait_for_state(f, capsys, "paused")
+        assert command(f, "extend", "--rounds", "4") == 0 == command(f, "extend", "--rounds", "4")
+        assert command(f, "extend", "--rounds", "1") == 1
+        assert "round 2 has begun, so --rounds must be at least 2" in capsys.readouterr().out
         coordinator.kill()
         coordinator = f.coordinator()
         wait_for_state(f, capsys, "paused")
@@ -70,6 +73,7 @@ def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_when_it_is_resumed(t
         assert command(f, "resume") == 0
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4, 5]
+        assert json.loads((f.run / "summary.json").read_text())["rounds"] == 4
 
 
 @pytest.mark.slow

@@ -143,7 +143,8 @@ def test_two_runs_have_the_bits_of_the_same_runs_alone_also_if_the_coordinator_i
     f.wait_until(f.answers, "the service")
     assert operator.becomes_healthy()
     assert operator.submit("red") == 0
-    assert operator.submit("blue", "--after", "red", text=other) == 0
+    assert operator.submit("blue", "--after", "red", text=other.replace("rounds = 2", "rounds = 1")) == 0
+    assert operator.say("extend", "blue", "--rounds", "2") == 0  # It has the bits of a run with this plan.
     f.device("one", stays=True), f.device("two", stays=True)
     f.wait_until(lambda: (operator.runs / "red" / "rounds.jsonl").exists(), "a round of red")
     service.kill()
@@ -204,6 +205,7 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     f.wait_until(f.answers, "the service")
     assert operator.submit("red") == 0  # There are no devices yet, so it waits.
     operator.wait_for(red="running")
+    assert operator.say("extend", "red", "--rounds", "3") == 0
     page = operator.page("red")
     paused = page.command("pause", "no power")
     operator.wait_for(red="paused")
@@ -235,6 +237,20 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     assert operator.submit("red") == 1 and "there is a run red already" in capsys.readouterr().out
     assert operator.submit("yellow", text="folder = '/'\n" + EXPERIMENT) == 2
     assert "folder is not a setting of a submitted experiment" in capsys.readouterr().err
+    assert operator.say("extend", "red", "--rounds", "4") == 1
+    assert "`protofleet submit FILE --from red` begins a new run" in capsys.readouterr().out
+    assert (
+        operator.submit("yellow", "--from", "red", text=EXPERIMENT.replace("classes = ", "classes = 1")) == 1
+    )
+    assert "head.weight of its network has the shape" in capsys.readouterr().out
+    assert (
+        operator.submit("yellow", "--from", "red", text=EXPERIMENT.replace("rounds = 2", "rounds = 1")) == 0
+    )
+    assert operator.say("show", "yellow") == 0
+    assert "it starts with the state of red after round 3" in capsys.readouterr().out
+    operator.wait_for(yellow="finished")
+    summary = json.loads((operator.runs / "yellow" / "summary.json").read_text())
+    assert (summary["origin"], summary["rounds"]) == ({"run": "red", "round": 3}, 1)
     assert operator.becomes_healthy()
 
 

@@ -287,7 +287,7 @@ def test_a_fleet_that_is_known_at_enrolment_is_refused_at_the_start_of_the_first
     fits = 10_000 // (4 * count_learned(plan.model()))
 
     def stepper(fleet):
-        return Stepper(plan, 3, math.inf, 0, dict, 0.0, lambda: fleet)
+        return Stepper(plan, math.inf, 0, dict, 0.0, lambda: fleet)
 
     with pytest.raises(
         SettingsError, match=f"fedheal: the tables of {fits + 1} devices take .* is 10,000; set"

@@ -131,7 +131,7 @@ def check_device(plan: Plan, folder: Path, name: str, data: Splits, works: list[
     updates = CodedUpdates(plan, name)
     for done in works:
         a = done.answer
-        before = half.state() if a.phase == EVALUATE and a.round <= plan.rounds else None
+        before = {key: value.clone() for key, value in half.state().items()} if a.phase == EVALUATE else None
         payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round, data, plan.variant.reports)
         whole = hashlib.sha256()
         for piece in encode(updates.code(a, to_numpy(payload), done.payload)):

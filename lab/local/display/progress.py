@@ -65,6 +65,7 @@ class RunState:
                 self.round, self.phase, self.cohort, self.answered = number, phase, cohort, []
                 self.held_until = self.budget_until = 0.0
                 self.transfers, self.asked = {}, self.asked + 1
+                self.rounds = event.get("rounds", self.rounds)  # An operator may have changed it.
             case {"event": "held_back", "round": int(number), "until": float(until)}:
                 self.round, self.held_until = number, until
             case {"event": "budget_wait", "round": int(number), "until": float(until), "reason": str(words)}:

@@ -52,7 +52,9 @@ def test_a_metric_that_is_no_number_is_told_once_by_devices_and_coordinator(made
     shards, shown = {f"device-{i}": shard(i) for i in range(3)}, Shown()
     allowed = PlugIns((str(tmp_path / "mine.py"),), tuple(made.plugins.values()))
     run = Simulation(made, shards, POLICY, tmp_path / "world", NetworkConditions(), 0, plugins=allowed)
-    keep_journal(run.service.run, [RoundsFile(tmp_path / "rounds.jsonl"), LogLines("global", 3), shown])
+    keep_journal(
+        run.service.run, [RoundsFile(tmp_path / "rounds.jsonl"), LogLines("global", lambda: 3), shown]
+    )
     with caplog.at_level(logging.WARNING):
         run.run()
     words = (

@@ -10,6 +10,7 @@ from protofleet.coordinator.queue.queue_file import QUEUE_FILE, QueueFile
 from protofleet.coordinator.queue.settle import Change, Conduct, Tell, settle
 from protofleet.coordinator.queue.states import FINAL, STATES, QueuedRun, RunFact, waits_for
 from protofleet.coordinator.spool.index import FencedError, RunMismatchError
+from protofleet.coordinator.spool.origin import Origin
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
 from tests.coordinator.queue.world import World
@@ -17,16 +18,19 @@ from tests.coordinator.queue.world import World
 NOW = 1_790_000_000
 SCRIPT = (  # what has to be true of the runs, the command, its run, and more of a submission
     ({}, "submit", "one", {}),
-    ({}, "submit", "two", {"after": "one"}),
+    ({}, "submit", "two", {"after": "one", "origin": Origin("grey", 7, "ab" * 32)}),
     ({}, "submit", "bad", {"priority": -1}),
     ({}, "submit", "last", {"after": "bad"}),
     ({}, "submit", "red", {"priority": 5}),
     ({}, "submit", "one", {}),
     ({}, "pause", "red", {}),
+    ({}, "extend", "two", {"rounds": 2}),
     ({"one": "running"}, "pause", "one", {}),
+    ({"one": "paused"}, "extend", "one", {"rounds": 5}),
     ({"one": "paused"}, "resume", "one", {}),
     ({"two": "running"}, "resume", "red", {}),
     ({"two": "finished"}, "stop", "two", {}),
+    ({"two": "finished"}, "extend", "two", {"rounds": 9}),
     ({"red": "running"}, "stop", "red", {}),
     ({"bad": "failed", "last": "failed"}, "resume", "bad", {}),
 )
@@ -76,6 +80,21 @@ def test_each_command_does_in_each_state_what_the_table_says(state, stop, pause,
         assert (changed.state, changed.revision) == (wanted, 2)
         assert "local:ann: wrong data" in changed.reason
         assert changed.closed == (wanted == "stopped" and not row("a", state).started)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_rounds_of_a_run_are_set_in_each_state_that_is_not_over_unless_the_run_itself_refuses(state):
+    command, a = QueueCommand(bytes(16), "local:ann", "extend", "a", rounds=5), row("a", state)
+    decision = decide(command, runs(a), NOW)
+    if state in FINAL:
+        assert (decision.verdict, decision.changed) == ("refused", ())
+        assert "`protofleet submit FILE --from a`" in decision.words
+        return
+    assert (decision.verdict, decision.changed) == ("done", (replace(a, rounds=5, revision=2),))
+    again = decide(command, runs(*decision.changed), NOW)
+    assert (again.verdict, again.changed) == ("done", ())
+    refused = decide(command, runs(a), NOW, refusal="round 7 has begun")
+    assert (refused.verdict, refused.words, refused.changed) == ("refused", "round 7 has begun", ())
 
 
 FACTS = {
@@ -177,15 +196,15 @@ def test_with_two_slots_two_runs_are_active_and_each_of_them_gets_its_own_orders
 def test_the_whole_script_comes_to_what_was_meant(tmp_path):
     rows, told, ends = World(tmp_path).play(SCRIPT).essence()
     assert rows == {
-        "one": ("finished", "all rounds are done", 1),
-        "two": ("finished", "all rounds are done", 1),
-        "red": ("stopped", "stopped by local:ann", 1),
-        "bad": ("failed", "its plan cannot be built", 1),
-        "last": ("failed", "bad has failed, and this run was to come after it", 1),
+        "one": ("finished", "all rounds are done", 1, 5, ""),
+        "two": ("finished", "all rounds are done", 1, 2, "grey"),
+        "red": ("stopped", "stopped by local:ann", 1, 3, ""),
+        "bad": ("failed", "its plan cannot be built", 1, 3, ""),
+        "last": ("failed", "bad has failed, and this run was to come after it", 1, 3, ""),
     }
-    refused = {5, 10, 12}  # A name that is taken, and two commands on runs that are over.
+    refused = {5, 12, 13, 15}  # A name that is taken, and three commands on runs that are over.
     assert told == {n: "refused" if n in refused else "done" for n in range(len(SCRIPT))}
-    assert ends == {"one": "finished", "two": "finished", "red": "stopped", "bad": ""}
+    assert ends == {"one": ("finished", 5), "two": ("finished", 2), "red": ("stopped", 3), "bad": ("", 3)}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +241,20 @@ def submitted(queue, number=0, name="a"):
     decision = decide(command, queue.runs, NOW, Submission("rounds = 3", 3))
     queue.save(command, decision)
     return command
+
+
+def test_a_run_that_cannot_start_from_another_is_refused_and_one_that_can_says_from_which(tmp_path):
+    queue, command = opened(tmp_path), QueueCommand(bytes(16), "local:ann", "submit", "a")
+    refused = decide(command, {}, NOW, Submission("rounds = 3", 3, problem="red has no snapshot"))
+    assert (refused.verdict, refused.words, refused.changed) == ("refused", "red has no snapshot", ())
+    decision = decide(command, {}, NOW, Submission("rounds = 3", 3, origin=Origin("red", 7, "ab" * 32)))
+    assert decision.words == "a is submitted; it starts with the state of red after round 7"
+    queue.save(command, decision)
+    queue.close()
+    again = opened(tmp_path)
+    made = again.runs["a"]
+    assert (made.origin_run, made.origin_round, made.origin_object) == ("red", 7, "ab" * 32)
+    again.close()
 
 
 def test_a_copy_takes_the_place_of_a_damaged_queue_and_without_one_a_line_says_the_way_out(tmp_path):

@@ -73,7 +73,8 @@ class World:
                     if step.closed:
                         self.facts.pop(step.run)
                 case Conduct(name):
-                    self.spools.setdefault(name, {"round": 1, "paused": "", "end": ""})
+                    spool = self.spools.setdefault(name, {"round": 1, "paused": "", "end": ""})
+                    spool["rounds"] = self.queue.runs[name].rounds
                     self.facts[name] = self.fact(name)
                 case Tell(name, verb, words):
                     self.disk.passing()
@@ -100,18 +101,21 @@ class World:
         if not is_over and not spool["paused"]:
             self.disk.passing()
             spool["round"] += 1
-            spool["end"] = "finished" if spool["round"] > self.rounds else ""
+            spool["end"] = "finished" if spool["round"] > spool["rounds"] else ""
         self.facts[name] = self.fact(name, closed=is_over)
         self.settle()
 
-    def execute(self, number, verb, run, **more):
+    def execute(self, number, verb, run, rounds=0, **more):
         """Carry out a command as RunService does, and note what the operator is told."""
-        command = QueueCommand(bytes([number]) * 16, "local:ann", verb, run)
+        command = QueueCommand(bytes([number]) * 16, "local:ann", verb, run, rounds=rounds)
         known = self.queue.result_of(command)
         if known is None:
             submission = Submission("rounds = 3", self.rounds, **more) if verb == "submit" else None
             known = decide(command, self.queue.runs, self.wall, submission)
             self.queue.save(command, known)
+            if verb == "extend" and run in self.facts:
+                self.disk.passing()
+                self.spools[run]["rounds"] = self.queue.runs[run].rounds
             self.settle()
         self.disk.passing()  # The result leaves the process.
         self.told[number] = known.verdict
@@ -138,5 +142,8 @@ class World:
 
     def essence(self):
         """Return what an operator cares for. How far a run is when a command reaches it is left out."""
-        rows = {name: (run.state, run.reason, run.closed) for name, run in self.queue.runs.items()}
-        return rows, self.told, {name: spool["end"] for name, spool in self.spools.items()}
+        rows = {
+            name: (run.state, run.reason, run.closed, run.rounds, run.origin_run)
+            for name, run in self.queue.runs.items()
+        }
+        return rows, self.told, {name: (spool["end"], spool["rounds"]) for name, spool in self.spools.items()}

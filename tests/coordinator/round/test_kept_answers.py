@@ -72,7 +72,7 @@ def test_a_late_device_alone_gets_the_task_of_the_next_round_and_all_devices_eva
     assert m.handle(Woke(), 11.0) == [Save(2, 0, ("c",)), Advance(2, None, ())]
     assert answer(m, kept="ab", now=12.0) == ["c"]
     commands = end_round(m, "abc", now=13.0)
-    assert commands == [Save(3, 0, ("a", "b", "c")), Advance(3, None, (), evaluate=False)]
+    assert commands == [Save(3, 0, ("a", "b", "c")), Advance(3, None, (), evaluate=True)]
 
 
 def test_the_training_ends_at_once_if_all_enrolled_devices_have_answered():

@@ -1,4 +1,4 @@
-"""An operator pauses, resumes or stops a run at every stage, also before and after a crash."""
+"""An operator pauses, resumes, extends or stops a run at every stage, also before and after a crash."""
 
 import pytest
 from hypothesis import settings
@@ -12,13 +12,16 @@ from protofleet.coordinator.round.events import (
     Dismiss,
     Drop,
     EndEarly,
+    Extended,
     Finish,
     Joined,
+    Left,
     Paused,
     Recovered,
     Repeat,
     Save,
     SavePause,
+    SaveRounds,
     Send,
     Stage,
     Stopped,
@@ -126,6 +129,49 @@ def test_a_stopped_run_is_over_after_a_restart():
     m = machine()
     end = EndEarly(1, "enough", OPERATOR)
     assert Finish(1) in m.resume(Recovered(2, 0, ("a",), ended_early=end))
+
+
+def end_of_last_round(paused=""):
+    """Return a run of one round whose server half has not ended this round yet."""
+    m = machine(rounds=1)
+    m.handle(Joined("a"), 0.0)
+    m.handle(Advanced("train", b"base"), 1.0)
+    m.paused = paused
+    m.handle(Answered("a", 1, "train", b"base"), 2.0)
+    return m
+
+
+def test_a_run_that_is_extended_before_its_last_evaluation_trains_on():
+    m = end_of_last_round()
+    assert m.handle(Extended(2), 2.5) == [SaveRounds(2)] and m.least_rounds == 1
+    assert m.handle(Advanced(None), 3.0) == [Save(2, 0, ("a",)), Advance(2, None, ())]
+    held = end_of_last_round(WHY)
+    held.handle(Advanced(None), 3.0)
+    assert held.is_last_evaluation and not held.has_ended_training
+    assert held.handle(Extended(2), 4.0) == [SaveRounds(2)]
+    assert held.handle(Paused(""), 5.0)[1:] == [Save(2, 0, ("a",)), Advance(2, None, ())]
+
+
+def test_a_run_is_measured_at_once_if_its_rounds_are_set_to_the_rounds_that_are_done():
+    m = collecting()
+    assert m.least_rounds == 1 and not m.has_ended_training
+    m.handle(Answered("a", 1, "train", b"base"), 2.0)
+    m.handle(Left("a"), 2.5)
+    m.handle(Advanced(None), 3.0)
+    assert (m.stage, m.round, m.least_rounds) == (Stage.GATHERING, 2, 1)
+    assert m.handle(Extended(1), 4.0) == [
+        SaveRounds(1), Save(2, 0, ()), Advance(2, None, (), evaluate=True)
+    ]  # fmt: skip
+    assert m.has_ended_training
+
+
+def test_a_round_that_is_only_replayed_from_the_disk_counts_as_begun():
+    m = machine()
+    done = {"closed": {"train": ("a",)}, "accepted": {"train": {"a": b"base"}}}
+    m.resume(Recovered(1, 0, ("a",), **done, ahead=(Recovered(2, 0, ("a",)),)))
+    assert (m.round, m.least_rounds, m.has_ended_training) == (1, 2, False)
+    m.resume(Recovered(3, 0, ("a",), **done, ahead=(Recovered(4, 0, ("a",)),)))
+    assert m.round == 3 and m.has_ended_training
 
 
 class OperatedRun(AnyWeather):

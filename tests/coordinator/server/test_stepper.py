@@ -18,7 +18,7 @@ KINDS = {"vectors": ((12,), "mlp"), "series": ((2, 16), "cnn1d"), "images": ((3,
 def test_a_new_model_is_tried_out_on_samples_of_the_runs_own_shape(kind):
     shape, network = KINDS[kind]
     plan = Plan("fedavg", 2, 1, network=Network(network), shape=shape)
-    stepper = Stepper(plan, 1, outlier=0.0, confusion=0, arrays=dict)
+    stepper = Stepper(plan, outlier=0.0, confusion=0, arrays=dict)
     assert stepper.fault() == ""
     stepper.server.model.head.weight.data.fill_(float("nan"))
     assert "not finite" in stepper.fault()
@@ -32,7 +32,7 @@ def keeper():
         return LazyPayload(to_numpy({**sent, "counts": torch.tensor([20])}))
 
     plan = Plan("fedncm", 3, 3, network=Network("mlp", 8), shape=(12,))
-    return Stepper(plan, 3, outlier=0.0, confusion=0, arrays=arrays, weight_cap=3.0)
+    return Stepper(plan, outlier=0.0, confusion=0, arrays=arrays, weight_cap=3.0)
 
 
 def answers_of(*devices):

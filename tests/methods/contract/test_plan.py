@@ -1,5 +1,6 @@
 """Tests of which network a device may run, and of the message that it gets for any other network."""
 
+import inspect
 import json
 
 import pytest
@@ -94,6 +95,18 @@ def test_who_may_mix_is_who_sends_no_weights_but_those_of_what_is_alike():
             shared = downloads
         assert downloads <= shared, f"{name} sends {downloads - shared}"
     assert set(methods_for_mixed_networks()) <= set(names())
+
+
+def test_a_method_that_reads_the_number_of_rounds_says_why_this_number_cannot_change():
+    """A statistics method only tells a lack of samples in the last planned round, and this may be earlier."""
+    harmless = "protofleet.methods.parts.statistics"
+    for name in names():
+        halves = {half for end in (load(name).Server, load(name).Client) for half in end.__mro__[:-2]}
+        files = {inspect.getmodule(half) for half in halves}
+        reads = [
+            file for file in files if file.__name__ != harmless and "self.rounds" in inspect.getsource(file)
+        ]
+        assert bool(reads) == bool(load(name).fixed_rounds), f"{name}: {reads}"
 
 
 def test_a_deep_head_is_fedpall_s_classifier():
