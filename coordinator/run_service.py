@@ -72,6 +72,7 @@ from protofleet.runtime.control_socket import CONTROL_SOCKET, listening
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
+from protofleet.runtime.logs import lines_of_run
 from protofleet.runtime.metrics_page import RegistryInTurn, exposed
 
 log = logging.getLogger("protofleet.coordinator")
@@ -253,9 +254,8 @@ class RunService:
             self._facts.pop(change.run, None)
             self._told.discard(change.run)
         else:
-            log.info(
-                "run %s is %s%s", change.run, change.state, f": {change.reason}" if change.reason else ""
-            )
+            with lines_of_run(change.run):
+                log.info("the run is %s%s", change.state, f": {change.reason}" if change.reason else "")
         return True
 
     def _tell(self, order: Tell, run: Run) -> None:
@@ -274,7 +274,8 @@ class RunService:
     def _conduct(self, name: str) -> None:
         """Begin the work on a run, or go on with it. A failure of the run ends only the run."""
         try:
-            self._begin(self._queue.runs[name])
+            with lines_of_run(name):
+                self._begin(self._queue.runs[name])
         except Exception as error:
             if is_of_the_process(error):
                 raise
@@ -299,9 +300,10 @@ class RunService:
     def _failed(self, name: str, error: Exception) -> None:
         words, row = words_of(error), self._queue.runs[name]
         expected = (SettingsError, DamagedError, NewerFormatError, LaterEpochError)
-        log.error(
-            "run %s cannot go on: %s", name, words, exc_info=None if isinstance(error, expected) else error
-        )
+        with lines_of_run(name):
+            log.error(
+                "the run cannot go on: %s", words, exc_info=None if isinstance(error, expected) else error
+            )
         self._unsettled = True
         if isinstance(error, (DamagedError, NewerFormatError, LaterEpochError)) and row.state not in FINAL:
             # An operator can put the folder back and resume the run, or stop it.
@@ -378,7 +380,8 @@ class RunService:
     def _note(self, command: QueueCommand, decision: Decision) -> None:
         self._unsettled = True
         self._told.clear()
-        log.info("%s: %s %s: %s", command.operator, command.verb, command.run, decision.words)
+        with lines_of_run(command.run):
+            log.info("%s: %s: %s", command.operator, command.verb, decision.words)
 
     def _shown(self, run: QueuedRun) -> dict[str, Any]:
         reason = waits_for(run, self._queue.runs, self._settings.queue.slots)

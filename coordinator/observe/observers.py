@@ -70,7 +70,7 @@ def observed(
     metrics.restore(map(record_of, rounds.records), ended_at)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     lines = LogLines(view.plan.variant.reports, view.rounds_planned)
-    sinks: list[Sink] = [rounds, metrics, lines, *([Events()] if events else [])]
+    sinks: list[Sink] = [rounds, metrics, lines, *([Events(view.name if show else "")] if events else [])]
     if view.plan.variant.reports == GLOBAL:
         sinks.append(BestModel(run.spool, rounds.records))
 
@@ -115,8 +115,9 @@ class Events:
     The sink stops printing when that program has closed the pipe.
     """
 
-    def __init__(self) -> None:
-        self._read = True
+    def __init__(self, run: str = "") -> None:
+        """Set up the sink; each event has the key `run` if the coordinator conducts several runs."""
+        self._read, self._run = True, {"run": run} if run else {}
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what != SEEN:
@@ -129,7 +130,7 @@ class Events:
         if not self._read:
             return
         try:
-            print(json.dumps(event, allow_nan=False), flush=True)  # noqa: T201
+            print(json.dumps({**event, **self._run}, allow_nan=False), flush=True)  # noqa: T201
         except BrokenPipeError:
             self._read = False
             log.warning(

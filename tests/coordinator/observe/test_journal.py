@@ -15,7 +15,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.curves import best, curve, measurements, totals
 from protofleet.coordinator.observe.metrics import Metrics
-from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.observers import Events, keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile, copy_of, read_rounds
 from protofleet.coordinator.observe.summary import summarise
@@ -433,3 +433,9 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog, mo
     file.round_ended(RoundRecord(3, 0, "training"))
     assert path.read_bytes() == copy_of(path).read_bytes()
     assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("run", "named"), [("red", {"run": "red"}), ("", {})])
+def test_each_event_names_the_run_if_the_coordinator_conducts_several(capsys, run, named):
+    Events(run).entry("left", {"device": "d"})
+    assert json.loads(capsys.readouterr().out) == {"event": "left", "device": "d", **named}
