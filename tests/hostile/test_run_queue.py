@@ -185,6 +185,14 @@ def test_two_runs_at_once_on_the_same_devices_have_their_bits_also_if_a_third_fa
     operator.wait_for(120.0, red="running", blue="running", bad="failed")
     f.wait_until(lambda: any(operator.runs.glob("*/rounds.jsonl")), "a round")
     operator.wait_for(red="running", blue="running")
+    shown = f.metrics()
+    assert all(shown[f'protofleet_round{{run="{name}"}}'] >= 1 for name in ("red", "blue"))
+    assert shown['protofleet_run_over{how="failed",run="bad"}'] == 1
+    assert shown["protofleet_coordinator_connected"] == 1
+    assert (
+        shown['protofleet_queue_runs{state="running"}'],
+        shown['protofleet_queue_runs{state="failed"}'],
+    ) == (2, 1)
     service.kill()
     service = f.service()
     operator.wait_for(red="finished", blue="finished")

@@ -374,7 +374,7 @@ def scraped(folder):
     keep_journal(run.service.run, [metrics])
     run.run()
     port = free_port()
-    with metrics.exposed(Endpoint("127.0.0.1", port)):
+    with exposed(metrics.registry, Endpoint("127.0.0.1", port)):
         return run, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
 
 
@@ -397,8 +397,8 @@ def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tm
 def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
     run, _ = observed(tmp_path)
     port = free_port()
-    with Metrics(run.service.run.view).exposed(Endpoint("127.0.0.1", port)):
-        taken = exposed(Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port))
+    with exposed(registry := Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port)):
+        taken = exposed(registry, Endpoint("127.0.0.1", port))
         with pytest.raises(
             MetricsError, match=f"metrics_port {port} cannot be used.*set metrics_port to another port"
         ):
