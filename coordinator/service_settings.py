@@ -15,7 +15,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.method_settings import Layer, require_own_settings
 from protofleet.methods.plugins.paths import TABLES
 from protofleet.protocol.settings.bounds import Slots
-from protofleet.protocol.settings.reader import SettingsError, Table, decode, parse_toml
+from protofleet.protocol.settings.reader import SettingsError, Table, decode, encode, parse_toml
 
 # Keys that name a run. A file without all of them is the file of a coordinator that stays up.
 OF_A_RUN: Final = ("name", "rounds", "method")
@@ -71,6 +71,11 @@ class ServiceSettings:
     @property
     def folder(self) -> Path:
         return Path(self.own.folder)
+
+    def encoded(self) -> Table:
+        """Return the keys of the settings file, without the keys of a run."""
+        own = {key: value for key, value in encode(self.own).items() if key in OF_THE_SERVICE}
+        return {**own, **encode(self.queue)}
 
     def of_run(self, name: str, experiment: str) -> CoordinatorSettings:
         """Return the settings of a submitted run; raise SettingsError if they are wrong."""
