@@ -129,7 +129,7 @@ def test_an_engineer_gets_three_boards_on_one_machine_to_serve_a_model_and_rolls
     with (tmp_path / "said").open("w") as out:
         done = subprocess.run(
             ["bash", "page.sh"], cwd=tmp_path, env=reader.environment, stdout=out, stderr=out,
-            stdin=subprocess.DEVNULL, timeout=240,
+            stdin=subprocess.DEVNULL, timeout=480,
         )  # fmt: skip
     said = (tmp_path / "said").read_text()
     assert done.returncode in (0, 143) and "Traceback" not in said, said
