@@ -391,11 +391,12 @@ class CoordinatorService:
                 self._received(received)
             if place := self.link.topics.parse(topic):
                 for run in self._able:
-                    run.participants.heard_from(place.device)
+                    with self._work_for(run):
+                        run.participants.heard_from(place.device)
         except Rejected as fault:
             if isinstance(fault, NoRoom):
-                for run in self.runs.values():
-                    run.queue.no_room(str(fault))
+                words = str(fault)
+                self._for_each(lambda run: run.queue.no_room(words), self.runs.values())
             elif self.context.peer_log.take(now):
                 log.warning("rejected a frame on the topic %.100r: %s", topic, fault)
 
@@ -466,9 +467,10 @@ class CoordinatorService:
         self._free_places.left(device)
         runs = [named] if named else self._runs_with(device)
         over = all(run.times.shutdown.begun for run in runs)
-        self.context.departures.left(
-            device, reason, self.context.peer_log.take(self.context.now), run_is_over=over
-        )
+        with self._work_for(named) if named else contextlib.nullcontext():
+            self.context.departures.left(
+                device, reason, self.context.peer_log.take(self.context.now), run_is_over=over
+            )
         for run in runs:
             with self._work_for(run):
                 run.participants.bye_received(device, reason)
