@@ -1,4 +1,4 @@
-"""Implement `protofleet show`, `pause`, `resume` and `stop`, for a run whose coordinator is on this machine.
+"""Implement `protofleet show`, `pause`, `resume` and `stop`, for a run on this machine or behind a broker.
 
 The coordinator conducts only this run, or it conducts a queue of runs.
 """
@@ -6,11 +6,12 @@ The coordinator conducts only this run, or it conducts a queue of runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.command.errors import FAILED
@@ -30,6 +31,7 @@ def add_operate(commands: Subparsers) -> None:
         command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
         if verb != "show":
             command.add_argument("--reason", default="", help="words for the log and for `protofleet show`")
+        add_operator_option(command)
         add_listing_options(command)
         command.set_defaults(command=_command(verb))
 
@@ -37,7 +39,11 @@ def add_operate(commands: Subparsers) -> None:
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         listing = Listing.of(options)
-        response = ask(options.run, verb, getattr(options, "reason", ""))
+        reason = getattr(options, "reason", "")
+        if send := through_broker(options):
+            response = send({"verb": verb, "run": options.run.name, "reason": reason})
+        else:
+            response = ask(options.run, verb, reason)
         done = response["verdict"] == "done"
         for line in (
             lines_of(response) if verb == "show" and done else [f"{options.run}: {response['words']}"]
@@ -76,7 +82,11 @@ def lines_of(state: dict[str, Any]) -> list[str]:
         lines.append(f"{where}, {state['present']} devices are present")
         if not state["connected"]:
             lines.append("the coordinator has no connection to the broker")
-    for one in state["commands"]:
-        at = datetime.fromtimestamp(one["at"]).strftime("%Y-%m-%d %H:%M:%S")
-        lines.append(f"{at} {one['operator']} {one['verb']}: {one['words']}")
-    return lines
+    return lines + [line_of_command(one) for one in state["commands"]]
+
+
+def line_of_command(one: Mapping[str, Any]) -> str:
+    """Return the line of an earlier command; it names the run if the command is from the log of all runs."""
+    at = datetime.fromtimestamp(one["at"]).strftime("%Y-%m-%d %H:%M:%S")
+    run = f" {one['run']}" if one.get("run") else ""
+    return f"{at} {one['operator']} {one['verb']}{run}: {one['words']}"
