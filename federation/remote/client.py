@@ -16,7 +16,8 @@ from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.operators import CommandSender
 from protofleet.protocol.security.envelope import seals
-from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.security.keys import Identity, Keyring, Keys
+from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Item
@@ -44,8 +45,9 @@ def ask_coordinator(
         raise SettingsError(f"the command has {len(packed):,} bytes; the limit is {MOST_ARGS:,}")
     name = bytes.fromhex(request["id"]) if "id" in request else secrets.token_bytes(16)
     command = CommandRequest(name, request["verb"], packed)
+    enrolment = credentials.of_operator(settings.enrolled)
     with keys_in_use(Path(settings.enrolled)):
-        exchange = CommandExchange(settings)
+        exchange = CommandExchange(settings, *enrolment)
         try:
             result = exchange.result_of(command, seconds)
         finally:
@@ -66,8 +68,7 @@ def data_in(result: CommandOutcome) -> dict[str, Any]:
 class CommandExchange:
     """One connection of an operator to the broker, for one command."""
 
-    def __init__(self, settings: OperatorSettings) -> None:
-        own, keys, keyring = credentials.of_operator(settings.enrolled)
+    def __init__(self, settings: OperatorSettings, own: OperatorRecord, keys: Keys, keyring: Keyring) -> None:
         boot = next_boot(Path(settings.enrolled), int(time.time()), own.serial)
         topics, self._items = Topics(own.federation), queue.SimpleQueue[Item]()
         self._transport = Mqtt(
