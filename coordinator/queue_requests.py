@@ -5,44 +5,65 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from protofleet.coordinator.control import ID, rounds_in
-from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Submission
+from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
 from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
+from protofleet.protocol.security.operators import RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.runtime.control_socket import SECONDS, Handler
+from protofleet.protocol.wire.names import valid_name
+from protofleet.protocol.wire.printable import printable
+from protofleet.runtime.control_socket import SECONDS
 
-SHOWS: Final = ("runs", "show")  # Verbs that change nothing.
+SHOWS: Final = ("runs", "show", "log")  # Verbs that change nothing.
 VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop")
+MOST_SHOWN: Final = 64  # Largest number of letters of a wrong name that is shown.
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
-Execute = Callable[[QueueCommand, Submission | None], QueueAnswer]
+# The arguments are the command, its submission, and the reason why it is refused, or "".
+Execute = Callable[[QueueCommand, Submission | None, str], QueueAnswer]
+
+
+class QueueHandler(Protocol):
+    """A function that carries out a request and returns its answer.
+
+    `sender` is given for a command that came through the broker.
+    """
+
+    def __call__(
+        self, user: str, request: Mapping[str, Any], sender: Sender | None = None
+    ) -> QueueAnswer: ...
 
 
 def queue_commands(
     settings: ServiceSettings, execute: Execute, put: Callable[[Callable[[], None]], None]
-) -> Handler:
+) -> QueueHandler:
     """Return a function that carries out a request and returns its answer; any thread may call it.
 
     `put` makes the thread of the event loop call a function, and `execute` carries out a command on that thread.
     """
 
-    def handle(user: str, request: Mapping[str, Any]) -> QueueAnswer:
+    def handle(user: str, request: Mapping[str, Any], sender: Sender | None = None) -> QueueAnswer:
         try:
-            command = command_in(request, user)
-            submission = submission_in(request, command.run, settings) if command.verb == "submit" else None
-        # These are the errors of wrong settings, of plug-ins, and of a library that is not installed.
-        except (ValueError, AuthorError, ImportError) as error:
+            command = command_in(request, user, sender)
+        except ValueError as error:
             return {"verdict": REFUSED, "words": str(error)}
+        submission, refusal = None, problem_of(command)
+        if command.verb == "submit" and not (refusal or denial_of(command)):
+            try:
+                submission = submission_in(request, command.run, settings)
+            # These are the errors of wrong settings, of plug-ins, and of a library that is not installed.
+            except (ValueError, AuthorError, ImportError) as error:
+                refusal = str(error)
         results: queue.SimpleQueue[QueueAnswer] = queue.SimpleQueue()
-        put(lambda: results.put(execute(command, submission)))
+        put(lambda: results.put(execute(command, submission, refusal)))
         try:
             return results.get(timeout=SECONDS)
         except queue.Empty:
@@ -51,15 +72,39 @@ def queue_commands(
     return handle
 
 
-def command_in(request: Mapping[str, Any], user: str) -> QueueCommand:
+def command_in(request: Mapping[str, Any], user: str, sender: Sender | None = None) -> QueueCommand:
     match request:
         case {"id": str(name), "verb": str(verb), "run": str(run), "reason": str(reason)} if ID.fullmatch(
             name
         ):
-            if verb not in VERBS:
-                raise SettingsError(f"there is no command {verb!r}; there are {', '.join(VERBS)}")
-            return QueueCommand(bytes.fromhex(name), user, verb, run, reason, rounds_in(request))
+            return QueueCommand(bytes.fromhex(name), user, verb, run, reason, rounds_in(request), sender)
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb, run and reason")
+
+
+def problem_of(command: QueueCommand) -> str:
+    """Return the reason why a command cannot be carried out in any state of the queue, or ""."""
+    if command.verb not in VERBS:
+        return f"there is no command {command.verb[:MOST_SHOWN]!r}; there are {', '.join(VERBS)}"
+    try:
+        if command.run or command.verb not in ("runs", "log"):
+            valid_name(command.run)
+    except ValueError:
+        return f"{command.run[:MOST_SHOWN]!r} is not the name of a run"
+    return ""
+
+
+def denial_of(command: QueueCommand) -> str:
+    """Return the reason why the operator may not give the command, or ""."""
+    needed = VIEW if command.verb in SHOWS else RUN
+    if command.sender is None or needed in command.sender.grants:
+        return ""
+    return f"{command.operator} has no grant {needed!r}, which {command.verb[:MOST_SHOWN]} needs"
+
+
+def loggable(command: QueueCommand) -> QueueCommand:
+    """Return a command whose strings are short enough for the log of commands."""
+    run = "" if problem_of(replace(command, verb="show")) else command.run
+    return replace(command, run=run, verb=printable(command.verb)[:MOST_SHOWN])
 
 
 def _with_origin(

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,15 @@ from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
 from protofleet.coordinator.operator_commands import state_of
+from protofleet.coordinator.operators import BrokerOperators
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.page_in_turn import PageInTurn
 from protofleet.coordinator.process_faults import is_of_the_process, words_of
 from protofleet.coordinator.queue.commands import (
+    DENIED,
     DONE,
+    MOST_LOGGED,
+    MOST_WORDS,
     REFUSED,
     SHOWN,
     Decision,
@@ -51,7 +56,7 @@ from protofleet.coordinator.queue.states import (
     turn,
     waits_for,
 )
-from protofleet.coordinator.queue_requests import MOST_REQUEST, queue_commands
+from protofleet.coordinator.queue_requests import MOST_REQUEST, SHOWS, denial_of, loggable, queue_commands
 from protofleet.coordinator.round.events import Paused, Stopped
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
@@ -63,13 +68,15 @@ from protofleet.coordinator.spool.origin import Origin
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
+from protofleet.protocol.link.operators import CommandReceiver
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.folder_lock import held_if_free
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
-from protofleet.protocol.transport.base import Done, Item
+from protofleet.protocol.transport.base import Arrived, Connected, Done, Item
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.messages import Finished
 from protofleet.runtime import credentials
@@ -97,10 +104,11 @@ def run_service(
     folder.mkdir(parents=True, exist_ok=True)
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(own.enrolled, own.federation, own.key, own.devices)
+    operators = credentials.operators_of(own.enrolled, own.federation, own.devices)
     with held_if_free(folder) as is_ours:
         if not is_ours:
             return f"another coordinator conducts the queue in {folder}; end it, or set another `folder` for this one"
-        service = RunService(settings, software, events, report, built or {}, keys, keyring)
+        service = RunService(settings, software, events, report, built or {}, keys, keyring, operators)
         with contextlib.closing(service):
             return service.serve()
 
@@ -108,7 +116,7 @@ def run_service(
 class RunService:
     def __init__(
         self, settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
-        built: Mapping[str, str], keys: Keys, keyring: Keyring,
+        built: Mapping[str, str], keys: Keys, keyring: Keyring, operators: Mapping[str, OperatorRecord],
     ) -> None:  # fmt: skip
         self._settings, self._software, self._built = settings, software, built
         self._prints_events, self._report = events, report
@@ -131,7 +139,7 @@ class RunService:
         self._context = self._connection.context
         self._context.isolates_runs = True
         self.service = CoordinatorService(self._context, [], stays=True)
-        self._events.unwanted = self.service.unwanted
+        self._events.unwanted = self._unwanted
         self._open: dict[str, ActiveRun] = {}  # The runs that are conducted, in the order of their beginning.
         self._facts: dict[str, RunFact] = {}
         # Runs that have an order which their folder does not show yet.
@@ -143,6 +151,11 @@ class RunService:
         process.register(MeterCollector(self._connection.link.unassigned.meter))
         self._metrics, self._counts = RunLabels(process, settings.queue.slots), QueueSeries(process)
         self._commands = queue_commands(settings, self._execute, self._call)
+        commands = CommandReceiver(self._connection.link, operators)
+        commands.remember(self._queue.heard())
+        self.operators = BrokerOperators(commands, self._commands, self._call, bans)
+        if own.enrolled:
+            self._connection.transport.subscribe(commands.topics.all_commands)
         # A login holds for the pages of all runs.
         self._page = OperatedPage(own.page_address(), self._handle)
         self._pages = PageInTurn(self._page)
@@ -178,6 +191,11 @@ class RunService:
 
     def close(self) -> None:
         self._queue.close()
+
+    def _unwanted(self, topic: str) -> bool:
+        """Return whether messages on this topic are dropped unread. Any thread may call this method."""
+        is_command = self.operators.is_for_us(topic)
+        return self.operators.unwanted(topic) if is_command else self.service.unwanted(topic)
 
     def _call(self, call: Callable[[], None]) -> None:
         """Make the thread of the event loop call a function. Any thread may call this method."""
@@ -372,34 +390,54 @@ class RunService:
 
     # Methods for the commands of operators.
 
-    def _execute(self, command: QueueCommand, submission: Submission | None) -> Mapping[str, Any]:
+    def _execute(
+        self, command: QueueCommand, submission: Submission | None, refusal: str
+    ) -> Mapping[str, Any]:
         try:
-            return self._executed(command, submission)
+            return self._executed(command, submission, refusal)
         except Exception as error:
             if not (is_full(error) or is_locked(error)):
                 raise
             words = f"{self._folder} cannot be written: {error}; send the command again"
             return {"verdict": "failed", "words": words}
 
-    def _executed(self, command: QueueCommand, submission: Submission | None) -> Mapping[str, Any]:
-        match command.verb:
-            case "runs":
-                runs = sorted(self._queue.runs.values(), key=lambda run: (run.closed, *turn(run)))
-                return {"verdict": DONE, "words": "", "runs": [self._shown(run) for run in runs]}
-            case "show" if command.run in self._queue.runs:
-                return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
-            case "show":
-                return {"verdict": REFUSED, "words": f"the queue has no run {command.run}"}
+    def _executed(
+        self, command: QueueCommand, submission: Submission | None, refusal: str
+    ) -> Mapping[str, Any]:
+        denial = denial_of(command)
+        if command.verb in SHOWS:
+            if denial or refusal:
+                return {"verdict": DENIED if denial else REFUSED, "words": denial or refusal}
+            return self._view(command)
         if (known := self._queue.result_of(command)) is not None:
             return {"verdict": known.verdict, "words": known.words}
-        refusal = self._refusal_of_extend(command) if command.verb == "extend" else ""
-        decision = decide(command, self._queue.runs, int(time.time()), submission, refusal)
+        if denial or refusal:
+            decision = Decision(DENIED if denial else REFUSED, denial or refusal)
+        else:
+            own = self._refusal_of_extend(command) if command.verb == "extend" else ""
+            decision = decide(command, self._queue.runs, int(time.time()), submission, own)
+        command, decision = loggable(command), replace(decision, words=decision.words[:MOST_WORDS])
         self._queue.save(command, decision)
         self._note(command, decision)
         if command.verb == "extend" and decision.changed and command.run in self._open:
             with self._context.around(command.run):
                 self._extend(self._open[command.run].run, command.rounds)
         return {"verdict": decision.verdict, "words": decision.words}
+
+    def _view(self, command: QueueCommand) -> Mapping[str, Any]:
+        match command.verb:
+            case "runs":
+                runs = sorted(self._queue.runs.values(), key=lambda run: (run.closed, *turn(run)))
+                return {"verdict": DONE, "words": "", "runs": [self._shown(run) for run in runs]}
+            case "show" if command.run in self._queue.runs:
+                return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
+            case "log":
+                newest = self._queue.newest_of_all(MOST_LOGGED)
+                rows = [
+                    {"run": one.run} | row for one, row in zip(newest, shown_commands(newest), strict=True)
+                ]
+                return {"verdict": DONE, "words": "", "commands": rows}
+        return {"verdict": REFUSED, "words": f"the queue has no run {command.run}"}
 
     def _refusal_of_extend(self, command: QueueCommand) -> str:
         """Return why a run that is not over cannot have another number of rounds; "" if it can."""
@@ -459,6 +497,12 @@ class ServiceLoop:
         return self._service.finished
 
     def take(self, item: Item, now: float) -> None:
+        match item:
+            case Arrived(topic, frame) if self._runs.operators.is_for_us(topic):
+                self._runs.operators.arrived(topic, frame, now)
+                return
+            case Connected(max_packet):
+                self._runs.operators.connected(max_packet)
         self._service.take(item, now)
 
     def wake(self, now: float) -> None:

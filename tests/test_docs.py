@@ -16,6 +16,7 @@ from protofleet.deploy.fleet.settings import Fleet
 from protofleet.deploy.fleet.status import NOW, TITLES, status_object
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode, tomllib
 
@@ -26,6 +27,7 @@ KINDS = {
     "device": DeviceSettings,
     "fleet": Fleet,
     "data": DataSettings,
+    "operator": OperatorSettings,
 }
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -20,12 +20,29 @@ from protofleet.protocol.wire.printable import printable
 
 DONE: Final = "done"
 REFUSED: Final = "refused"
+DENIED: Final = "denied"
 SHOWN: Final = 20  # Number of earlier commands that `show` returns.
+MOST_LOGGED: Final = 200  # Number of earlier commands that `log` returns.
 MOST_REASON: Final = 200  # Largest number of letters of an operator's reason.
+MOST_WORDS: Final = 500  # Largest number of letters of the words of a result.
 MOST_OPEN: Final = 1000  # Largest number of runs that are not over.
 MOST_ENDED: Final = 1000  # Largest number of runs that are over and kept in the queue.
 MOST_PRIORITY: Final = 1000
 PAST: Final = {"pause": "paused", "resume": "resumed", "stop": "stopped"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """An operator who has sent a command through the broker.
+
+    The boot and the newest sequence number of the operator are stored together with the command, so a later process
+    does not accept the same message again.
+    """
+
+    grants: frozenset[str]
+    boot: int
+    newest: int
+    holder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,7 @@ class QueueCommand:
     run: str
     reason: str = ""
     rounds: int = 0  # Number of rounds of `extend`.
+    sender: Sender | None = None  # None for a command that was given on this machine.
 
 
 @dataclass(frozen=True, slots=True)

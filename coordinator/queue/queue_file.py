@@ -19,6 +19,9 @@ from protofleet.protocol.storage.disk import Disk
 QUEUE_FILE: Final = "service.sqlite"
 KEPT_SECONDS: Final = 7 * 86_400  # Seconds for which the result of a command is kept.
 MOST_RESULTS: Final = 10_000  # Largest number of results that are kept.
+MOST_OF_ONE: Final = (
+    2_000  # Largest number of results of one operator, who cannot displace those of the others.
+)
 TYPES: Final = {"str": "TEXT", "int": "INTEGER"}
 COLUMNS: Final = ", ".join(
     f"{one.name} {TYPES[str(one.type)]}{' PRIMARY KEY' if one.name == 'name' else ''}"
@@ -50,6 +53,7 @@ FORM: Final = DatabaseForm(
         "verdict TEXT, words TEXT",
     },
     unique={"results": "operator, id"},
+    added={"sequences": "operator TEXT PRIMARY KEY, boot INTEGER, newest INTEGER, holder TEXT"},
     way_out=way_out,
 )
 
@@ -122,6 +126,16 @@ class QueueFile:
         query = f"SELECT {RESULT} FROM results WHERE run = ? ORDER BY number DESC LIMIT ?"
         return [QueueResult(*row) for row in self._db.execute(query, (run, most))][::-1]
 
+    def newest_of_all(self, most: int) -> list[QueueResult]:
+        """Return the newest commands, the oldest of them first."""
+        query = f"SELECT {RESULT} FROM results ORDER BY number DESC LIMIT ?"
+        return [QueueResult(*row) for row in self._db.execute(query, (most,))][::-1]
+
+    def heard(self) -> dict[str, tuple[int, int, str]]:
+        """Return the boot, the newest sequence number and the holder of each operator, at the last stored command."""
+        found = self._db.execute("SELECT operator, boot, newest, holder FROM sequences")
+        return {name: (boot, newest, holder) for name, boot, newest, holder in found}
+
     def close(self) -> None:
         self._index.close()
 
@@ -149,3 +163,10 @@ class QueueFile:
         )  # fmt: skip
         oldest = newest + 1 - MOST_RESULTS
         self._db.execute("DELETE FROM results WHERE number <= ? OR at < ?", (oldest, at - KEPT_SECONDS))
+        self._db.execute(
+            "DELETE FROM results WHERE number <= (SELECT number FROM results WHERE operator = ? "
+            "ORDER BY number DESC LIMIT 1 OFFSET ?) AND operator = ?",
+            (command.operator, MOST_OF_ONE, command.operator),
+        )
+        if (sender := command.sender) is not None:
+            self._index.put("sequences", command.operator, sender.boot, sender.newest, sender.holder)

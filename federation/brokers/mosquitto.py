@@ -173,9 +173,9 @@ def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
     """Return the text of the ACL file.
 
     The patterns at the end of the file apply to every name that has a certificate. The patterns allow a name to use
-    the topics of a device with this name. Two exceptions need rules of their own. The coordinator must not use
-    topics of a device under the coordinator's name. A revoked name must not use any topic, because its client may
-    still be connected.
+    the topics of a device and of an operator with this name. A coordinator knows which of both the name belongs to.
+    Two exceptions need rules of their own. The coordinator must not use topics of a device under the coordinator's
+    name. A revoked name must not use any topic, because its client may still be connected.
     """
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; all other topics are denied."]
@@ -186,14 +186,18 @@ def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
         own = [row for row in TOPIC_RULES if "{device}" in row.pattern]
         lines += [f"user {COORDINATOR}"]
         lines += [f"topic deny {_filter(topics, row, COORDINATOR)}" for row in own]
-        lines += [f"topic {_access(row, 'coordinator')} {_filter(topics, row, '+')}" for row in TOPIC_RULES]
+        lines += [f"topic {_access_of_coordinator(row)} {_filter(topics, row, '+')}" for row in TOPIC_RULES]
         lines += [""]
-    lines += [f"pattern {_access(row, 'device')} {_filter(topics, row, '%u')}" for row in TOPIC_RULES]
+    lines += [f"pattern {_access_of_others(row)} {_filter(topics, row, '%u')}" for row in TOPIC_RULES]
     return "\n".join(lines) + "\n"
 
 
-def _access(row: TopicRule, role: str) -> str:
-    return "write" if row.writer == role else "read"
+def _access_of_coordinator(row: TopicRule) -> str:
+    return "write" if row.writer == "coordinator" else "read"
+
+
+def _access_of_others(row: TopicRule) -> str:
+    return "read" if row.writer == "coordinator" else "write"
 
 
 def _filter(topics: Topics, row: TopicRule, device: str) -> str:

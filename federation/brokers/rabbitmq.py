@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR, TopicParty
 from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
 VHOST: Final = "/"
@@ -64,15 +64,17 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
     return SETTINGS.format(port=port, current=current, definitions=definitions, nodes=nodes)
 
 
-def definitions(federation: str, devices: Iterable[str]) -> str:
+def definitions(federation: str, devices: Iterable[str], operators: Iterable[str] = ()) -> str:
     """Return the definitions: users without passwords, the topics that each user may use, and limits."""
-    names = [*devices]
+    parties: dict[str, TopicParty] = {COORDINATOR: "coordinator"}
+    parties.update((name, "device") for name in devices)
+    parties.update((name, "operator") for name in operators)
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],
         "policies": [_session_policy()],
-        "users": [_user(name) for name in (COORDINATOR, *names)],
-        "permissions": [_permission(name) for name in (COORDINATOR, *names)],
-        "topic_permissions": [_topic_permission(federation, name) for name in (COORDINATOR, *names)],
+        "users": [_user(name) for name in parties],
+        "permissions": [_permission(name) for name in parties],
+        "topic_permissions": [_topic_permission(federation, name, party) for name, party in parties.items()],
     }
     return json.dumps(table, indent=2) + "\n"
 
@@ -105,11 +107,10 @@ def _permission(name: str) -> dict[str, Any]:
     return {"user": name, "vhost": VHOST, "configure": own, "write": both, "read": both}
 
 
-def _topic_permission(federation: str, name: str) -> dict[str, Any]:
-    role = "coordinator" if name == COORDINATOR else "device"
+def _topic_permission(federation: str, name: str, party: TopicParty) -> dict[str, Any]:
     patterns_by_access = {
         access: [
-            _routing_keys(federation, row, name) for row in TOPIC_RULES if _is_allowed(row, access, role)
+            _routing_keys(federation, row, name) for row in TOPIC_RULES if _is_allowed(row, access, party)
         ]
         for access in ("write", "read")
     }
@@ -118,8 +119,8 @@ def _topic_permission(federation: str, name: str) -> dict[str, Any]:
     }
 
 
-def _is_allowed(row: TopicRule, access: str, role: str) -> bool:
-    return role in (
+def _is_allowed(row: TopicRule, access: str, party: TopicParty) -> bool:
+    return party in (
         {row.writer} if access == "write" else {row.reader, *([row.writer] if row.echoes else [])}
     )
 
@@ -127,7 +128,7 @@ def _is_allowed(row: TopicRule, access: str, role: str) -> bool:
 def _routing_keys(federation: str, row: TopicRule, name: str) -> str:
     """Return the pattern of the routing keys that this name may use.
 
-    A device gets its own topics. The coordinator gets the topics of all devices and wildcards.
+    A device or an operator gets its own topics. The coordinator gets the topics of all devices and wildcards.
     """
     device = ANY_DEVICE if name == COORDINATOR else re.escape(name)
     pattern = row.pattern.replace("/", r"\.").format(

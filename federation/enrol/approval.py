@@ -42,8 +42,8 @@ class Approval:
     serial: int
     roots: bytes  # The statement of the roots.
     revoked: bytes  # The statement of the revocations.
-    record: bytes  # The statement of the sender's own record; b"" for a broker.
-    coordinator: bytes  # The statement of the coordinator's record, for a device only.
+    record: bytes  # The sender's own record, or an operator's own statement; b"" for a broker.
+    coordinator: bytes  # The statement of the coordinator's record, for a device or an operator.
     cert: bytes  # The certificate: X.509 in the form DER.
     crl: bytes = b""  # The X.509 revocation lists in PEM, for a broker only.
     rules: str = ""  # The access rules, for a broker only.

@@ -40,6 +40,7 @@ from protofleet.federation.enrol.register import (
 from protofleet.federation.enrol.request import REQUEST, Request
 from protofleet.federation.enrol.ssh_signatures import ROOTS_NAMESPACE, allowed_signers, sign
 from protofleet.protocol.security.keyfiles import read_identity, read_tls, write_file, write_private
+from protofleet.protocol.security.operators import OPERATOR, OperatorRecord, issue_operator, read_operator
 from protofleet.protocol.security.records import (
     RECORD,
     REVOCATIONS,
@@ -79,7 +80,7 @@ class Root:
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
     entry: RegisterEntry
-    record: bytes  # The signed record; b"" for a broker.
+    record: bytes  # The signed record, or the signed statement of an operator; b"" for a broker.
     cert: bytes  # The certificate in the form DER.
 
 
@@ -140,8 +141,10 @@ class Authority:
     def now(self) -> int:
         return int(self._clock())
 
-    def issue(self, request: Request, days: float, fingerprint: str, root: Root) -> IssuedCertificate:
-        """Issue a record and a TLS certificate with the same serial number."""
+    def issue(
+        self, request: Request, days: float, fingerprint: str, root: Root, grants: frozenset[str] = frozenset()
+    ) -> IssuedCertificate:  # fmt: skip
+        """Issue a record and a TLS certificate with the same serial number; only an operator has grants."""
         now = self.now()
         since, until = now - SKEW, int(now + days * DAY)
         if days <= 0:
@@ -157,7 +160,7 @@ class Authority:
         csr = certificates.read_csr(request.csr, request.name)
         validity = (_utc(since), _utc(until))
         cert = certificates.issue_for_request(root.tls_ca, csr, request.name, request.hosts, serial, validity)
-        record = b"" if request.part == "broker" else self._record(request, entry, root)
+        record = b"" if request.part == "broker" else self._record(request, entry, root, grants)
         self.register = self.register.with_entry(entry)
         return IssuedCertificate(entry, record, cert.public_bytes(DER))
 
@@ -176,8 +179,14 @@ class Authority:
         self.register = self.register.with_entry(entry).without_expired_checks(now)
         return serial, cert.public_bytes(PEM)
 
-    def _record(self, request: Request, entry: RegisterEntry, root: Root) -> bytes:
+    def _record(self, request: Request, entry: RegisterEntry, root: Root, grants: frozenset[str]) -> bytes:
         assert request.part != "broker"
+        if request.part == OPERATOR:
+            operator = OperatorRecord(
+                self.federation, request.name, request.sign, request.receive, entry.serial, entry.not_before,
+                entry.not_after, grants,
+            )  # fmt: skip
+            return issue_operator(operator, root.key)
         record = Record(
             self.federation, request.name, request.part, request.sign, request.receive,
             entry.serial, entry.not_before, entry.not_after,
@@ -229,17 +238,29 @@ class Authority:
                 f"certs/{name}.crt", x509.load_der_x509_certificate(issued.cert).public_bytes(PEM).decode()
             )
             if issued.record:
-                self.write(f"records/{name}.record", armoured(RECORD, issued.record))
+                path, kind = self.record_of(issued.entry)
+                self.write(str(path.relative_to(self.folder)), armoured(kind, issued.record))
             self.save()
+
+    def record_of(self, entry: RegisterEntry) -> tuple[Path, str]:
+        """Return the file and the kind of the statement that the coordinator needs about this name."""
+        kind = OPERATOR if entry.part == OPERATOR else RECORD
+        return self.folder / "records" / f"{entry.name}.{kind}", kind
+
+    def grants_of(self, name: str) -> frozenset[str]:
+        """Return the grants of the operator's last statement; none if the name has no such statement."""
+        path = self.folder / "records" / f"{name}.{OPERATOR}"
+        keys = [root.public for root in self.roots]
+        return read_operator(read_armoured(OPERATOR, path), keys).grants if path.exists() else frozenset()
 
     def stored_request(self, name: str) -> bytes:
         return read_armoured(REQUEST, self.folder / "requests" / f"{name}.request")
 
     def stored_certificate(self, entry: RegisterEntry) -> IssuedCertificate:
-        path = self.folder / "records" / f"{entry.name}.record"
+        path, kind = self.record_of(entry)
         cert = x509.load_pem_x509_certificate((self.folder / "certs" / f"{entry.name}.crt").read_bytes())
         return IssuedCertificate(
-            entry, read_armoured(RECORD, path) if path.exists() else b"", cert.public_bytes(DER)
+            entry, read_armoured(kind, path) if path.exists() else b"", cert.public_bytes(DER)
         )
 
     def write(self, name: str, text: str) -> Path:

@@ -27,9 +27,10 @@ from protofleet.federation.enrol.local_federation import (
 )
 from protofleet.federation.enrol.mosquitto_conf import given_flags, listener_to_write, write_conf
 from protofleet.federation.enrol.register import RegisterEntry
-from protofleet.federation.enrol.request import REQUEST
+from protofleet.federation.enrol.request import REQUEST, part_by_name
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
-from protofleet.protocol.security.records import day
+from protofleet.protocol.security.operators import GRANTS, OPERATOR, shown_grants
+from protofleet.protocol.security.records import RECORD, day
 from protofleet.protocol.security.statements import (
     StatementError,
     StatementFault,
@@ -66,7 +67,13 @@ def statement_in(kind: str, path: Path) -> bytes:
 
 def request(o: Options) -> int:
     federation, name = _name(o.federation), _name(o.name)
-    request, data = key_folder.make_request(o.folder, federation, name, tuple(o.host), o.new_keys)
+    hosts, part = tuple(o.host), o.part or part_by_name(name, tuple(o.host))
+    if part_by_name(name, hosts, part) != part:
+        raise SettingsError(
+            f"{name} cannot be enrolled as {part}: only the coordinator has the name {COORDINATOR!r}, and a broker, "
+            "and no other party, has --host"
+        )
+    request, data = key_folder.make_request(o.folder, federation, name, hosts, o.new_keys, part=part)
     path = o.folder / key_folder.PENDING / REQUEST
     print(f"request of the {request.part} {request.name}: {path} (send it to the operator)")
     print(f"fingerprint: {fingerprint(data)} (give it to the operator on another channel, such as by phone)")
@@ -75,20 +82,26 @@ def request(o: Options) -> int:
 
 def approve(o: Options) -> int:
     authority = Authority(o.root)
-    reviewed = lifecycle.review_request(authority, statement_in(REQUEST, o.request), o.name, o.part)
+    grants, part = grants_in(o.grants), o.part or (OPERATOR if o.grants else "device")
+    if bool(grants) != (part == OPERATOR):
+        raise SettingsError(
+            f"an operator needs --grants, and no other party has grants; there are {', '.join(GRANTS)}"
+        )
+    reviewed = lifecycle.review_request(authority, statement_in(REQUEST, o.request), o.name, part)
     r = reviewed.request
     hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
-    print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
+    with_grants = f", with the grants {shown_grants(grants)}" if grants else ""
+    print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}{with_grants}")
     if not _confirmed(o, reviewed.fingerprint, "request"):
         raise StatementError(StatementFault.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
     denied = r.name in lifecycle.revoked_names(authority, authority.now())
-    lifecycle.approve(authority, reviewed, o.days, o.replace)
+    lifecycle.approve(authority, reviewed, o.days, o.replace, grants)
     if denied:
         print(
             f"{r.name} was revoked before, and the brokers deny this name until you have installed their new rules:"
         )
         _print_broker_approvals(o, authority)
-    if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
+    if r.part in ("device", OPERATOR) and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
             f"this approval has no coordinator's record: enrol the coordinator, and then run `enrol renew {r.name}`"
         )
@@ -185,11 +198,13 @@ def show(o: Options) -> int:
     ):  # fmt: skip
         reason = f" ({entry.reason})" if entry.reason else ""
         root = f" root {entry.root}" if len(register.roots) > 1 else ""
+        grants = shown_grants(authority.grants_of(entry.name)) if entry.part == OPERATOR else ""
         until = day(entry.not_after)[:16]
         listing.line(
-            f"{entry.name:20} {entry.part:12} {entry.state(now):8} until {until} {entry.serial}{root}{reason}"
+            f"{entry.name:20} {entry.part:12} {entry.state(now):8} until {until} {entry.serial}{root}"
+            f"{grants and ' grants '}{grants}{reason}"
         )
-        found.append({**encode(entry), "state": entry.state(now)})
+        found.append({**encode(entry), "state": entry.state(now), "grants": grants})
     rotation = lifecycle.rotation_status(authority) if len(register.roots) > 1 else ""
     if rotation:
         listing.line(rotation)
@@ -329,13 +344,22 @@ def _print_approval(authority: Authority, name: str) -> None:
     assert entry is not None
     path = authority.folder / "approvals" / f"{name}.approval"
     print(f"approved until {day(entry.not_after)}: {path} (send this file back)")
-    if entry.part == "device":
-        print(f"give this record to the coordinator: {authority.folder / 'records' / name}.record")
+    if entry.part in ("device", OPERATOR):
+        path, kind = authority.record_of(entry)
+        print(f"give this {'record' if kind == RECORD else 'statement'} to the coordinator: {path}")
 
 
 def _print_tls_settings(folder: Path) -> None:
     files = tls_files(folder)
     print(f'settings: [broker] tls = {{ ca = "{files.ca}", cert = "{files.cert}", key = "{files.key}" }}')
+
+
+def grants_in(text: str) -> frozenset[str]:
+    """Return the grants that are listed with commas."""
+    found = frozenset(part.strip() for part in text.split(",") if part.strip())
+    if unknown := sorted(found - {*GRANTS}):
+        raise SettingsError(f"there is no grant {unknown[0]!r}; there are {', '.join(GRANTS)}")
+    return found
 
 
 def _address(host: str, port: int) -> BrokerAddress:

@@ -1,4 +1,4 @@
-"""Make requests and install approvals in the key folder of a device, coordinator or broker.
+"""Make requests and install approvals in the key folder of a device, coordinator, broker or operator.
 
 <folder>/pending/  private keys and the request for them, until the approval is installed
 <folder>/set<N>/   the same keys and the approved files; <folder>/current is a link to the newest set
@@ -27,6 +27,7 @@ from protofleet.federation.enrol.request import REQUEST, PrivateKeys, Request, n
 from protofleet.protocol.security.enrolment import (
     CURRENT,
     IDENTITY_KEY,
+    OWN_OPERATOR,
     OWN_RECORD,
     RECEIVE_KEY,
     REVOKED_FILE,
@@ -44,7 +45,8 @@ from protofleet.protocol.security.keyfiles import (
     write_file,
     write_private,
 )
-from protofleet.protocol.security.records import RECORD, REVOCATIONS, Revocations
+from protofleet.protocol.security.operators import OPERATOR, OperatorRecord, admit_operator
+from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations
 from protofleet.protocol.security.statements import (
     StatementError,
     StatementFault,
@@ -73,8 +75,9 @@ class Installation:
 
 
 def make_request(
-    folder: Path, federation: str, name: str, hosts: tuple[str, ...], new_keys: bool, durable: bool = True
-) -> tuple[Request, bytes]:
+    folder: Path, federation: str, name: str, hosts: tuple[str, ...], new_keys: bool, durable: bool = True,
+    part: str = "",
+) -> tuple[Request, bytes]:  # fmt: skip
     """Make a request with the keys in the folder or with new keys.
 
     The keys and the request stay in `pending`, and the keys in use do not change until the approval is
@@ -93,7 +96,7 @@ def make_request(
     write_private(pending / RECEIVE_KEY, keys.receive, durable)
     write_private(pending / TLS_KEY, keys.tls, durable)
     try:
-        request, data = new_request(federation, name, hosts, keys)
+        request, data = new_request(federation, name, hosts, keys, part)
     except ValueError as error:
         raise SettingsError(str(error)) from None
     write_file(pending / REQUEST, armoured(REQUEST, data).encode(), durable=durable)
@@ -180,7 +183,11 @@ def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: floa
         return False
     if not approval.record:  # A broker has no record.
         return True
-    record = trust.admit(approval.record, now, name=approval.name)
+    record: Record | OperatorRecord
+    if approval.part == OPERATOR:
+        record = admit_operator(trust, approval.record, now, name=approval.name)
+    else:
+        record = trust.admit(approval.record, now, name=approval.name)
     own = (keys.identity.public_key().public_bytes_raw(), keys.receive.public_key().public_bytes_raw())
     return (record.sign, record.receive) == own
 
@@ -198,7 +205,8 @@ def _write_set(target: Path, approval: Approval, keys: PrivateKeys, trust: Trust
         REVOKED_FILE: armoured(REVOCATIONS, approval.revoked).encode(),
     }
     if approval.record:
-        files[OWN_RECORD] = armoured(RECORD, approval.record).encode()
+        name, kind = (OWN_OPERATOR, OPERATOR) if approval.part == OPERATOR else (OWN_RECORD, RECORD)
+        files[name] = armoured(kind, approval.record).encode()
     if approval.coordinator:
         files[f"{COORDINATOR}.record"] = armoured(RECORD, approval.coordinator).encode()
     for name, text in files.items():

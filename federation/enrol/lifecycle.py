@@ -12,6 +12,7 @@ from protofleet.federation.enrol.approval import APPROVAL, Approval, issue_appro
 from protofleet.federation.enrol.authority import Authority, IssuedCertificate, Root, make_root, with_roots
 from protofleet.federation.enrol.register import CHECK, RegisterEntry
 from protofleet.federation.enrol.request import Request, read_request
+from protofleet.protocol.security.operators import OPERATOR
 from protofleet.protocol.security.records import RECORD, day
 from protofleet.protocol.security.statements import (
     StatementError,
@@ -50,7 +51,8 @@ def review_request(
     request = read_request(data)
     taken = authority.register.latest(request.name)
     if taken is not None and taken.part != request.part:
-        message = f"{request.name} is the name of a {taken.part} already; choose another name for the {request.part}"
+        message = f"{request.name} is the name of {_a(taken.part)} already"
+        message += f"; choose another name for the {request.part}"
         raise StatementError(StatementFault.WRONG_ROLE, message)
     if request.part != part:
         raise StatementError(StatementFault.WRONG_ROLE, _other_part(request, part))
@@ -67,16 +69,21 @@ def review_request(
     return ReviewedRequest(request, data)
 
 
+def _a(part: str) -> str:
+    return f"an {part}" if part == OPERATOR else f"a {part}"
+
+
 def _other_part(request: Request, part: str) -> str:
     hosts = f" for {', '.join(request.hosts[:3])}" if request.hosts else ""
-    message = f"{request.name} asks to be enrolled as a {request.part}{hosts}, not as a {part}"
+    message = f"{request.name} asks to be enrolled as {_a(request.part)}{hosts}, not as {_a(part)}"
     return f"{message}; if this is intended, `protofleet enrol approve --part {request.part}` approves it"
 
 
 def approve(
-    authority: Authority, reviewed: ReviewedRequest, days: float = DAYS, replace: bool = False
-) -> bytes:
-    """Issue an approval, and write it to approvals/<name>.approval.
+    authority: Authority, reviewed: ReviewedRequest, days: float = DAYS, replace: bool = False,
+    grants: frozenset[str] = frozenset(),
+) -> bytes:  # fmt: skip
+    """Issue an approval, and write it to approvals/<name>.approval. Only an operator has grants.
 
     An earlier record of the name stays valid until it expires, because the participant may be in the middle
     of a run. If the name was revoked before, the approvals of the brokers are written again with new rules.
@@ -96,7 +103,7 @@ def approve(
             "from an intruder"
         )
     root = issuing_root(authority, request)
-    issued = authority.issue(request, days, reviewed.fingerprint, root)
+    issued = authority.issue(request, days, reviewed.fingerprint, root, grants)
     authority.store(issued, reviewed.data)
     if denied:
         reissue_approvals(authority, "broker")
@@ -129,7 +136,7 @@ def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
         )
         raise SettingsError(message)
     reviewed = review_request(authority, authority.stored_request(name), name, latest.part)
-    return approve(authority, reviewed, days)
+    return approve(authority, reviewed, days, grants=authority.grants_of(name))
 
 
 def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[RegisterEntry]:
@@ -141,7 +148,7 @@ def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = (
         state = f"is {latest.state(now)} already" if latest else "was never enrolled here"
         raise SettingsError(f"{name} {state}; the enrolled names are {enrolled_names(authority)}")
     authority.revoke({*(entry.serial for entry in own), *also}, reason)
-    (authority.folder / "records" / f"{name}.record").unlink(missing_ok=True)
+    authority.record_of(own[-1])[0].unlink(missing_ok=True)
     reissue_approvals(authority, "broker", "coordinator")
     return own
 
@@ -173,13 +180,12 @@ def _reissue(authority: Authority, entry: RegisterEntry) -> None:
 def issuing_root(authority: Authority, request: Request) -> Root:
     """Return the root that signs the certificate for this request.
 
-    During a rotation the new root signs the certificates of devices at once. The coordinator gets a certificate
-    of the new root when all devices know the new root. Brokers get such a certificate when all devices and the
-    coordinator know the new root.
+    During a rotation the new root signs the certificates of devices and operators at once. The coordinator gets a
+    certificate of the new root when all of these know the new root. Brokers get such a certificate when the
+    coordinator knows it too.
     """
-    verified_by = {"device": (), "coordinator": ("device",), "broker": ("device", "coordinator")}[
-        request.part
-    ]
+    clients = ("device", OPERATOR)
+    verified_by = {"coordinator": clients, "broker": (*clients, "coordinator")}.get(request.part, ())
     return authority.roots[0 if verified_by and not_yet_rotated(authority, *verified_by) else -1]
 
 
@@ -251,7 +257,7 @@ def _with_roots(authority: Authority, signed_by: list[Root]) -> Authority:
 def _write_approval(authority: Authority, request: Request, issued: IssuedCertificate) -> bytes:
     coordinator = authority.folder / "records" / f"{COORDINATOR}.record"
     is_broker, now = request.part == "broker", authority.now()
-    with_coordinator = request.part == "device" and coordinator.exists()
+    with_coordinator = request.part in ("device", OPERATOR) and coordinator.exists()
     data = issue_approval(
         Approval(
             authority.federation, request.name, request.part, issued.entry.serial,

@@ -21,7 +21,7 @@ CHECK: Final = "check"
 class RegisterEntry:
     serial: int
     name: str
-    part: str  # "device", "coordinator", "broker" or "check"
+    part: str  # "device", "coordinator", "broker", "operator" or "check"
     root: int  # The number of the root that signed the certificate.
     not_before: int
     not_after: int

@@ -1,4 +1,4 @@
-"""Make and read the request of a device, coordinator or broker to join a federation.
+"""Make and read the request of a device, coordinator, broker or operator to join a federation.
 
 The request has the sender's public keys, and a proof that the sender has the private keys.
 """
@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.federation.enrol import certificates
 from protofleet.federation.enrol.certificates import new_csr, read_csr
+from protofleet.protocol.security.operators import OPERATOR
 from protofleet.protocol.security.records import KEY
 from protofleet.protocol.security.statements import (
     Reader,
@@ -32,7 +33,7 @@ BROKER: Final = "broker"
 MAX_HOSTS: Final = 16
 MAX_CSR: Final = 2048
 
-Part: TypeAlias = Literal["device", "coordinator", "broker"]
+Part: TypeAlias = Literal["device", "coordinator", "broker", "operator"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
@@ -61,7 +62,7 @@ class Request:
     def __post_init__(self) -> None:
         valid_name(self.federation)
         valid_name(self.name)
-        if self.part not in PARTS or part_by_name(self.name, self.hosts) != self.part:
+        if self.part not in PARTS or part_by_name(self.name, self.hosts, self.part) != self.part:
             raise ValueError(
                 f"the name {self.name!r} and {len(self.hosts)} host names do not fit the part {self.part!r}"
             )
@@ -77,19 +78,22 @@ class Request:
         return certificates.public_bytes(read_csr(self.csr, self.name).public_key())
 
 
-def part_by_name(name: str, hosts: tuple[str, ...]) -> Part:
+def part_by_name(name: str, hosts: tuple[str, ...], asked: str = "") -> Part:
+    """Return the part of a party; only `asked` tells an operator from a device."""
     if hosts:
         return "broker"
-    return "coordinator" if name == COORDINATOR else "device"
+    if name == COORDINATOR:
+        return "coordinator"
+    return OPERATOR if asked == OPERATOR else "device"
 
 
 def new_request(
-    federation: str, name: str, hosts: tuple[str, ...], keys: PrivateKeys
+    federation: str, name: str, hosts: tuple[str, ...], keys: PrivateKeys, part: str = ""
 ) -> tuple[Request, bytes]:
     sign = keys.identity.public_key().public_bytes_raw()
     receive = keys.receive.public_key().public_bytes_raw()
     csr = new_csr(valid_name(name), keys.tls)
-    request = Request(federation, name, part_by_name(name, hosts), hosts, sign, receive, csr)
+    request = Request(federation, name, part_by_name(name, hosts, part), hosts, sign, receive, csr)
     fields = Writer().text(federation).text(name).text(request.part).blobs([host.encode() for host in hosts])
     return request, sign_statement(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
 

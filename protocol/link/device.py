@@ -33,6 +33,8 @@ from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.messages import (
     BlockRequest,
+    CommandOutcome,
+    CommandRequest,
     Delta,
     IndirectManifest,
     Manifest,
@@ -469,6 +471,8 @@ class DeviceLink(Link, RunPart):
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         link = self.link_of(self.heard_run)
+        if isinstance(message, (CommandRequest, CommandOutcome)):
+            raise Rejected(Reason.MALFORMED, "commands and results are for operators, not for devices")
         if isinstance(message, Task) and link and message.round < link.least_round:
             raise Rejected(
                 Reason.STALE_ROUND,

@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.protocol.security.keyfiles import KeyFileError, read_identity, read_receive
-from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations
+from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations, SignedEntry
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.security.trust import ROOTS, Trust, first_roots
 from protofleet.protocol.wire.names import COORDINATOR, Role, valid_name
@@ -36,10 +36,13 @@ TLS_KEY: Final = "tls.key"
 TLS_CERT: Final = "tls.crt"
 TLS_CA: Final = "ca.crt"
 OWN_RECORD: Final = "identity.record"
+OWN_OPERATOR: Final = "identity.operator"  # in place of OWN_RECORD, for an operator
 ROOTS_FILE: Final = "roots"
 REVOKED_FILE: Final = "revoked"
 
 LOOK_SECONDS: Final = 1.0  # seconds between two checks of the files of one name
+
+P = TypeVar("P", bound=SignedEntry)
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +77,19 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
     """
     trust = load_trust(folder)
     record = trust.admit(read_armoured(RECORD, folder / OWN_RECORD), now)
+    return Enrolled(record, trust, *own_keys(folder, OWN_RECORD, (record.sign, record.receive)))
+
+
+def own_keys(
+    folder: Path, statement: str, public: tuple[bytes, bytes]
+) -> tuple[Ed25519PrivateKey, X25519PrivateKey]:
+    """Return the private keys in `folder`; raise StatementError if the statement is for other public keys."""
     identity = read_identity(folder / IDENTITY_KEY)
     receive = read_receive(folder / RECEIVE_KEY)
-    mine = (identity.public_key().public_bytes_raw(), receive.public_key().public_bytes_raw())
-    if mine != (record.sign, record.receive):
-        message = f"{folder / OWN_RECORD} is made out to other keys than those beside it; install it again"
+    if (identity.public_key().public_bytes_raw(), receive.public_key().public_bytes_raw()) != public:
+        message = f"{folder / statement} is made out to other keys than those beside it; install it again"
         raise StatementError(StatementFault.WRONG_KEYS, message)
-    return Enrolled(record, trust, identity, receive)
+    return identity, receive
 
 
 def updated_trust(trust: Trust, folder: Path) -> Trust:
@@ -107,36 +116,41 @@ def _words(error: StatementError | KeyFileError) -> str:
     return error.detail if isinstance(error, StatementError) else str(error)
 
 
-class KnownRecords(Mapping[str, Record]):
-    """A mapping of the `<name>.record` files in a folder.
+class KnownParties(Mapping[str, P], Generic[P]):
+    """A mapping of the files of one kind in a folder, such as `<name>.record`.
 
-    The mapping contains only valid records. A record is looked up about twelve times for each frame, so the
-    files of one name are read at most once a second. A record that is added during a run is found at the next
-    look-up. The replacement or revocation of a record is noticed within one second. If a frame is not valid
-    with the known record, `changed` reads the record again, and the frame is checked once more.
+    The mapping contains only valid statements, which are called records here. A record is looked up about twelve
+    times for each frame, so the files of one name are read at most once a second. A record that is added during a
+    run is found at the next look-up. The replacement or revocation of a record is noticed within one second. If a
+    frame is not valid with the known record, `changed` reads the record again, and the frame is checked once more.
 
     `follow` is the folder of the party that owns this mapping. Roots and revocations that are installed in
     this folder later are used from then on.
     """
 
+    suffix = RECORD
+
     def __init__(
         self,
         folder: Path,
         trust: Trust,
-        role: Role = "device",
         clock: Callable[[], float] = time.time,
         follow: Path | None = None,
     ) -> None:
         self.trust = trust
         self._follow, self._installed = follow, _file_version(follow / CURRENT) if follow else None
-        self._folder, self._role, self._clock = folder, role, clock
-        self._read_before: dict[str, tuple[tuple[int, int], Record]] = {}
+        self._folder, self._clock = folder, clock
+        self._read_before: dict[str, tuple[tuple[int, int], P]] = {}
         # Name -> time when the name's record was admitted, and the record. The record is used for one second
         # without a new check.
-        self._admitted: dict[str, tuple[float, Record]] = {}
+        self._admitted: dict[str, tuple[float, P]] = {}
         self._logged: dict[str, str] = {}
 
-    def __getitem__(self, name: str) -> Record:
+    def read(self, path: Path, name: str, now: float) -> P:
+        """Return the statement in a file; raise StatementError if it is not valid, or is for another name."""
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> P:
         at, known = self._admitted.get(name, (0.0, None))
         # The difference is below 0 if the clock was set back.
         if known is not None and 0.0 <= self._clock() - at < LOOK_SECONDS:
@@ -179,7 +193,7 @@ class KnownRecords(Mapping[str, Record]):
         return False
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{valid_name(name)}.record"
+        return self._folder / f"{valid_name(name)}.{self.suffix}"
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._names() if name in self)
@@ -187,7 +201,7 @@ class KnownRecords(Mapping[str, Record]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def admitted(self, name: str) -> Record:
+    def admitted(self, name: str) -> P:
         """Return the present record of this name; do not use the one-second cache.
 
         Raise StatementError with the reason if there is no valid record.
@@ -197,7 +211,7 @@ class KnownRecords(Mapping[str, Record]):
         self._admitted[name] = (now, record)
         return record
 
-    def _looked_up(self, name: str) -> Record:
+    def _looked_up(self, name: str) -> P:
         self._reload_trust()
         try:
             path = self._file(name)
@@ -211,8 +225,7 @@ class KnownRecords(Mapping[str, Record]):
         if seen is not None and seen[0] == version:
             self.trust.check(seen[1], self._clock())
             return seen[1]
-        data = read_armoured(RECORD, path)
-        record = self.trust.admit(data, self._clock(), name=name, role=self._role)
+        record = self.read(path, name, self._clock())
         self._read_before[name] = (version, record)
         return record
 
@@ -233,5 +246,21 @@ class KnownRecords(Mapping[str, Record]):
             )
 
     def _names(self) -> list[str]:
-        found = (path.stem for path in self._folder.glob("*.record"))
-        return sorted(name for name in found if (name == COORDINATOR) == (self._role == "coordinator"))
+        return sorted(path.stem for path in self._folder.glob(f"*.{self.suffix}"))
+
+
+class KnownRecords(KnownParties[Record]):
+    """A mapping of the records of all devices, or of the coordinator's record."""
+
+    def __init__(
+        self, folder: Path, trust: Trust, role: Role = "device", clock: Callable[[], float] = time.time,
+        follow: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(folder, trust, clock, follow)
+        self._role = role
+
+    def read(self, path: Path, name: str, now: float) -> Record:
+        return self.trust.admit(read_armoured(RECORD, path), now, name=name, role=self._role)
+
+    def _names(self) -> list[str]:
+        return [name for name in super()._names() if (name == COORDINATOR) == (self._role == "coordinator")]

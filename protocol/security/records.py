@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, get_args
+from typing import Final, Protocol, get_args
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -75,6 +75,21 @@ class Record:
             )
 
 
+class SignedEntry(Protocol):
+    """A statement about one party that a root has signed, such as a record."""
+
+    @property
+    def federation(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def serial(self) -> int: ...
+    @property
+    def not_before(self) -> int: ...
+    @property
+    def not_after(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Revocations:
     """The serial numbers of records that are no longer valid, with a version that only grows."""
@@ -131,7 +146,7 @@ def read_revocations(data: bytes, roots: Sequence[bytes]) -> Revocations:
     return Revocations(federation, version, frozenset(serials))
 
 
-def check_dates(record: Record, now: float) -> None:
+def check_dates(record: SignedEntry, now: float) -> None:
     """Raise StatementError if `now` is before the first or after the last second of the record."""
     if now < record.not_before:
         message = f"{record.name}'s record is valid only from {day(record.not_before)}; is this clock right?"

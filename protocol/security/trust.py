@@ -16,6 +16,7 @@ from protofleet.protocol.security.records import (
     KEY,
     Record,
     Revocations,
+    SignedEntry,
     check_dates,
     read_record,
     read_revocations,
@@ -67,7 +68,7 @@ class Trust:
             )
         return record
 
-    def check(self, record: Record, now: float) -> None:
+    def check(self, record: SignedEntry, now: float) -> None:
         """Raise StatementError if a record that was admitted before is no longer valid."""
         if record.federation != self.roots.federation:
             message = (

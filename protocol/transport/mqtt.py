@@ -64,6 +64,7 @@ LEAVE_SECONDS: Final = 1.0
 # Largest number of PUBLISH packets in flight; 20 blocks of 64 KiB fill a line of 200 Mbit/s with a round-trip
 # time of 50 ms.
 WINDOW: Final = 20
+NO_SUBSCRIBER: Final = 16  # reason code of an acknowledgement; it is not a failure
 FIRST_FAILURE: Final = 128  # lowest reason code of an acknowledgement that means a failure
 CHUNKS: Final = 4  # chunks that one connection reads before the next connection has its turn
 SEND_BYTES: Final = 512 << 10  # bytes that are passed to the socket at a time
@@ -113,11 +114,17 @@ class Mqtt:
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
         network: NetworkThreads | None = None,
+        on_unheard: Callable[[str], None] = lambda topic: None,
     ) -> None:
+        """Set up the transport.
+
+        `on_unheard` is called on the network thread with the topic of a frame that no client has subscribed to.
+        """
         self.errors = CaughtErrors()
         self.broker_certificate_ends: float | None = None
         self._broker, self._receive_queue = broker, receive_queue
         self._returns: Callable[[], bool] = lambda: False
+        self._on_unheard = on_unheard
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
         self._acks: list[bytes] = []  # acknowledgements that are still to be sent
@@ -419,7 +426,9 @@ class Mqtt:
     @never_raises
     def _acknowledged(self, packet_id: int, code: int) -> None:
         topic = self._outbox.acknowledged(packet_id)
-        if topic is not None and code >= FIRST_FAILURE:  # 16 (no subscriber) is not a failure
+        if topic is not None and code == NO_SUBSCRIBER:
+            self._on_unheard(topic)
+        if topic is not None and code >= FIRST_FAILURE:
             reason = ReasonCode(PacketTypes.PUBACK, identifier=code)
             # Mosquitto 2.0.11 ends the connection after it has refused a message.
             self._denied = f"after it refused {topic}"

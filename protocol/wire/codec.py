@@ -16,8 +16,11 @@ import msgpack
 
 from protofleet.protocol.wire import arrays, tables
 from protofleet.protocol.wire.messages import (
+    MOST_ARGS,
     BlockRequest,
     Bye,
+    CommandOutcome,
+    CommandRequest,
     Delta,
     Finished,
     Hello,
@@ -50,6 +53,7 @@ MAX_HOLDS: Final = 64
 MAX_PARTS: Final = 32
 HASH: Final = 32
 SHORT_HASH: Final = 16
+COMMAND_ID: Final = 16  # bytes of the id of a command
 
 Attachment: TypeAlias = bytes | Offer | None
 Fields: TypeAlias = dict[str, Any]
@@ -76,6 +80,8 @@ KINDS: Final[dict[type, str]] = {
     Bye: "bye",
     Finished: "finished",
     BlockRequest: "want",
+    CommandRequest: "command",
+    CommandOutcome: "result",
 }
 
 
@@ -150,6 +156,11 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             others = [[name, _flat(ranges)] for name, ranges in message.more]
             first = {"object": message.object, "ranges": _flat(message.ranges), "again": message.again}
             return {**first, **_said(more=others)}
+        case CommandRequest():
+            return {"id": message.id, "verb": message.verb, "args": message.args}
+        case CommandOutcome():
+            words = _cut(message.words)
+            return {"id": message.id, "verdict": message.verdict, "words": words, "data": message.data}
 
 
 def _said(**fields: Any) -> Fields:
@@ -399,6 +410,29 @@ def _ranges(value: object) -> Ranges:
     return ranges
 
 
+def _command(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
+    verb, args = typed(fields["verb"], str), typed(fields["args"], bytes)
+    if len(verb) > tables.MAX_FORM or len(args) > MOST_ARGS:
+        raise Rejected(
+            Reason.MALFORMED,
+            f"a command has a verb of {len(verb)} letters and {len(args)} bytes of arguments; the limits are "
+            f"{tables.MAX_FORM} and {MOST_ARGS}",
+        )
+    return CommandRequest(_command_id(fields), verb, args), None
+
+
+def _result(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
+    verdict, words = typed(fields["verdict"], str), typed(fields["words"], str)
+    return CommandOutcome(_command_id(fields), verdict, words, typed(fields["data"], bytes)), None
+
+
+def _command_id(fields: Fields) -> bytes:
+    found: bytes = typed(fields["id"], bytes)
+    if len(found) != COMMAND_ID:
+        raise TypeError(f"the id of a command has {len(found)} bytes, but must have {COMMAND_ID}")
+    return found
+
+
 DECODERS: Final[dict[str, Callable[[Fields, str, TaskId], tuple[Message, Attachment]]]] = {
     "hello": _hello,
     "welcome": _welcome,
@@ -410,6 +444,8 @@ DECODERS: Final[dict[str, Callable[[Fields, str, TaskId], tuple[Message, Attachm
     "bye": lambda fields, sender, place: (Bye(typed(fields["reason"], str)), None),
     "finished": lambda fields, sender, place: (Finished(place.round), None),
     "want": _want,
+    "command": _command,
+    "result": _result,
 }
 
 

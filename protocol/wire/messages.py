@@ -286,6 +286,41 @@ class BlockRequest:
     more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()
 
 
+# Largest number of bytes of the arguments of a command. An experiment has at most 65,536 bytes, and JSON needs two
+# bytes for a line break or a quotation mark.
+MOST_ARGS: Final = 2 * 65_536 + 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    """A command of an operator to the coordinator."""
+
+    id: bytes  # 16 bytes; a command that is sent again has the same id
+    verb: str
+    args: bytes  # a JSON object
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutcome:
+    """The coordinator's answer to a command."""
+
+    id: bytes
+    verdict: str  # done, refused, denied, failed or unknown
+    words: str
+    data: bytes  # a JSON object
+
+
 Message: TypeAlias = (
-    Hello | Welcome | Task | Update | Receipt | Refusal | State | Bye | Finished | BlockRequest
+    Hello
+    | Welcome
+    | Task
+    | Update
+    | Receipt
+    | Refusal
+    | State
+    | Bye
+    | Finished
+    | BlockRequest
+    | CommandRequest
+    | CommandOutcome
 )

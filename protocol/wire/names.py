@@ -6,6 +6,8 @@ import re
 from typing import Final, Literal, TypeAlias
 
 Role: TypeAlias = Literal["device", "coordinator"]
+# The parties that write and read topics. An operator has no record, so it has no role.
+TopicParty: TypeAlias = Literal["device", "coordinator", "operator"]
 
 EVERYBODY: Final = "*"
 COORDINATOR: Final = "coordinator"

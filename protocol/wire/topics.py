@@ -7,28 +7,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device, valid_name
+from protofleet.protocol.wire.names import COORDINATOR, NAME, TopicParty, valid_device, valid_name
 
 PREFIX: Final = "protofleet/1"
 LONGEST: Final = 80  # largest number of letters after a topic's prefix; a longer topic is invalid
 # Largest number of parsed topics in the cache. The topic of a frame is parsed several times.
 MOST_PARSED: Final = 4096
 
-Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
+Kind: TypeAlias = Literal[
+    "coord_state", "device_state", "round", "down", "up", "now", "bcast", "op_up", "op_down"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRule:
     """A rule about one kind of topic.
 
-    In the pattern, `{device}` stands for the only device that writes or reads the topic. `{digest}` stands for the
-    `wire_name` of a broadcast in hexadecimal digits.
+    In the pattern, `{device}` stands for the only device or operator that writes or reads the topic. `{digest}`
+    stands for the `wire_name` of a broadcast in hexadecimal digits.
     """
 
     kind: Kind
     pattern: str
-    writer: Role
-    reader: Role
+    writer: TopicParty
+    reader: TopicParty
     # True if the writer also receives the messages on this topic. So the writer notices if another party sends
     # messages under the writer's name.
     echoes: bool = False
@@ -44,6 +46,8 @@ TOPIC_RULES: Final = (
     TopicRule("up", "up/{device}", "device", "coordinator"),
     TopicRule("now", "bcast/now", "coordinator", "device"),
     TopicRule("bcast", "bcast/{digest}", "coordinator", "device"),
+    TopicRule("op_up", "op/up/{device}", "operator", "coordinator"),
+    TopicRule("op_down", "op/down/{device}", "coordinator", "operator"),
 )
 
 _DIGEST: Final = r"[0-9a-f]{16,64}"
@@ -58,7 +62,7 @@ class ParsedTopic:
     """The parts of a topic. The header of a message on this topic must agree with these parts."""
 
     kind: Kind
-    device: str = ""
+    device: str = ""  # name of the device or the operator
     digest: str = ""
 
 
@@ -110,8 +114,26 @@ class Topics:
         return tuple(self.prefix + row.pattern.format(device=mine) for row in rows)
 
     def coordinator_subscriptions(self) -> tuple[str, ...]:
-        rows = [row for row in TOPIC_RULES if row.reader == "coordinator" or row.echoes]
+        """Return the topics that each coordinator receives. Only a coordinator of a queue receives commands too."""
+        received = ("coordinator", "device")
+        rows = [
+            row
+            for row in TOPIC_RULES
+            if row.writer in received and (row.reader == "coordinator" or row.echoes)
+        ]
         return tuple(self.prefix + row.pattern.format(device="+") for row in rows)
+
+    @property
+    def all_commands(self) -> str:
+        """Return the subscription to the commands of all operators."""
+        return self._topic("op_up", device="+")
+
+    def commands_of(self, operator: str) -> str:
+        return self._topic("op_up", device=valid_device(operator))
+
+    def results_of(self, operator: str) -> str:
+        """Return the topic of the results of an operator's commands."""
+        return self._topic("op_down", device=valid_device(operator))
 
     def parse(self, topic: str) -> ParsedTopic | None:
         """Return the parts of a topic of this federation, or None."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from protofleet.runtime.command.arguments import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS, Subparsers
 from protofleet.runtime.command.listing import add_listing_options
 
-PARTS = ("device", "coordinator", "broker")
+PARTS = ("device", "coordinator", "broker", "operator")
 ROOT_HELP = "the root's folder, which `enrol root` made"
 
 
@@ -50,6 +50,9 @@ def _request(steps: Subparsers) -> None:
     step.add_argument("name", help="a device's name, `coordinator`, or a broker's name together with --host")
     step.add_argument("--federation", default="protofleet", metavar="NAME")
     step.add_argument("--host", action="append", default=[], help="for a broker: its host name or address")
+    step.add_argument(
+        "--part", choices=PARTS, help="`operator` for a person who gives commands to the coordinator"
+    )
     step.add_argument("--folder", type=Path, default=Path("keys"), help="folder of the keys (default: keys)")
     step.add_argument("--new-keys", action="store_true", help="make new keys even if the folder has keys")
 
@@ -64,9 +67,14 @@ def _approve(steps: Subparsers) -> None:
     step.add_argument("--name", default="", help="refuse a request for any other name")
     step.add_argument(
         "--part",
-        default="device",
         choices=PARTS,
-        help="refuse a request for any other kind of party (default: device)",
+        help="refuse a request for any other kind of party (default: device, or operator with --grants)",
+    )
+    step.add_argument(
+        "--grants",
+        default="",
+        metavar="LIST",
+        help="commands of an operator: view, run, admit, deploy, lead; with commas",
     )
     _add_trust_options(step, "the request")
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.command.errors import FAILED
 
 EVERY_SECONDS: Final = 0.5
+EVERY_SECONDS_AWAY: Final = 3.0  # Each question through the broker needs a connection.
 
 
 def add_follow(commands: Subparsers) -> None:
@@ -21,32 +23,38 @@ def add_follow(commands: Subparsers) -> None:
         "follow", help="print a line for each round of a queued run, until the run is over"
     )
     command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
+    add_operator_option(command)
     command.set_defaults(command=follow)
 
 
 def follow(options: argparse.Namespace) -> int:
     """Follow a run, also over restarts of its coordinator. The exit code is 0 if the run has finished."""
+    from protofleet.protocol.transport.address import BrokerError
     from protofleet.runtime.command.errors import RunError
 
-    run = options.run.absolute()
-    rounds, said = NewRounds(run / "rounds.jsonl"), ""
+    run, send, said = options.run.absolute(), through_broker(options), ""
+    # Through the broker, only the number of the round is known.
+    rounds = None if send else NewRounds(run / "rounds.jsonl")
     while True:
         try:
-            state = ask_queue(run.parent, {"verb": "show", "run": run.name})
-        except RunError as error:
+            request = {"verb": "show", "run": run.name}
+            state = send(request) if send else ask_queue(run.parent, request)
+        except (RunError, BrokerError) as error:
             state = {"verdict": "unknown", "words": f"{error}; waiting for it"}
-        if state["verdict"] == "refused":
+        if state["verdict"] in ("refused", "denied"):
             print(f"{run.name}: {state['words']}", flush=True)
             return FAILED
-        for record in rounds.read():
+        for record in rounds.read() if rounds else ():
             print(f"{run.name}: {words_of_round(record)}", flush=True)
         words = state["words"] or words_of_state(state)
+        if send and state.get("round"):
+            words += f", round {state['round']} of {state['rounds']}"
         if words != said:
             print(f"{run.name}: {words}", flush=True)
         said = words
         if state.get("over"):
             return 0 if state["state"] == "finished" else FAILED
-        time.sleep(EVERY_SECONDS)
+        time.sleep(EVERY_SECONDS_AWAY if send else EVERY_SECONDS)
 
 
 class NewRounds:

@@ -1,4 +1,4 @@
-"""Implement `protofleet show`, `pause`, `resume`, `extend` and `stop`, for a coordinator on this machine.
+"""Implement `protofleet show`, `pause`, `resume`, `extend` and `stop`, for a run on this machine or behind a broker.
 
 The coordinator conducts only this run, or it conducts a queue of runs.
 """
@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
 from protofleet.runtime.command.arguments import ROUND, Subparsers
 from protofleet.runtime.command.errors import FAILED
@@ -38,6 +39,7 @@ def add_operate(commands: Subparsers) -> None:
             )
         if verb != "show":
             command.add_argument("--reason", default="", help="words for the log and for `protofleet show`")
+        add_operator_option(command)
         add_listing_options(command)
         command.set_defaults(command=_command(verb))
 
@@ -46,7 +48,12 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         listing = Listing.of(options)
         args = {"rounds": options.rounds} if verb == "extend" else {}
-        response = ask(options.run, verb, getattr(options, "reason", ""), args)
+        reason = getattr(options, "reason", "")
+        if send := through_broker(options):
+            request = {"verb": verb, "run": options.run.name, "reason": reason}
+            response = send(request | ({"args": args} if args else {}))
+        else:
+            response = ask(options.run, verb, reason, args)
         done = response["verdict"] == "done"
         for line in (
             lines_of(response) if verb == "show" and done else [f"{options.run}: {response['words']}"]
@@ -87,7 +94,11 @@ def lines_of(state: dict[str, Any]) -> list[str]:
         lines.append(f"{where}, {state['present']} devices are present")
         if not state["connected"]:
             lines.append("the coordinator has no connection to the broker")
-    for one in state["commands"]:
-        at = datetime.fromtimestamp(one["at"]).strftime("%Y-%m-%d %H:%M:%S")
-        lines.append(f"{at} {one['operator']} {one['verb']}: {one['words']}")
-    return lines
+    return lines + [line_of_command(one) for one in state["commands"]]
+
+
+def line_of_command(one: Mapping[str, Any]) -> str:
+    """Return the line of an earlier command; it names the run if the command is from the log of all runs."""
+    at = datetime.fromtimestamp(one["at"]).strftime("%Y-%m-%d %H:%M:%S")
+    run = f" {one['run']}" if one.get("run") else ""
+    return f"{at} {one['operator']} {one['verb']}{run}: {one['words']}"

@@ -1,4 +1,4 @@
-"""Implement `protofleet submit` and `runs`, for a coordinator on this machine that conducts a queue of runs."""
+"""Implement `protofleet submit` and `runs`, for a coordinator that conducts a queue of runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from protofleet.cli.operate import line_of_command
+from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue
 from protofleet.runtime.command.arguments import PRIORITY, Subparsers
 from protofleet.runtime.command.errors import FAILED
@@ -30,12 +32,16 @@ def add_queue(commands: Subparsers) -> None:
     add_listing_options(submit)
     submit.set_defaults(command=_submit)
     runs = commands.add_parser("runs", help="list the runs of a coordinator that conducts a queue of runs")
+    runs.add_argument(
+        "--log", action="store_true", help="list the newest commands and their operators instead"
+    )
     _add_service(runs)
     add_listing_options(runs)
     runs.set_defaults(command=_runs)
 
 
 def _add_service(command: argparse.ArgumentParser) -> None:
+    add_operator_option(command)
     command.add_argument(
         "--service", type=Path, default=Path("runs"), metavar="FOLDER",
         help="the `folder` in the coordinator's file (default: runs)",
@@ -63,7 +69,12 @@ def _submit(options: argparse.Namespace) -> int:
         "from": options.source.name if options.source else "",
         "priority": options.priority,
     }
-    return _say(Listing.of(options), name, ask_queue(options.service, request))
+    return _say(Listing.of(options), name, _ask(options, request))
+
+
+def _ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
+    send = through_broker(options)
+    return send(request) if send else ask_queue(options.service, request)
 
 
 def _text_of(path: Path) -> str:
@@ -88,12 +99,24 @@ def _say(listing: Listing, run: str, response: dict[str, Any]) -> int:
 
 def _runs(options: argparse.Namespace) -> int:
     listing = Listing.of(options)
-    response = ask_queue(options.service, {"verb": "runs", "run": ""})
+    response = _ask(options, {"verb": "log" if options.log else "runs", "run": ""})
+    if response["verdict"] != "done":
+        return _say(listing, response["verdict"], response)
+    if options.log:
+        for command in response["commands"]:
+            listing.line(line_of_command(command))
+    else:
+        _list_runs(listing, response)
+    if left_out := response.get("left_out"):
+        listing.line(f"{left_out} more do not fit into a packet of the broker")
+    listing.end(response)
+    return 0
+
+
+def _list_runs(listing: Listing, response: dict[str, Any]) -> None:
     width = max((len(run["run"]) for run in response["runs"]), default=0)
     for run in response["runs"]:
         reason = f"  {run['reason']}" if run["reason"] else ""
         listing.line(fitted(f"{run['run']:{width}}  {run['state']:9}{reason}"))
     if not response["runs"]:
         listing.line("the queue is empty; `protofleet submit FILE` adds a run")
-    listing.end(response)
-    return 0

@@ -11,6 +11,8 @@ from protofleet.protocol.wire.arrays import DTYPES, KINDS
 from protofleet.protocol.wire.messages import (
     BlockRequest,
     Bye,
+    CommandOutcome,
+    CommandRequest,
     Finished,
     Hello,
     Manifest,
@@ -76,6 +78,8 @@ MESSAGES = st.one_of(
     st.builds(Bye, WORDS),
     st.builds(Finished, ROUNDS),
     st.builds(BlockRequest, HASHES, ranges(), st.booleans()),
+    st.builds(CommandRequest, SHORT, NAMES, st.binary(max_size=50)),
+    st.builds(CommandOutcome, SHORT, NAMES, WORDS, st.binary(max_size=50)),
 )
 ATTACHMENTS = st.none() | st.binary(max_size=50) | manifests()
 

@@ -13,6 +13,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides
+from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.parts.local import LocalHyper
@@ -27,6 +28,7 @@ TABLES: Final[Mapping[str, type]] = {
     "A device": DeviceSettings,
     "A fleet": Fleet,
     "A tuning": Overrides,
+    "An operator": OperatorSettings,
 }
 INTRO: Final = """\
 # Bounds of numbers

@@ -42,10 +42,14 @@ def topics_of(federation):
         yield t.up(device), device, {"coordinator"}
         yield t.device_state(device), device, {"coordinator"}
         yield t.down(device), "coordinator", {device}
+        # Mosquitto's patterns hold for devices and operators. The coordinator knows which of both a name belongs to.
+        yield t.commands_of(device), device, {"coordinator"}
+        yield t.results_of(device), "coordinator", {device}
     p = t.prefix
     for nowhere in (
         p + "up/coordinator", p + "down/coordinator", p + "dev/coordinator/state", p + "up/d1/more", p + "up",
-        p + "coord", p + "dev/d1", p + "bcast", p + f"bcast/{DIGEST}/0", p + "else", "protofleet/1/other/round",
+        p + "op/up/coordinator", p + "op/down/coordinator", p + "coord", p + "dev/d1", p + "bcast",
+        p + f"bcast/{DIGEST}/0", p + "else", "protofleet/1/other/round",
         "protofleet/2/" + federation + "/round", "up/d1", "d1",
     ):  # fmt: skip
         yield nowhere, None, set()

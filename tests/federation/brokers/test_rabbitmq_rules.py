@@ -12,6 +12,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import TOPIC_RULES
 
 DEVICES = ("d1", "d1.lab", "d10")
+OPERATORS = ("alice", "alice.lab")
 DIGEST = "ab" * 32
 
 
@@ -24,16 +25,17 @@ def key(row, device):
 
 @pytest.fixture(scope="module")
 def rules():
-    table = json.loads(definitions("lab", DEVICES))
+    table = json.loads(definitions("lab", DEVICES, OPERATORS))
     return {entry["user"]: entry for entry in table["topic_permissions"]}
 
 
 @pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
-def test_a_device_does_what_is_its_own(rules, row, verb):
-    for me, other in itertools.product(DEVICES, DEVICES):
-        role = row.writer if verb == "write" else row.reader
-        allowed = role == "device" and ("{device}" not in row.pattern or me == other)
-        assert bool(re.search(rules[me][verb], key(row, other))) == allowed, (me, other)
+def test_a_device_and_an_operator_do_what_is_their_own(rules, row, verb):
+    for party, names in (("device", DEVICES), ("operator", OPERATORS)):
+        for me, other in itertools.product(names, (*DEVICES, *OPERATORS)):
+            role = row.writer if verb == "write" else row.reader
+            allowed = role == party and ("{device}" not in row.pattern or me == other)
+            assert bool(re.search(rules[me][verb], key(row, other))) == allowed, (me, other)
 
 
 @pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)

@@ -18,6 +18,8 @@ from protofleet.protocol.wire.messages import (
     ArraySpec,
     BlockRequest,
     Bye,
+    CommandOutcome,
+    CommandRequest,
     Delta,
     Finished,
     Hello,
@@ -379,3 +381,24 @@ CASES |= {
     ),
     "state of the coordinator, between runs": says("coordinator", 35, State(True, who=PLACE, runs=())),
 }  # fmt: skip
+
+# The commands of an operator.
+STOP = CommandRequest(bytes(range(16)), "stop", b'{"run": "spring", "reason": "wrong data"}')
+STOPPED = CommandOutcome(STOP.id, "done", "the run is stopped", b"{}")
+DENIED = CommandOutcome(STOP.id, "denied", "alice has no grant run, which stop needs", b"{}")
+
+
+def commands(sequence: int, message: Message) -> Envelope:
+    """Seal a frame between an operator and the coordinator; neither names a run."""
+    said = says("coordinator" if isinstance(message, CommandOutcome) else "board-7", sequence, message)
+    to_operator = said.header.sender == "coordinator"
+    party = {"recipient": "alice"} if to_operator else {"sender": "alice", "epoch": 0}
+    return replace(said, header=replace(said.header, run="", **party))
+
+
+CASES |= {
+    "command": commands(1, STOP),
+    "command, sealed": sealed(commands(2, STOP)),
+    "result": commands(36, STOPPED),
+    "result, denied, sealed": sealed(commands(37, DENIED)),
+}

@@ -28,6 +28,8 @@ from protofleet.protocol.wire.messages import (
     About,
     ArraySpec,
     BlockRequest,
+    CommandOutcome,
+    CommandRequest,
     Delta,
     Hello,
     IndirectManifest,
@@ -43,7 +45,8 @@ from protofleet.protocol.wire.messages import (
 from tests.protocol import hpke
 
 FILE = Path(__file__).parent / "wire_1.json"
-SECRETS = {"coordinator": bytes([1]) * 32, "board-7": bytes([7]) * 32}  # known to all the world
+# Known to all the world.
+SECRETS = {"coordinator": bytes([1]) * 32, "board-7": bytes([7]) * 32, "alice": bytes([5]) * 32}
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,8 @@ def plain(value: object) -> Any:
 # The vectors' own names, which hold as long as they do: the classes may be called otherwise.
 NAMES: dict[type, str] = {
     BlockRequest: "Want",
+    CommandRequest: "Command",
+    CommandOutcome: "Result",
     ArraySpec: "Wanted",
     IndirectManifest: "Boxed",
     RoundStatus: "Now",

@@ -20,6 +20,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides
+from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.bounds import Within
@@ -35,6 +36,7 @@ LEAST = {  # The smallest valid content of each table.
     DeviceSettings: {"name": "a"},
     Fleet: {"root": "root", "hosts": {"a": {"address": "a"}}},
     Overrides: {},
+    OperatorSettings: {},
 }
 NEVER = [
     math.nan,

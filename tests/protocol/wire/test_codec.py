@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import TaskId, decode, encode, task_id_of
 from protofleet.protocol.wire.messages import (
+    MOST_ARGS,
     BlockRequest,
     Bye,
+    CommandOutcome,
+    CommandRequest,
     Finished,
     Hello,
     Manifest,
@@ -37,6 +40,8 @@ ONE_OF_EACH = [
     State(True, "why"),
     Bye("enough"),
     Finished(9),
+    CommandRequest(HASH[:16], "stop", b"{}"),
+    CommandOutcome(HASH[:16], "done", "why", b"{}"),
     BlockRequest(HASH, ((0, 2), (5, 6)), True),
 ]
 # Kind -> key -> (the types that msgpack may give, whether the key may be missing).
@@ -56,6 +61,10 @@ FIELDS = {
     "state": {"online": ({bool}, False), "reason": ({str}, True)},
     "bye": {"reason": ({str}, False)},
     "finished": {},
+    "command": {"id": ({bytes}, False), "verb": ({str}, False), "args": ({bytes}, False)},
+    "result": {
+        "id": ({bytes}, False), "verdict": ({str}, False), "words": ({str}, False), "data": ({bytes}, False)
+    },
     "want": {"object": ({bytes}, False), "ranges": ({list}, False), "again": ({bool}, True)},
 }  # fmt: skip
 # The keys that minor versions 1 and 2 have added; each of them may be missing.
@@ -156,12 +165,16 @@ NAMES = [f"run-{i}" for i in range(8)]
         (ONE_OF_EACH[0], {"answered": codec.MAX_ROUND}, {"answered": codec.MAX_ROUND + 1}),
         (ONE_OF_EACH[0], {"working": "x" * 64}, {"working": "x" * 65}),
         (ONE_OF_EACH[0], {"working": ""}, {"working": "a/b"}),
+        (ONE_OF_EACH[-3], {"verb": "x" * 32}, {"verb": "x" * 33}),
+        (ONE_OF_EACH[-3], {"args": bytes(MOST_ARGS)}, {"args": bytes(MOST_ARGS + 1)}),
+        (ONE_OF_EACH[-3], {"id": bytes(16)}, {"id": bytes(17)}),
+        (ONE_OF_EACH[-2], {"id": bytes(16)}, {"id": bytes(15)}),
         (State(True), {"runs": NAMES}, {"runs": [*NAMES, "one-more"]}),
         (State(True), {"runs": []}, {"runs": [""]}),
         (State(True), {"runs": ["spring"]}, {"runs": ["../spring"]}),
     ],
 )
-def test_what_is_said_of_several_runs_is_bounded(message, good, bad):
+def test_what_is_said_of_several_runs_and_of_commands_is_bounded(message, good, bad):
     assert reason_for(message, **good) is None and reason_for(message, **bad) is Reason.MALFORMED
 
 

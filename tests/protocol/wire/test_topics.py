@@ -26,6 +26,8 @@ def test_the_topics_are_those_of_the_architecture():
     assert TOPICS.round == "protofleet/1/north/round"
     assert TOPICS.down("d1") == "protofleet/1/north/down/d1"
     assert TOPICS.up("d1") == "protofleet/1/north/up/d1"
+    assert TOPICS.commands_of("alice") == "protofleet/1/north/op/up/alice"
+    assert TOPICS.results_of("alice") == "protofleet/1/north/op/down/alice"
     assert TOPICS.broadcast(DIGEST) == f"protofleet/1/north/bcast/{DIGEST}"
 
 
@@ -68,8 +70,12 @@ def test_every_topic_of_the_table_is_parsed_back(row):
 def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
     device_hears = any(matches(s, topic_of(row)) for s in TOPICS.device_subscriptions("d1"))
     coordinator_hears = any(matches(s, topic_of(row)) for s in TOPICS.coordinator_subscriptions())
-    # The coordinator also subscribes to its own state, to notice another one of its name.
-    assert coordinator_hears == (row.reader == "coordinator" or row.kind == "coord_state")
+    # The coordinator also subscribes to its own state, to notice another one of its name. Only a coordinator of a
+    # queue subscribes to commands too.
+    assert coordinator_hears == (
+        row.reader == "coordinator" and row.kind != "op_up" or row.kind == "coord_state"
+    )
+    assert matches(TOPICS.all_commands, topic_of(row)) == (row.kind == "op_up")
     # A device subscribes to a broadcast by its own name while it fetches it; only older devices use retired topics.
     assert device_hears == (row.reader == "device" and row.kind != "bcast" and not row.retired)
     assert row.writer != row.reader

@@ -1,0 +1,140 @@
+"""Carry out the commands that operators send through the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.devices.error_boundary import ErrorBoundary
+from protofleet.coordinator.queue.commands import REFUSED, Sender
+from protofleet.protocol.link.base import FRAME_OVERHEAD
+from protofleet.protocol.link.operators import CommandReceiver, ReceivedCommand
+from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER, TokenBucket
+from protofleet.protocol.wire.codec import MAX_PAYLOAD
+from protofleet.protocol.wire.messages import CommandOutcome
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.runtime.event_loop import WorkThread
+
+MOST_WAITING: Final = 4  # Largest number of commands of one operator that wait to be carried out.
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+class OperatorHandler(Protocol):
+    """A function that carries out a request and returns its answer; it may wait for the thread of the event loop."""
+
+    def __call__(self, user: str, request: Mapping[str, Any], sender: Sender) -> Mapping[str, Any]: ...
+
+
+class BrokerOperators:
+    """The operators who are enrolled, and their commands that wait.
+
+    One thread carries out the commands in the order of their arrival, because the check of an experiment takes long.
+    A command that finds no room is dropped; its sender sends it again.
+    """
+
+    def __init__(
+        self, link: CommandReceiver, handle: OperatorHandler, put: Callable[[Callable[[], None]], None], bans: Bans
+    ) -> None:  # fmt: skip
+        """Begin the thread; `put` makes the thread of the event loop call a function."""
+        self._link, self._handle, self._put, self._bans = link, handle, put, bans
+        self._now, self._room = 0.0, 0
+        self._waiting = Counter[str]()
+        self._log_rate = TokenBucket(rate=1.0, burst=20.0)
+        self._boundary = ErrorBoundary(bans, lambda: self._now, self._counted_as)
+        self._thread = WorkThread()
+        self._thread.start()
+        link.rate_limiter.on_flood = self._flooded
+
+    def is_for_us(self, topic: str) -> bool:
+        return self._link.operator_of_topic(topic) is not None
+
+    def unwanted(self, topic: str) -> bool:
+        """Return whether messages on this topic are dropped unread. Any thread may call this method."""
+        name = self._link.operator_of_topic(topic) or ""
+        if not self._bans.ignored:
+            return False
+        return self._bans.drops(name) or self._bans.drops(self._counted_as(name))
+
+    def _counted_as(self, name: str) -> str:
+        return name if name in self._link.operators else UNKNOWN_SENDER
+
+    def _flooded(self, name: str) -> None:
+        self._bans.ban(name, self._now)
+
+    def connected(self, max_packet: int) -> None:
+        self._room = min(max_packet, MAX_PAYLOAD) - FRAME_OVERHEAD
+
+    def arrived(self, topic: str, frame: bytes, now: float) -> None:
+        self._now = now
+        try:
+            with self._around(self._link.operator_of_topic(topic) or ""):
+                self._accept(self._link.arrived(topic, frame, now))
+        except Rejected as fault:
+            if self._log_rate.take(now):
+                log.warning("rejected a frame on the topic %.100r: %s", topic, fault)
+
+    @contextlib.contextmanager
+    def _around(self, name: str) -> Iterator[None]:
+        """Catch an error of ours in the work for one operator, and pause the operator after an error."""
+        with self._boundary.around(name):
+            yield
+        self._boundary.take_excluded()  # No run waits for an operator.
+
+    def _accept(self, received: ReceivedCommand | None) -> None:
+        if received is not None and self._waiting[received.operator.name] < MOST_WAITING:
+            self._waiting[received.operator.name] += 1
+            self._thread.put(lambda: self._carry_out(received))
+
+    def _carry_out(self, received: ReceivedCommand) -> None:
+        try:
+            answer = self._answer_of(received)
+        except Exception:
+            log.exception("a command of %s failed", received.operator.name)
+            answer = {"verdict": "failed", "words": "the command failed; see the log of the coordinator"}
+        self._put(lambda: self._send(received, answer))
+
+    def _answer_of(self, received: ReceivedCommand) -> Mapping[str, Any]:
+        operator, command = received.operator, received.request
+        try:
+            args = json.loads(command.args)
+        except (ValueError, RecursionError):
+            args = None
+        if not isinstance(args, dict):
+            return {"verdict": REFUSED, "words": "the arguments of the command are not a JSON object"}
+        sender = Sender(operator.grants, received.boot, received.newest, operator.holder)
+        request = {"run": "", "reason": "", **args, "id": command.id.hex(), "verb": command.verb}
+        return self._handle(operator.name, request, sender)
+
+    def _send(self, received: ReceivedCommand, answer: Mapping[str, Any]) -> None:
+        name = received.operator.name
+        self._waiting[name] -= 1
+        self._waiting += Counter()  # This removes the names whose count is 0.
+        data = {key: value for key, value in answer.items() if key not in ("verdict", "words")}
+        with self._around(name):
+            packed = packed_within(data, self._room)
+            self._link.answer(
+                name, CommandOutcome(received.request.id, answer["verdict"], answer["words"], packed)
+            )
+
+
+def packed_within(data: Mapping[str, Any], room: int) -> bytes:
+    """Return the data as JSON; shorten its list, so that the JSON has at most `room` bytes.
+
+    The first runs and the newest commands stay, and `left_out` counts the others.
+    """
+    rows: list[Any]
+    key, all_rows = next(((key, data[key]) for key in ("runs", "commands") if key in data), ("", []))
+    kept = len(all_rows)
+    while len(packed := json.dumps(data, allow_nan=False).encode()) > room:
+        if not kept:
+            return b"{}"
+        kept //= 2
+        rows = all_rows[:kept] if key == "runs" else all_rows[len(all_rows) - kept :]
+        data = {**data, key: rows, "left_out": len(all_rows) - kept}
+    return packed

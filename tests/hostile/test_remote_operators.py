@@ -1,0 +1,157 @@
+"""Enrolled operators give their commands through a real broker with TLS and access rules."""
+
+import contextlib
+import json
+import re
+import secrets
+import shutil
+import threading
+import time
+
+import pytest
+
+from protofleet.cli.main import main
+from protofleet.federation.enrol.key_folder import expect_fingerprint, install, read_approval_file
+from protofleet.federation.enrol.lifecycle import revoke
+from protofleet.federation.remote.client import ask_coordinator
+from protofleet.federation.remote.settings import load_operator_settings
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.operators import CommandSender
+from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.transport.base import Connected
+from protofleet.protocol.wire.messages import CommandRequest
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime import credentials
+from protofleet.runtime.command.errors import RunError
+from tests.conftest import Peer
+from tests.hostile.federation import Federation
+from tests.hostile.test_run_queue import EXPERIMENT
+from tests.support.operators import enrol_operator
+
+# The process is killed when the effect of a submission is on the disk, and before its result is sent.
+KILLED = """
+import os
+import protofleet.coordinator.operators as operators
+sends = operators.BrokerOperators._send
+def send(self, received, answer):
+    if received.request.verb == "submit":
+        os._exit(9)
+    sends(self, received, answer)
+operators.BrokerOperators._send = send
+"""
+
+
+class Away:
+    """People at other machines: each has the keys of an operator and the address of the broker."""
+
+    def __init__(self, f, capsys):
+        self.f, self.capsys = f, capsys
+        self.files = {
+            name: enrol_operator(f.fleet, f.folder / "operators", name, grants, f.address(COORDINATOR))
+            for name, grants in (("alice", {"view", "run"}), ("bob", {"view"}), ("carol", {"run"}))
+        }
+        self.experiment = f.folder / "experiment.toml"
+        self.experiment.write_text(EXPERIMENT)
+
+    def say(self, name, *line):
+        """Run a command, and return its exit code and its output."""
+        self.capsys.readouterr()
+        code = main([*line, "--operator", str(self.files[name])])
+        return code, "".join(self.capsys.readouterr())
+
+    def ask(self, name, verb, seconds=20.0, **request):
+        return ask_coordinator(
+            load_operator_settings(self.files[name]), {"verb": verb, "reason": "", **request}, seconds
+        )
+
+    def log(self):
+        return json.loads(self.say("alice", "runs", "--log", "--json")[1])["commands"]
+
+
+@pytest.fixture
+def away(tmp_path, capsys):
+    with Federation(tmp_path, "one", "two") as f:
+        yield Away(f, capsys)
+
+
+def send_as_device(f, name):
+    """Send a command with the keys of a device, on the topic that the broker allows to it."""
+    keys, keyring = credentials.of_device(str(f.fleet.folder_of(name)), f.name, name, "", "")
+    peer = Peer(name, f.address(name))
+    try:
+        peer.next(Connected)
+        me = Identity(name, int(time.time()), keys)
+        link = CommandSender(me, keyring, Topics(f.name), peer.mqtt, True, Clock())
+        link.send(CommandRequest(secrets.token_bytes(16), "stop", b'{"run": "demo"}'))
+        assert peer.mqtt.flush(10)
+    finally:
+        peer.mqtt.close()
+
+
+def test_operators_give_their_commands_from_anywhere_within_their_grants(away, capsys):
+    f = away.f
+    code, said = away.say("alice", "runs")
+    assert code == 1 and "no coordinator answers on" in said and "nothing is queued" in said
+    assert said.count("\n") == 1 and "Traceback" not in said
+    f.service()
+    f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
+    assert away.say("alice", "submit", str(away.experiment)) == (0, "demo: demo is submitted\n")
+    f.wait_until(lambda: "running" in away.say("bob", "runs")[1], "the run to begin")
+    code, said = away.say("bob", "stop", "demo")
+    assert code == 1 and said == "demo: bob has no grant 'run', which stop needs\n"
+    assert away.say("carol", "show", "demo") == (1, "demo: carol has no grant 'view', which show needs\n")
+    # A device that has its keys, and a topic at the broker, is not an operator.
+    send_as_device(f, "one")
+    unknown = 'protofleet_rejected_total{reason="unknown_sender"'
+    f.wait_until(
+        lambda: any(key.startswith(unknown) and value for key, value in f.metrics().items()), "the count"
+    )
+    # A command that is said twice has one effect and one line in the log.
+    name = secrets.token_hex(16)
+    paused = [away.ask("alice", "pause", id=name, run="demo") for _ in range(2)]
+    assert paused[0] == paused[1] and paused[0]["verdict"] == "done"
+    assert [(one["operator"], one["verb"], one["verdict"]) for one in away.log()] == [
+        ("alice", "submit", "done"), ("bob", "stop", "denied"), ("alice", "pause", "done"),
+    ]  # fmt: skip
+    assert away.say("alice", "stop", "demo")[0] == 0
+    code, said = away.say("bob", "follow", "demo")
+    assert code == 1 and said.startswith("demo: stopped: stopped by alice")
+
+
+def test_a_revoked_operator_is_not_answered_and_the_others_are(away):
+    f = away.f
+    service = f.service()
+    f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the service")
+    statement = f.fleet.root / "records" / "bob.operator"
+    kept = shutil.copy(statement, f.folder / "kept")
+    authority = f.fleet.authority()
+    revoke(authority, "bob", "")
+    shutil.copy(kept, statement)  # Somebody puts the statement back; the list of revocations counts.
+    approval = read_approval_file(f.fleet.root / "approvals" / f"{COORDINATOR}.approval")
+    confirm = expect_fingerprint(authority.fingerprint)
+    install(f.fleet.folder_of(COORDINATOR), approval, confirm, authority.now(), durable=False)
+
+    def is_refused():
+        with contextlib.suppress(RunError):
+            away.ask("bob", "runs", run="", seconds=1.0)
+        return re.search("bob is not known here: .* has been revoked", f.log_of(service))
+
+    f.wait_until(is_refused, "the revocation to count")
+    with pytest.raises(RunError, match="no coordinator answers on .*/op/up/bob at"):
+        away.ask("bob", "runs", run="", seconds=2.0)
+    assert away.ask("alice", "runs", run="")["verdict"] == "done"
+
+
+def test_a_command_has_one_effect_if_the_coordinator_is_killed_before_it_sends_the_result(away):
+    f, results = away.f, []
+    service = f.service(planted=KILLED)
+    f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
+    args = {"run": "demo", "experiment": EXPERIMENT, "after": "", "priority": 0}
+    shell = threading.Thread(target=lambda: results.append(away.ask("alice", "submit", 60.0, **args)))
+    shell.start()
+    assert f.wait_for_end(service) == 9
+    f.service()
+    shell.join(70)
+    assert [(one["verdict"], one["words"]) for one in results] == [("done", "demo is submitted")]
+    assert [one["verb"] for one in away.log()] == ["submit"]
