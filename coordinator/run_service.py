@@ -34,6 +34,7 @@ from protofleet.coordinator.queue.commands import (
     shown_commands,
 )
 from protofleet.coordinator.queue.folder import queue_folder
+from protofleet.coordinator.queue.labelling import Labelling, decide_labels, shown_labels
 from protofleet.coordinator.queue.queue_file import QueueFile
 from protofleet.coordinator.queue.settle import Change, Conduct, Tell, settle
 from protofleet.coordinator.queue.states import (
@@ -123,7 +124,9 @@ class RunService:
         )
         self._context = self._connection.context
         self._context.isolates_runs = True
+        self._context.labels = self._queue.labels
         self.service = CoordinatorService(self._context, [], stays=True)
+        self.service.choose_legacy = self._choose_legacy
         self._events.unwanted = self.service.unwanted
         self._open: dict[str, ActiveRun] = {}  # The runs that are conducted, in the order of their beginning.
         self._facts: dict[str, RunFact] = {}
@@ -234,8 +237,20 @@ class RunService:
         has_ended = {name for name, fact in self._facts.items() if fact.state in FINAL}
         self.service.paused = {run.name for run in active} - self._open.keys() - has_ended
         # Without an active run, the last one keeps its name in the messages to all devices.
-        if active and self._connection.link.run not in {run.name for run in active}:
-            self.service.lead(active[0].name)
+        names = [run.name for run in active]
+        if names and self._connection.link.run not in names:
+            self.service.lead(self._queue.legacy if self._queue.legacy in names else names[0])
+
+    def _choose_legacy(self, name: str) -> bool:
+        """Make a run the legacy run, durably; return False if the disk does not take it now."""
+        try:
+            self._queue.choose_legacy(name)
+        except Exception as error:
+            if not (is_full(error) or is_locked(error)):
+                raise
+            return False
+        self.service.lead(name)
+        return True
 
     def _change(self, change: Change) -> bool:
         """Write a change; return False if the disk is full or the file is locked, and the change has to wait."""
@@ -350,16 +365,16 @@ class RunService:
 
     # Methods for the commands of operators.
 
-    def _execute(self, command: QueueCommand, submission: Submission | None) -> Mapping[str, Any]:
+    def _execute(self, command: QueueCommand, more: Submission | Labelling | None) -> Mapping[str, Any]:
         try:
-            return self._executed(command, submission)
+            return self._executed(command, more)
         except Exception as error:
             if not (is_full(error) or is_locked(error)):
                 raise
             words = f"{self._folder} cannot be written: {error}; send the command again"
             return {"verdict": "failed", "words": words}
 
-    def _executed(self, command: QueueCommand, submission: Submission | None) -> Mapping[str, Any]:
+    def _executed(self, command: QueueCommand, more: Submission | Labelling | None) -> Mapping[str, Any]:
         match command.verb:
             case "runs":
                 runs = sorted(self._queue.runs.values(), key=lambda run: (run.closed, *turn(run)))
@@ -368,12 +383,26 @@ class RunService:
                 return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
             case "show":
                 return {"verdict": REFUSED, "words": f"the queue has no run {command.run}"}
+            case "labels":
+                devices = shown_labels(self._queue.labels, self._context.enrolled_devices)
+                return {"verdict": DONE, "words": "", "devices": devices}
         if (known := self._queue.result_of(command)) is not None:
             return {"verdict": known.verdict, "words": known.words}
-        decision = decide(command, self._queue.runs, int(time.time()), submission)
+        decision = self._decide(command, more)
         self._queue.save(command, decision)
         self._note(command, decision)
+        if decision.labelled is not None:
+            self.service.selection_changed()
         return {"verdict": decision.verdict, "words": decision.words}
+
+    def _decide(self, command: QueueCommand, more: Submission | Labelling | None) -> Decision:
+        if isinstance(more, Labelling):
+            return decide_labels(more, self._queue.labels, self._context.enrolled_devices)
+        if more is not None and more.selection is not None:
+            enrolled = self._context.enrolled_devices
+            if problem := more.selection.problem(more.quorum, enrolled, self._queue.labels):
+                return Decision(REFUSED, problem)
+        return decide(command, self._queue.runs, int(time.time()), more)
 
     def _note(self, command: QueueCommand, decision: Decision) -> None:
         self._unsettled = True

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.devices.labels import DeviceLabels
+from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.queue.states import (
     FINAL,
     NEXT_STATE,
@@ -44,6 +46,8 @@ class Submission:
     rounds: int
     after: str = ""
     priority: int = 0
+    selection: DeviceSelection | None = None
+    quorum: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Decision:
     words: str
     changed: tuple[QueuedRun, ...] = ()
     deleted: tuple[str, ...] = ()
+    labelled: tuple[str, DeviceLabels] | None = None  # A device, and its new group and labels.
 
 
 class CarriedOut(Protocol):
