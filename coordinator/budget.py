@@ -1,15 +1,18 @@
-"""The budget of each device in a run: it charges bytes to devices, and finds the devices whose budget is spent.
+"""The budget of a run and of each of its devices: it charges bytes to devices, and finds the budgets that are spent.
 
 A device gets a task only if its budget holds one more round and the evaluation at the end. A round counts with its
 closed form, or with the largest round of this device so far if that is larger. If the closed form is only a largest
 size, the largest round so far replaces it. So a limit is not exceeded, unless messages are repeated, or a device
 stays connected after its budget is spent.
+
+The limits on the whole run, `bytes` and `device_hours`, are compared with the sums at the end of each round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,6 +42,9 @@ MOST_NAMED: Final = 5  # Largest number of devices that a log line names.
 UNSAVED_SHARE: Final = 100  # At most one part in 100 of a limit is not saved.
 RUN: Final = "run"
 MONTH: Final = "month"
+BYTES: Final = "bytes"
+DEVICE_HOURS: Final = "device_hours"
+HOUR_SECONDS: Final = 3600
 NOTHING: Final[Mapping[str, int]] = {}
 
 
@@ -56,6 +62,12 @@ class Budget:
             self.limits[RUN] = settings.run_limit
         if settings.month_bytes_per_device is not None:
             self.limits[MONTH] = int(settings.month_bytes_per_device)
+        # Limits on the whole run, by the name of the setting.
+        totals = {BYTES: settings.bytes, DEVICE_HOURS: settings.device_hours}
+        self._totals = {name: limit for name, limit in totals.items() if limit is not None}
+        self._used_totals: Mapping[str, float] = {}
+        if DEVICE_HOURS in self._totals:
+            spool.device_time.count()
         self.spent = spool.spent = SpentBytes(spool.index, month_at(wall()))
         # Bytes of each device in the other runs of this month.
         self._in_other_runs: Mapping[str, int] = NOTHING
@@ -99,7 +111,8 @@ class Budget:
                 self.spent.charge(device, size)
         else:
             self.spent.published += size
-        if self.spent.unsaved * UNSAVED_SHARE > min(self.limits.values()):
+        least = min([*self.limits.values(), self._totals.get(BYTES, math.inf)])
+        if self.spent.unsaved * UNSAVED_SHARE > least:
             self._spool.save_traffic()
 
     def resume(self) -> None:
@@ -117,6 +130,7 @@ class Budget:
             for name in self.limits:
                 counted = (self._counted(name, device) for device, _ in self.spent.of_all())
                 self._used[name] = max(counted, default=0)
+            self._used_totals = self._sums()
         devices, self.spent.touched = self._enrolled() if is_of_all else self.spent.touched, set()
         if not self._judge(devices) and not is_of_all:
             return None
@@ -160,8 +174,9 @@ class Budget:
         """Return the state for observers. Any thread may call this method."""
         spent = {name: len(devices) for name, devices in self.without_round.items()}
         price = self.settings.price_per_gb
+        ratios = {name: used / self._totals[name] for name, used in self._used_totals.items()}
         return BudgetState(
-            MappingProxyType(self.limits), MappingProxyType(self._used), spent, price, self.wait
+            MappingProxyType(self.limits), MappingProxyType(self._used), spent, price, self.wait, ratios
         )
 
     def close(self) -> None:
@@ -221,6 +236,27 @@ class Budget:
             len(enrolled) - spent,
             self._words(RUN) if RUN in self.limits else "",
             frozenset(self.without_round.get(MONTH, set()) - run),
+            self._over_words(),
+        )
+
+    def _sums(self) -> Mapping[str, float]:
+        """Return the bytes of all devices, and the hours that they have worked, as far as the run limits these."""
+        found: dict[str, float] = {}
+        if BYTES in self._totals:
+            found[BYTES] = sum(size for _, size in self.spent.of_all())
+        if DEVICE_HOURS in self._totals:
+            found[DEVICE_HOURS] = self._spool.device_time.seconds / HOUR_SECONDS
+        return found
+
+    def _over_words(self) -> str:
+        """Return which limits on the whole run are spent. The sums are left out, because they still grow."""
+        s = self.settings
+        parts = {
+            BYTES: f"budget.bytes, {human_bytes(s.bytes or 0)}{s.cost_words(s.bytes or 0)}, is transferred",
+            DEVICE_HOURS: f"the devices have worked for budget.device_hours, {s.device_hours or 0:g} hours",
+        }
+        return "; ".join(
+            parts[name] for name, used in self._used_totals.items() if used >= self._totals[name]
         )
 
     def _words(self, limit: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
 from protofleet.coordinator.round.policy import Policy
@@ -107,6 +108,8 @@ class CoordinatorSettings:
     """Rules for the rounds."""
     budget: BudgetSettings | None = None
     """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
+    select: DeviceSelection | None = None
+    """Devices that take part in the run; if left out, all enrolled devices may take part."""
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
     """Limits on the claims of a device and on the disk space of updates."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -159,6 +162,16 @@ class CoordinatorSettings:
         demand_buffered_fit(self.policy, plan)
         if self.budget is not None:
             demand_one_round(self.budget, plan)
+        self._demand_enough_places()
+
+    def _demand_enough_places(self) -> None:
+        most = self.select.most if self.select else 0
+        for key in ("quorum", "gather", "cohort", "buffer"):
+            if 0 < most < (wanted := getattr(self.policy, key)):
+                raise ValueError(
+                    f"select.most is {most}, but policy.{key} is {wanted}; raise select.most to at least "
+                    f"{wanted}, or lower policy.{key}"
+                )
 
     def endpoint(self) -> Endpoint:
         return Endpoint(self.metrics_host, self.metrics_port)

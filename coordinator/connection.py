@@ -62,7 +62,7 @@ def run_of(
     with spool.index.detect_takeover():
         return Run(
             plan, machine, spool, connection.context, part, limits=settings.limits,
-            class_names=settings.class_names, budget=settings.budget,
+            class_names=settings.class_names, budget=settings.budget, selection=settings.select,
         )  # fmt: skip
 
 

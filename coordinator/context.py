@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.devices.error_boundary import ErrorBoundary
+from protofleet.coordinator.devices.labels import DeviceLabels
 from protofleet.coordinator.dispatcher import Dispatcher
 from protofleet.coordinator.here_timer import HereTimer
 from protofleet.coordinator.process_faults import is_of_the_process
@@ -35,6 +36,8 @@ class ProcessContext:
     wall: Callable[[], float] = time.time
     now: float = 0.0  # Time of the event that is being handled, on the clock of the event loop.
     connected: bool = False  # True while there is a session with the broker
+    # The groups and labels that operators have assigned to devices. They may change while runs go on.
+    labels: Mapping[str, DeviceLabels] = field(default_factory=dict)
     # Called when a run is over, before its devices are told.
     on_run_end: Callable[[], None] = lambda: None
     stopped: str = ""  # Reason why the process ends before its run is over, or "".

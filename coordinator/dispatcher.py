@@ -102,7 +102,9 @@ class Dispatcher:
         if self.busy_with(device) not in ("", run):
             self._held.setdefault(device, {})[run] = HeldTask(send, self._clock())
             return False
-        self._take(device, run)
+        # A device that says hello while it works gets its task again. Its time counts from the first task.
+        if device not in self._in_hand:
+            self._take(device, run)
         return True
 
     def drop(self, run: str) -> None:

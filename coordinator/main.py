@@ -33,6 +33,7 @@ from protofleet.methods.contract.torch_setup import compute_deterministically, o
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
+from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
@@ -60,6 +61,11 @@ def claim(settings: CoordinatorSettings) -> ClaimedRun:
     keys, keyring = credentials.of_coordinator(
         settings.enrolled, settings.federation, settings.key, settings.devices
     )
+    if settings.select is not None:
+        settings.select.demand_no_labels("this one conducts the run of its file")
+        enrolled = frozenset(keyring) - {COORDINATOR}
+        if problem := settings.select.problem(settings.policy.quorum, enrolled, {}):
+            log.warning("%s", problem)
     compute_deterministically(strict=True)
     plan = settings.plan()
     runs, clock = Path(settings.folder), int(time.time())

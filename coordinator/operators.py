@@ -126,15 +126,17 @@ class BrokerOperators:
 def packed_within(data: Mapping[str, Any], room: int) -> bytes:
     """Return the data as JSON; shorten its list, so that the JSON has at most `room` bytes.
 
-    The first runs and the newest commands stay, and `left_out` counts the others.
+    The first runs or devices and the newest commands stay, and `left_out` counts the others.
     """
     rows: list[Any]
-    key, all_rows = next(((key, data[key]) for key in ("runs", "commands") if key in data), ("", []))
+    key, all_rows = next(
+        ((key, data[key]) for key in ("runs", "devices", "commands") if key in data), ("", [])
+    )
     kept = len(all_rows)
     while len(packed := json.dumps(data, allow_nan=False).encode()) > room:
         if not kept:
             return b"{}"
         kept //= 2
-        rows = all_rows[:kept] if key == "runs" else all_rows[len(all_rows) - kept :]
+        rows = all_rows[:kept] if key != "commands" else all_rows[len(all_rows) - kept :]
         data = {**data, key: rows, "left_out": len(all_rows) - kept}
     return packed

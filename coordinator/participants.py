@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,7 @@ from protofleet.coordinator.devices.domains import assign_domain, claim_problem
 from protofleet.coordinator.devices.hello_requests import HelloRequests
 from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
 from protofleet.coordinator.devices.limits import CoordinatorLimits, hello_problem
-from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.devices.selection import SelectedDevices
 from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
@@ -47,7 +47,7 @@ class Participants:
     def __init__(
         self, plan: Plan, context: ProcessContext, link: CoordinatorRunLink, times: RunTimes, machine: MachineReader,
         spool: Spool, question: OpenQuestion, limits: CoordinatorLimits, class_names: tuple[str, ...],
-        feature_size: int, happen: Callable[[Event], None], enrolments: AnswerEnrolments, selection: DeviceSelection,
+        feature_size: int, happen: Callable[[Event], None], enrolments: AnswerEnrolments, selection: SelectedDevices,
     ) -> None:  # fmt: skip
         """Set up an empty roster; `happen` receives an event when a device joins or leaves."""
         self._plan, self._digest, self._context, self._link = plan, plan.digest, context, link
@@ -63,7 +63,7 @@ class Participants:
         patience, known = machine.policy.patience_seconds, lambda device: device in self._link.party.keyring
         self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
         self.older_copies = OlderCopyDetector(
-            spool, patience, lambda: len(selection.of(context.enrolled_devices))
+            spool, patience, lambda: selection.count(context.enrolled_devices)
         )
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
@@ -123,7 +123,8 @@ class Participants:
 
     # Methods for messages of devices.
 
-    def hello_received(self, received: Received, hello: Hello) -> None:
+    def hello_received(self, received: Received, hello: Hello, refuses: bool = True) -> None:
+        """Handle a hello. If `refuses` is false, a device that the run does not select gets no reply."""
         # The hello was sent to a coordinator of another run. That run may have the same plan as this run. So the plan
         # in the hello does not show that the device belongs to this run.
         if received.run != self._link.run:
@@ -131,12 +132,43 @@ class Participants:
         before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
         self._spool.check_claim()  # devices ignore a replaced coordinator, so do not reply
+        if self._leaves_out(hello, refuses):
+            return
         if before is not None and before[1] == received.boot and self._says_nothing_new(before[0], hello):
             return
         if self.name_vote.is_open and received.epoch != self._link.party.epoch:
             self._handle_hello_to_earlier_coordinator(hello)
         else:
             self._handle_hello(hello)
+
+    def may_join(self, hello: Hello) -> bool:
+        return self._not_selected(hello) is None and self._has_place_for(hello.device)
+
+    def _leaves_out(self, hello: Hello, refuses: bool) -> bool:
+        """Return whether the device of this hello does not take part now; a device may wait for a place."""
+        device = hello.device
+        problem = self._not_selected(hello)
+        if problem is None:
+            return not self._has_place_for(device)
+        if device in self._machine.roster:
+            self.remove(device, "the run does not select it any more")
+        if refuses:
+            log.info("%s cannot take part: %s", device, problem.message)
+            self._send_refusal(device, problem)
+        return True
+
+    def _not_selected(self, hello: Hello) -> Problem | None:
+        """Return why the run does not select the device. A device of the open round takes part until its end."""
+        problem, m = self._selection.problem_with(hello), self._machine
+        is_open = m.stage not in (Stage.GATHERING, Stage.FINISHED)
+        return None if is_open and hello.device in m.cohort else problem
+
+    def _has_place_for(self, device: str) -> bool:
+        """Return whether the device has one of the places of select.most, or one is free."""
+        if not (most := self._selection.settings.most):
+            return True
+        taken = {*self._machine.roster, *self._machine.cohort, *self._hello_requests}
+        return device in taken or len(taken) < most
 
     def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
         """Return whether the hello can be ignored because it contains nothing new.
@@ -301,6 +333,16 @@ class Participants:
         """Return whether the newest message of the device belongs to an enrolment that has ended."""
         return has_ended(self._link.party.keyring, device, self._link.party.holder_of(device))
 
+    def drop_unselected(self, kept: Collection[str] = ()) -> None:
+        """Remove the devices that the run does not select any more, without those in `kept`.
+
+        Such a device keeps its state of the run. It joins again if the run selects it again.
+        """
+        for device in sorted(self._machine.roster - set(kept)):
+            if not self._selection.selects(device):
+                log.info("the run does not select %s any more", device)
+                self.remove(device, "the run does not select it any more")
+
     # Methods for the MQTT wills of devices, which the broker publishes.
 
     def will_received(self, device: str) -> None:
@@ -380,9 +422,7 @@ class Participants:
                 self._admit(hello)
 
     def _hello_problem(self, hello: Hello) -> Problem | None:
-        problem = self._selection.problem_with(hello) or hello_problem(
-            hello, self._plan, self._limits, self._question.uses
-        )
+        problem = hello_problem(hello, self._plan, self._limits, self._question.uses)
         if problem or not self._needs_domains:
             return problem
         claim = hello.domain or hello.device
@@ -405,6 +445,9 @@ class Participants:
         if self._context.peer_log.take(self._context.now):
             log.warning("%s cannot take part: %s", device, problem.message)
         self._link.meter.rejected[problem.reason] += 1
+        self._send_refusal(device, problem)
+
+    def _send_refusal(self, device: str, problem: Problem) -> None:
         self.on_refusal(device, problem.message)
         self._link.send(device, refusal_of(problem.message, *self._hellos[device]))
 

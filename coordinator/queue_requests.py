@@ -9,26 +9,28 @@ from typing import Any, Final, Protocol
 
 from protofleet.coordinator.control import ID, rounds_in
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
+from protofleet.coordinator.queue.labelling import Labelling
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
 from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.security.operators import RUN, VIEW
+from protofleet.protocol.security.operators import ADMIT, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import valid_name
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.control_socket import SECONDS
 
-SHOWS: Final = ("runs", "show", "log")  # Verbs that change nothing.
-VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop")
+SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
+VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
+OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
 MOST_SHOWN: Final = 64  # Largest number of letters of a wrong name that is shown.
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
-# The arguments are the command, its submission, and the reason why it is refused, or "".
-Execute = Callable[[QueueCommand, Submission | None, str], QueueAnswer]
+# The arguments are the command, its further parts, and the reason why it is refused, or "".
+Execute = Callable[[QueueCommand, Submission | Labelling | None, str], QueueAnswer]
 
 
 class QueueHandler(Protocol):
@@ -55,15 +57,18 @@ def queue_commands(
             command = command_in(request, user, sender)
         except ValueError as error:
             return {"verdict": REFUSED, "words": str(error)}
-        submission, refusal = None, problem_of(command)
-        if command.verb == "submit" and not (refusal or denial_of(command)):
+        more: Submission | Labelling | None = None
+        if not (refusal := problem_of(command)) and not denial_of(command):
             try:
-                submission = submission_in(request, command.run, settings)
+                if command.verb == "submit":
+                    more = submission_in(request, command.run, settings)
+                elif command.verb == "label":
+                    more = labelling_in(request)
             # These are the errors of wrong settings, of plug-ins, and of a library that is not installed.
             except (ValueError, AuthorError, ImportError) as error:
                 refusal = str(error)
         results: queue.SimpleQueue[QueueAnswer] = queue.SimpleQueue()
-        put(lambda: results.put(execute(command, submission, refusal)))
+        put(lambda: results.put(execute(command, more, refusal)))
         try:
             return results.get(timeout=SECONDS)
         except queue.Empty:
@@ -86,7 +91,7 @@ def problem_of(command: QueueCommand) -> str:
     if command.verb not in VERBS:
         return f"there is no command {command.verb[:MOST_SHOWN]!r}; there are {', '.join(VERBS)}"
     try:
-        if command.run or command.verb not in ("runs", "log"):
+        if command.run or command.verb not in OF_NO_RUN:
             valid_name(command.run)
     except ValueError:
         return f"{command.run[:MOST_SHOWN]!r} is not the name of a run"
@@ -95,7 +100,7 @@ def problem_of(command: QueueCommand) -> str:
 
 def denial_of(command: QueueCommand) -> str:
     """Return the reason why the operator may not give the command, or ""."""
-    needed = VIEW if command.verb in SHOWS else RUN
+    needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
     if command.sender is None or needed in command.sender.grants:
         return ""
     return f"{command.operator} has no grant {needed!r}, which {command.verb[:MOST_SHOWN]} needs"
@@ -134,6 +139,18 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
             # Otherwise the thread of the event loop would import them, and all other runs would wait.
             plan.import_libraries()
             saved = saved_states(settings.folder / run.name / "coordinator")
-            made = Submission(text, saved.rounds if saved else run.rounds, after, priority)
+            rounds = saved.rounds if saved else run.rounds
+            made = Submission(text, rounds, after, priority, selection=run.select, quorum=run.policy.quorum)
             return _with_origin(made, request.get("from", ""), run.name, plan, settings)
     raise SettingsError("a submission has the strings experiment and after, and the whole number priority")
+
+
+def labelling_in(request: Mapping[str, Any]) -> Labelling:
+    match request:
+        case {"device": str(device), "group": str() | None as group, "labels": dict(labels)} if all(
+            isinstance(value, str) for value in labels.values()
+        ):
+            return Labelling(device, group, labels)
+    raise SettingsError(
+        "a request to label has the string device, the table labels of strings, and group, which is a string or null"
+    )

@@ -168,7 +168,7 @@ def describe_budget(
             f"{plan.method}; its messages alone transfer {size} for each device"
         )
     about, least = ("at most ", "at least ") if of_round.arrays is Arrays.AT_MOST else ("about ", "")
-    words, most = [], max(in_other_runs.values(), default=0)
+    words, most = list[str](), max(in_other_runs.values(), default=0)
     for name, limit in limits_of(budget).items():
         used = most if name == MONTH else 0
         fit = min(rounds, rounds_that_fit(limit - used, of_round))
@@ -176,4 +176,10 @@ def describe_budget(
         words.append(
             f"{name} {human_bytes(limit)}{budget.cost_words(limit)} holds {least}{fit:,} of {rounds:,} rounds{why}"
         )
-    return f"a round transfers {about}{size} for each device; {'; '.join(words)}"
+    if budget.bytes is not None:
+        words.append(
+            f"budget.bytes {human_bytes(budget.bytes)}{budget.cost_words(budget.bytes)} is for all devices"
+        )
+    if budget.device_hours is not None:
+        words.append(f"budget.device_hours {budget.device_hours:g} is for the work of all devices")
+    return "; ".join([f"a round transfers {about}{size} for each device", *words])

@@ -16,7 +16,7 @@ from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import CoordinatorLimits
-from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.devices.selection import DeviceSelection, SelectedDevices
 from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.judged import ValidationOfAll
@@ -100,7 +100,8 @@ class Run:
         machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
-        self.selection, self.times = selection or DeviceSelection(), RunTimes()
+        self.selection = SelectedDevices(selection or DeviceSelection(), context.labels)
+        self.times = RunTimes()
         self.queue = CommandQueue(spool, self)
         outlier, confusion = self.limits.outlier, self.limits.confusion
         self.server_runner = ServerRunner(
@@ -191,6 +192,12 @@ class Run:
         """Return whether a device takes part in the run, or has got a welcome of the run."""
         m = self.machine
         return device in m.roster or device in m.cohort or self.participants.awaits_hello_of(device)
+
+    def drop_unselected(self) -> None:
+        """Remove the devices that the run does not select any more. Devices of an open round stay until its end."""
+        self.participants.drop_unselected(
+            () if self.machine.stage is Stage.GATHERING else self.machine.cohort
+        )
 
     @property
     def wake_at(self) -> float:
@@ -449,7 +456,7 @@ class Run:
         members, domains = self.participants.members, self.participants.domains
         roster = self.machine.roster - self.machine.unfunded
         saved = {d: members[d] for d in sorted({*save.cohort, *roster})}
-        fleet = max(len(self.enrolled_devices()), len(save.cohort))
+        fleet = max(self.selection.count(self._context.enrolled_devices), len(save.cohort))
         if self.server_runner.has_forgotten:
             delete_best(self.spool)
         self.spool.save(
@@ -538,6 +545,8 @@ class Run:
         for observer in self.observers:
             self.isolation.call(observer.stepped, self.view, step, self._context.now)
         self.participants.drop_unenrolled()
+        if step.ask is None:  # The round is over, and the next cohort is drawn from the selected devices.
+            self.participants.drop_unselected()
         base = step.manifest.object if step.manifest else b""
         kept = self.enrolments.valid(step.kept, step.round + 1)
         if step.ask is not None:

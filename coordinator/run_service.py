@@ -43,6 +43,7 @@ from protofleet.coordinator.queue.commands import (
     shown_commands,
 )
 from protofleet.coordinator.queue.folder import queue_folder
+from protofleet.coordinator.queue.labelling import Labelling, decide_labels, shown_labels
 from protofleet.coordinator.queue.queue_file import QueueFile
 from protofleet.coordinator.queue.settle import Change, Conduct, Tell, settle
 from protofleet.coordinator.queue.states import (
@@ -138,8 +139,10 @@ class RunService:
         )
         self._context = self._connection.context
         self._context.isolates_runs = True
+        self._context.labels = self._queue.labels
         self.service = CoordinatorService(self._context, [], stays=True)
         self._events.unwanted = self._unwanted
+        self.service.choose_legacy = self._choose_legacy
         self._open: dict[str, ActiveRun] = {}  # The runs that are conducted, in the order of their beginning.
         self._facts: dict[str, RunFact] = {}
         # Runs that have an order which their folder does not show yet.
@@ -264,8 +267,20 @@ class RunService:
         has_ended = {name for name, fact in self._facts.items() if fact.state in FINAL}
         self.service.paused = {run.name for run in active} - self._open.keys() - has_ended
         # Without an active run, the last one keeps its name in the messages to all devices.
-        if active and self._connection.link.run not in {run.name for run in active}:
-            self.service.lead(active[0].name)
+        names = [run.name for run in active]
+        if names and self._connection.link.run not in names:
+            self.service.lead(self._queue.legacy if self._queue.legacy in names else names[0])
+
+    def _choose_legacy(self, name: str) -> bool:
+        """Make a run the legacy run, durably; return False if the disk does not take it now."""
+        try:
+            self._queue.choose_legacy(name)
+        except Exception as error:
+            if not (is_full(error) or is_locked(error)):
+                raise
+            return False
+        self.service.lead(name)
+        return True
 
     def _change(self, change: Change) -> bool:
         """Write a change; return False if the disk is full or the file is locked, and the change has to wait."""
@@ -391,10 +406,10 @@ class RunService:
     # Methods for the commands of operators.
 
     def _execute(
-        self, command: QueueCommand, submission: Submission | None, refusal: str
+        self, command: QueueCommand, more: Submission | Labelling | None, refusal: str
     ) -> Mapping[str, Any]:
         try:
-            return self._executed(command, submission, refusal)
+            return self._executed(command, more, refusal)
         except Exception as error:
             if not (is_full(error) or is_locked(error)):
                 raise
@@ -402,7 +417,7 @@ class RunService:
             return {"verdict": "failed", "words": words}
 
     def _executed(
-        self, command: QueueCommand, submission: Submission | None, refusal: str
+        self, command: QueueCommand, more: Submission | Labelling | None, refusal: str
     ) -> Mapping[str, Any]:
         denial = denial_of(command)
         if command.verb in SHOWS:
@@ -414,14 +429,15 @@ class RunService:
         if denial or refusal:
             decision = Decision(DENIED if denial else REFUSED, denial or refusal)
         else:
-            own = self._refusal_of_extend(command) if command.verb == "extend" else ""
-            decision = decide(command, self._queue.runs, int(time.time()), submission, own)
+            decision = self._decide(command, more)
         command, decision = loggable(command), replace(decision, words=decision.words[:MOST_WORDS])
         self._queue.save(command, decision)
         self._note(command, decision)
         if command.verb == "extend" and decision.changed and command.run in self._open:
             with self._context.around(command.run):
                 self._extend(self._open[command.run].run, command.rounds)
+        if decision.labelled is not None:
+            self.service.selection_changed()
         return {"verdict": decision.verdict, "words": decision.words}
 
     def _view(self, command: QueueCommand) -> Mapping[str, Any]:
@@ -431,6 +447,9 @@ class RunService:
                 return {"verdict": DONE, "words": "", "runs": [self._shown(run) for run in runs]}
             case "show" if command.run in self._queue.runs:
                 return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
+            case "labels":
+                devices = shown_labels(self._queue.labels, self._context.enrolled_devices)
+                return {"verdict": DONE, "words": "", "devices": devices}
             case "log":
                 newest = self._queue.newest_of_all(MOST_LOGGED)
                 rows = [
@@ -453,6 +472,16 @@ class RunService:
         plan = self._settings.of_run(row.name, row.experiment).plan()
         fixed = plan.variant.fixed_rounds
         return rounds_are_fixed(plan.method, fixed) if fixed and command.rounds != row.rounds else ""
+
+    def _decide(self, command: QueueCommand, more: Submission | Labelling | None) -> Decision:
+        if isinstance(more, Labelling):
+            return decide_labels(more, self._queue.labels, self._context.enrolled_devices)
+        if more is not None and more.selection is not None:
+            enrolled = self._context.enrolled_devices
+            if problem := more.selection.problem(more.quorum, enrolled, self._queue.labels):
+                return Decision(REFUSED, problem)
+        refusal = self._refusal_of_extend(command) if command.verb == "extend" else ""
+        return decide(command, self._queue.runs, int(time.time()), more, refusal)
 
     def _note(self, command: QueueCommand, decision: Decision) -> None:
         self._unsettled = True

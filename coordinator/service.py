@@ -65,9 +65,11 @@ class CoordinatorService:
         self._free_places = FreePlaces()
         # Runs that are not open, but not over either. Their devices keep what belongs to these runs.
         self.paused: Collection[str] = ()
+        # Makes a run the legacy run, and returns whether it has done so.
+        self.choose_legacy: Callable[[str], bool] = lambda name: False
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
         context.on_run_end = self._announce_ends
-        self.link.run_of = lambda device: run.name if (run := self._home_of(device)) else self.link.run
+        self.link.run_of = self._home_of
         for run in runs:
             self.add(run, starts=run.spool.device_time.lift is None)
 
@@ -440,7 +442,9 @@ class CoordinatorService:
         self.context.dispatcher.hello_received(device, received.boot, working)
         if run := self._run_for(received.run, hello):
             with self._work_for(run):
-                run.participants.hello_received(received, hello)
+                # A device that follows several runs waits until a run selects it. Another device would wait in vain.
+                refuses = self._active() is None or not follows_several
+                run.participants.hello_received(received, hello, refuses)
         elif received.run and received.run not in self.paused:
             self.link.unassigned.send_as(received.run, device, Finished(0))
 
@@ -453,13 +457,39 @@ class CoordinatorService:
 
         A device whose software follows only one run is in the legacy run.
         """
-        legacy = self.runs.get(self.link.run)
-        if self._active() is None or forms.RUNS not in hello.can:
-            return legacy
+        if self._active() is None:
+            return self.runs.get(self.link.run)
+        if forms.RUNS not in hello.can:
+            return self._legacy_for(hello)
         if named:
             return self.runs.get(named)
-        fit = (run for run in self.runs.values() if run.selection.takes(hello) and not run.has(hello.device))
-        return next((run for run in fit if not run.times.shutdown.begun), None) if hello.capacity else None
+        if not hello.capacity:
+            return None
+        return next(
+            (run for run in self._not_over if not run.has(hello.device) and run.participants.may_join(hello)),
+            None,
+        )
+
+    def _legacy_for(self, hello: Hello) -> Run | None:
+        """Return the legacy run. The oldest run that selects such a device becomes the legacy run.
+
+        A legacy run with such devices stays the legacy run, because they would forget its state.
+        """
+        legacy = self.runs.get(self.link.run)
+        if legacy is None or legacy.participants.may_join(hello) or self._follow_only(legacy):
+            return legacy
+        fits = next((run for run in self._not_over if run.participants.may_join(hello)), None)
+        return fits if fits and self.choose_legacy(fits.name) else legacy
+
+    def _follow_only(self, run: Run) -> bool:
+        """Return whether the run may have devices whose software follows only one run."""
+        devices = {*run.machine.roster, *run.machine.cohort}
+        return not all(self.link.understands(device, forms.RUNS) for device in devices)
+
+    @property
+    def _not_over(self) -> list[Run]:
+        """Return the runs that are not over, the oldest first."""
+        return [run for run in self.runs.values() if not run.times.shutdown.begun]
 
     def _bye_received(self, received: Received, reason: str) -> None:
         """Remove a device from the run of its bye. A device that takes part in other runs goes on with these."""
@@ -475,14 +505,27 @@ class CoordinatorService:
             with self._work_for(run):
                 run.participants.bye_received(device, reason)
 
+    def selection_changed(self) -> None:
+        """Let each run drop the devices that it does not select any more, and ask the other devices for a hello."""
+        self._for_each(Run.drop_unselected)
+        if self.context.connected:
+            self.context.announce(self._birth())
+
     def _runs_with(self, device: str) -> list[Run]:
         """Return the runs that the device takes part in; if there is none, the legacy run."""
         found = [run for run in self.runs.values() if run.has(device)]
         return found or [run for run in (self.runs.get(self.link.run),) if run]
 
-    def _home_of(self, device: str) -> Run | None:
-        """Return the run that counts what a device sends without the name of an open run."""
-        return next(iter(self._runs_with(device)), None)
+    def _home_of(self, device: str) -> str:
+        """Return the run that counts what a device sends without the name of an open run.
+
+        Nothing is counted in a run that does not select the device.
+        """
+        runs = self._legacy_first()
+        found = [run for run in runs if run.has(device)] or [
+            run for run in runs if run.selection.selects(device)
+        ]
+        return found[0].name if found else ""
 
     def _is_stale(self, leave: Received) -> bool:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])

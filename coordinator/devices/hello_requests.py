@@ -8,7 +8,7 @@ coordinator must either have the device in the roster or name the device in its 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 REQUEST_SECONDS: Final = 600.0  # A running device sends a hello by itself within this many seconds.
@@ -17,6 +17,9 @@ REQUEST_SECONDS: Final = 600.0  # A running device sends a hello by itself withi
 class HelloRequests:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._since)
 
     def __contains__(self, device: str) -> bool:
         return device in self._since

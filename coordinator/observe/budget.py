@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily
 
@@ -25,6 +25,8 @@ class BudgetState:
     spent: Mapping[str, int]  # Number of devices whose budget does not hold one more round.
     price_per_gb: float
     wait: BudgetWait | None = None  # None if the run does not wait for the next month.
+    # Used part of each limit on the whole run, "bytes" or "device_hours".
+    totals: Mapping[str, float] = field(default_factory=dict)
 
 
 class BudgetSeries:
@@ -34,6 +36,7 @@ class BudgetSeries:
     @staticmethod
     def describe() -> list[GaugeMetricFamily]:
         limit = "`limit` is run or month; only in a run with a budget, docs/budget.md"
+        whole = "; for the limits bytes and device_hours, the used part of the run's limit"
         return [
             GaugeMetricFamily(
                 "protofleet_budget_devices_spent",
@@ -43,7 +46,7 @@ class BudgetSeries:
             GaugeMetricFamily(
                 "protofleet_budget_used_ratio",
                 "Bytes of the device that has used most, divided by the limit; counted once a minute and at the end "
-                "of a round",
+                f"of a round{whole}",
                 labels=["limit"],
             ),
             GaugeMetricFamily(
@@ -61,4 +64,6 @@ class BudgetSeries:
                 ratio.add_metric([limit], state.used[limit] / size)
                 if state.price_per_gb:
                     cost.add_metric([limit], state.used[limit] / 1e9 * state.price_per_gb)
+            for name, used in state.totals.items():
+                ratio.add_metric([name], used)
         yield from (devices, ratio, cost)

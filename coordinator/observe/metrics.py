@@ -224,6 +224,9 @@ class Metrics:
             self.attendance.updates.labels("accepted").inc(self._run.saved_answers)
 
     def heard_from(self, device: str) -> None:
+        # A device that takes no part in the run may be switched off without an alarm.
+        if not self._run.selects(device):
+            return
         self.devices.seen.labels(self._device_names.label(device)).set(time.time())
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
@@ -309,7 +312,7 @@ class Metrics:
             self._forget_unless_enrolled(device)
 
     def _forget_unless_enrolled(self, device: str) -> None:
-        """Remove the series of a device that is no longer enrolled, because these series could cause an alarm."""
+        """Remove the series of a device that is not enrolled or not selected any more; they could cause an alarm."""
         if device in self._device_names.known and not self._run.is_enrolled(device):
             self._device_names.forget(device)
             for gauge in (self.devices.seen, self.devices.missing):

@@ -15,7 +15,7 @@ from typing import Protocol
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import CoordinatorLimits
-from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.devices.selection import SelectedDevices
 from protofleet.coordinator.observe.budget import BudgetState
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.participants import Participants
@@ -70,7 +70,7 @@ class RunView:
 
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, link: CoordinatorRunLink,
-        times: RunTimes, selection: DeviceSelection, participants: Participants, server: ServerRunner,
+        times: RunTimes, selection: SelectedDevices, participants: Participants, server: ServerRunner,
         queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation, diverged: Callable[[], str],
         uncoded: UncodedBytes, budget: Callable[[], BudgetState] | None = None,
     ) -> None:  # fmt: skip
@@ -251,8 +251,12 @@ class RunView:
         """
         return self._selection.of(self._context.enrolled_devices)
 
+    def selects(self, device: str) -> bool:
+        return self._selection.selects(device)
+
     def is_enrolled(self, device: str) -> bool:
-        return device in self._context.link.keyring
+        """Return whether the device is enrolled, and the run selects it."""
+        return self.selects(device) and device in self._context.link.keyring
 
     @property
     def wills(self) -> Mapping[tuple[str, str], int]:

@@ -1,4 +1,4 @@
 """The queue of runs: the states of a run, its next step, the commands of operators, and the file of the queue.
 
-May import: coordinator.spool, protocol.storage, protocol.wire.
+May import: coordinator.devices, coordinator.spool, protocol.settings, protocol.storage, protocol.wire.
 """

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.devices.labels import DeviceLabels
+from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.queue.states import (
     FINAL,
     NEXT_STATE,
@@ -66,6 +68,8 @@ class Submission:
     priority: int = 0
     origin: Origin | None = None  # The snapshot of another run with which the run starts.
     problem: str = ""  # Reason why the run cannot start from another run.
+    selection: DeviceSelection | None = None
+    quorum: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Decision:
     words: str
     changed: tuple[QueuedRun, ...] = ()
     deleted: tuple[str, ...] = ()
+    labelled: tuple[str, DeviceLabels] | None = None  # A device, and its new group and labels.
 
 
 class CarriedOut(Protocol):

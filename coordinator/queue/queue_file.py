@@ -5,11 +5,13 @@ The rows have checksums. The copy is made again with each commit, and takes the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
+from protofleet.coordinator.devices.labels import NO_LABELS, DeviceLabels
 from protofleet.coordinator.queue.commands import Decision, QueueCommand
 from protofleet.coordinator.queue.settle import Change
 from protofleet.coordinator.queue.states import FINAL, STARTING, QueuedRun
@@ -53,8 +55,12 @@ FORM: Final = DatabaseForm(
         "verdict TEXT, words TEXT",
     },
     unique={"results": "operator, id"},
-    added={"sequences": "operator TEXT PRIMARY KEY, boot INTEGER, newest INTEGER, holder TEXT"},
     way_out=way_out,
+    added={
+        "sequences": "operator TEXT PRIMARY KEY, boot INTEGER, newest INTEGER, holder TEXT",
+        "devices": "name TEXT PRIMARY KEY, in_group TEXT, labels TEXT",
+        "legacy": "one INTEGER PRIMARY KEY CHECK (one = 1), run TEXT",
+    },
 )
 
 
@@ -86,6 +92,13 @@ class QueueFile:
         self._require(federation)
         found = self._db.execute("SELECT * FROM runs ORDER BY number").fetchall()
         self.runs = {run.name: run for *row, _ in found for run in [QueuedRun(*row)]}
+        labelled = self._db.execute("SELECT name, in_group, labels FROM devices")
+        # The runs of this process read this mapping, so it is changed in place.
+        self.labels = {name: DeviceLabels(group, json.loads(text)) for name, group, text in labelled}
+        legacy = self._db.execute("SELECT run FROM legacy").fetchone()
+        self.legacy: str = (
+            legacy[0] if legacy else ""
+        )  # The last run that was chosen as the legacy run, or "".
         self.epoch = self._index.claim(federation, "", int(clock()), least(self.runs.values()))
 
     def _require(self, federation: str) -> None:
@@ -114,6 +127,17 @@ class QueueFile:
     def save(self, command: QueueCommand, decision: Decision) -> None:
         """Make the effect of a command and its result durable, in one transaction."""
         self._commit(decision.changed, decision.deleted, (command, decision))
+        if decision.labelled is not None:
+            device, labels = decision.labelled
+            self.labels[device] = labels
+            if labels == NO_LABELS:
+                del self.labels[device]
+
+    def choose_legacy(self, run: str) -> None:
+        """Make durable which run the devices are in whose software follows only one run."""
+        with self._index.last_transaction():
+            self._index.put("legacy", 1, run)
+        self.legacy = run
 
     def result_of(self, command: QueueCommand) -> QueueResult | None:
         """Return the result of a command that was carried out already."""
@@ -151,8 +175,18 @@ class QueueFile:
                 self._db.execute("DELETE FROM runs WHERE name = ?", (name,))
                 del runs[name]
             if done is not None:
+                self._put_labels(done[1])
                 self._put_result(*done)
         self.runs = runs
+
+    def _put_labels(self, decision: Decision) -> None:
+        if decision.labelled is None:
+            return
+        device, labels = decision.labelled
+        if labels == NO_LABELS:
+            self._db.execute("DELETE FROM devices WHERE name = ?", (device,))
+        else:
+            self._index.put("devices", device, labels.group, json.dumps(dict(labels.labels), allow_nan=False))
 
     def _put_result(self, command: QueueCommand, decision: Decision) -> None:
         at = int(self._clock())

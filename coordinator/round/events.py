@@ -133,6 +133,7 @@ class Budgeted:
     words: str = ""  # The budget of the run, for messages.
     # Devices whose budget of the month, but not of the run, does not hold one more round.
     until_month: frozenset[str] = frozenset()
+    over: str = ""  # The limit on the whole run that is spent, for messages; "" if none is spent.
 
 
 @dataclass(frozen=True, slots=True)

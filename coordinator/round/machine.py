@@ -577,9 +577,10 @@ class RoundMachine:
 
     @property
     def _is_exhausted(self) -> bool:
-        """Return whether too few devices for a round are left, because the budgets of the others are spent."""
+        """Return whether the training ends, because the budget of the run or of too many devices is spent."""
         b = self.budget
-        return b.able < self.least <= b.able + b.spent and not self.is_last_evaluation
+        too_few = b.able < self.least <= b.able + b.spent
+        return (bool(b.over) or too_few) and not self.is_last_evaluation
 
     def _note_budget(self, event: Budgeted, now: float) -> Iterable[Command]:
         self.budget = event
@@ -593,7 +594,7 @@ class RoundMachine:
 
     def _budgets_spent(self) -> tuple[str, str]:
         b = self.budget
-        words = (
+        words = b.over or (
             f"the budget of {b.spent} of {b.spent + b.able} devices does not hold one more round ({b.words}), and "
             f"policy.quorum is {self.policy.quorum}"
         )

@@ -87,7 +87,7 @@ ADDED_TABLES: Final = {
 OPTIONAL_TABLES: Final = {
     # Bytes that were published for all devices, the month, and the run's name in the ledger of the month.
     "budgeted": "one INTEGER PRIMARY KEY CHECK (one = 1), published INTEGER, month INTEGER, name TEXT",
-    # Milliseconds that devices have worked for the run, and its lift among the runs that share the devices.
+    # Milliseconds that devices have worked for the run, and its lift among the runs that share the devices, or NULL.
     "device_time": "one INTEGER PRIMARY KEY CHECK (one = 1), worked INTEGER, lift INTEGER",
     "spent": "device TEXT PRIMARY KEY, own INTEGER, since INTEGER, before_month INTEGER, largest INTEGER",
 }

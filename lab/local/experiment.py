@@ -13,6 +13,7 @@ import torch
 from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.method_settings import (
     Layer,
     demand_own_settings,
@@ -43,6 +44,7 @@ from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
+from protofleet.protocol.settings.suggest import there_are
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.installation.provenance import digest_of_experiment
@@ -218,6 +220,8 @@ class Experiment:
     """Source of each domain by the domain's name, if not all domains come from `data.source`."""
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
     """Number of the devices, their networks and their processes."""
+    select: DeviceSelection | None = None
+    """Devices that take part in the run; if left out, all devices of the experiment take part."""
     policy: LocalPolicy | None = None
     """Rules for the rounds; if left out, every round waits for all devices."""
     budget: BudgetSettings | None = None
@@ -349,7 +353,12 @@ class Experiment:
 
     @cached_property
     def shards(self) -> Mapping[str, DataSettings]:
-        """Return the data settings of each device, by the device's name."""
+        """Return the data settings of each device that takes part, by the device's name."""
+        return self._all_shards if self.select is None else selected(self.select, self._all_shards)
+
+    @cached_property
+    def _all_shards(self) -> Mapping[str, DataSettings]:
+        """Return the data settings of all devices, which share the data also if some of them are not selected."""
         fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
@@ -413,7 +422,8 @@ class Experiment:
         def of(name: str) -> Network:
             return self.network if name == self.network.name else replace(self.network, name=name, file="")
 
-        return {name: of(mixed[i % len(mixed)]) for i, name in enumerate(self.shards) if mixed}
+        every = {name: of(mixed[i % len(mixed)]) for i, name in enumerate(self._all_shards) if mixed}
+        return {name: network for name, network in every.items() if name in self.shards}
 
     @property
     def reports(self) -> str:
@@ -452,6 +462,25 @@ class Experiment:
         if self.data.is_plugin:
             return (self.data.source,)
         return domains(self.data.source) or (self.data.source,)
+
+
+def selected(select: DeviceSelection, every: Mapping[str, DataSettings]) -> dict[str, DataSettings]:
+    """Return the data settings of the devices that a run on one machine selects."""
+    select.demand_no_labels("a run on one machine has no such coordinator")
+    if problem := select.problem(1, every, {}):
+        raise ValueError(problem)
+    domains = select.domains
+    found = [
+        name
+        for name, data in every.items()
+        if select.has_name(name) and (not domains or (data.domain or data.source) in domains)
+    ]
+    if not found:
+        known = sorted({data.domain or data.source for data in every.values()})
+        raise ValueError(
+            f"select.domains is {', '.join(domains)}, and no device is left; {there_are(domains[0], known)}"
+        )
+    return {name: every[name] for name in found[: select.most or len(found)]}
 
 
 def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:

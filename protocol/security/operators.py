@@ -34,7 +34,8 @@ OPERATOR: Final = "operator"
 VIEW: Final = "view"
 RUN: Final = "run"
 # Grant n is the bit n of the statement's field. `admit`, `deploy` and `lead` have no commands yet.
-GRANTS: Final = (VIEW, RUN, "admit", "deploy", "lead")
+ADMIT: Final = "admit"
+GRANTS: Final = (VIEW, RUN, ADMIT, "deploy", "lead")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The [budget] table: how many bytes, or how much money, the connection of each device may cost."""
+"""The [budget] table: limits on the bytes or the money of each device, and on the run as a whole."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ GB: Final = 10**9
 LARGEST_AMOUNT: Final = 1e9  # Money, in any currency.
 Price = Annotated[float, Within(1e-6, LARGEST_AMOUNT, also=((0, "unknown"),))]
 Money = Annotated[float, Within(1e-6, LARGEST_AMOUNT)]
+Hours = Annotated[float, Within(0, LARGEST_AMOUNT, above=True)]
 
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """The [budget] table: limits on what the connection of each device transfers, in bytes or in money."""
+    """The [budget] table: limits on what devices transfer, in bytes or in money, and on the time that they work."""
 
     bytes_per_device: PositiveSize | None = None
     """Largest number of bytes of each device in the run, such as `200 MB`; if left out, there is no such limit."""
@@ -30,6 +31,10 @@ class BudgetSettings:
     money_per_device: Money | None = None
     """Largest cost of each device in the run, in the currency of `price_per_gb`; if left out, there is no such limit.
     """
+    bytes: PositiveSize | None = None
+    """Number of bytes of all devices together after which the run ends early; if left out, there is no such limit."""
+    device_hours: Hours | None = None
+    """Hours of work of all devices together after which the run ends early; if left out, there is no such limit."""
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -38,11 +43,16 @@ class BudgetSettings:
                 f"money_per_device is {self.money_per_device:g}, but price_per_gb is not set; set the price of 1 GB, "
                 "or set bytes_per_device instead"
             )
-        if self.run_limit is None and self.month_bytes_per_device is None:
+        if not (self.limits_devices or self.bytes is not None or self.device_hours is not None):
             raise ValueError(
-                "budget sets no limit; set bytes_per_device, month_bytes_per_device or money_per_device, or leave "
-                "budget out"
+                "budget sets no limit; set bytes_per_device, month_bytes_per_device, money_per_device, bytes or "
+                "device_hours, or leave budget out"
             )
+
+    @property
+    def limits_devices(self) -> bool:
+        """Return whether there is a limit for each device."""
+        return self.run_limit is not None or self.month_bytes_per_device is not None
 
     @property
     def run_limit(self) -> int | None:

@@ -14,6 +14,7 @@ from protofleet.cli.enrol import add_enrol, add_keys
 from protofleet.cli.export import add_export
 from protofleet.cli.follow import add_follow
 from protofleet.cli.init import add_init
+from protofleet.cli.label import add_label
 from protofleet.cli.lists import add_lists
 from protofleet.cli.model import add_model
 from protofleet.cli.operate import add_operate
@@ -51,6 +52,7 @@ def parser() -> Parser:
     add_health(commands)
     add_operate(commands)
     add_queue(commands)
+    add_label(commands)
     add_follow(commands)
     add_page(commands)
     add_unban(commands)

@@ -10,6 +10,7 @@ import pytest
 from protofleet.coordinator.budget import MONTH, RUN
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
+from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import OPTIONAL_TABLES, tables_in
 from protofleet.coordinator.spool.month import LEDGER, MonthLedger, end_of_month, month_at
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -92,6 +93,31 @@ def test_a_limit_is_not_exceeded_and_the_run_ends_with_its_reason_and_its_last_m
         "the budgets hold the evaluation at the end"
     )
     assert_same(run, simulation(tmp_path / "short", "fedavg", policy=replace(POLICY, rounds=3)).run())
+
+
+@pytest.mark.parametrize("key", ["device_hours", "bytes"])
+def test_a_run_ends_after_the_round_that_spends_its_budget_also_if_it_is_killed_there(tmp_path, key):
+    limit = {"device_hours": 6.0 / 3600, "bytes": 300_000}[key]
+    run, file = budgeted(tmp_path, BudgetSettings(**{key: limit}))
+    used = {}
+    for number in (1, 2):
+        run.run(
+            lambda n=number: (
+                (m := run.service.run.machine).round == n and m.answered and m.stage is Stage.COMPUTING
+            )
+        )
+        hours = run.service.run.device_seconds() / 3600
+        used[number] = hours if key == "device_hours" else sum(charged(run).values())
+    run.kill("coordinator")
+    run.boot_coordinator()
+    keep_journal(run.service.run, [file])
+    assert run.service.run.device_seconds() == 3600 * hours, "each answer has made its work durable"
+    run.run()
+    assert [(line["round"], line["kind"]) for line in file.records] == [
+        (1, "training"), (2, "training"), (3, "evaluation"),
+    ]  # fmt: skip
+    assert used[1] < limit <= used[2]
+    assert run.service.run.view.ended_by == "budget" and f"budget.{key}" in run.service.run.view.ended_early
 
 
 @pytest.mark.slow

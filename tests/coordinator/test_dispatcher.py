@@ -103,6 +103,15 @@ def test_only_the_newest_task_of_a_run_waits():
     assert [send.round for send in fleet.runs["blue"].sent] == [2]
 
 
+def test_the_work_of_a_device_counts_from_its_first_task_although_a_hello_brings_the_task_again():
+    fleet = Fleet()
+    fleet.ask("red")
+    fleet.now = 30.0
+    fleet.ask("red")
+    fleet.now = 40.0
+    assert fleet.dispatcher.worked("red", "a") == 40.0
+
+
 def test_the_device_time_of_runs_that_always_ask_is_as_their_weights():
     fleet, dice = Fleet(red=1.0, blue=2.0, green=1.0, grey=1.0), random.Random(7)
     for name in fleet.runs:

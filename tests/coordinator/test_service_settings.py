@@ -35,6 +35,10 @@ def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_service_i
         ("rounds = 2\nclasses = 3\n[method]\nfile = '/m.py'\n", "method.file is a path"),
         ("rounds = 0\nclasses = 3\n[method]\nname = 'fedavg'\n", "rounds is 0, it must be"),
         (EXPERIMENT + "lr2 = 1\n", "method.lr2 is not a setting of fedavg"),
+        (
+            EXPERIMENT + "[select]\nmost = 2\n[policy]\nquorum = 3\n",
+            "select.most is 2, but policy.quorum is 3",
+        ),
         (EXPERIMENT + "[", "the experiment is not TOML"),
         (EXPERIMENT + "#" * MOST_EXPERIMENT, "the limit is 65,536"),
     ],

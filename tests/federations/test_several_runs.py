@@ -12,6 +12,7 @@ import torch
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.devices.labels import DeviceLabels
 from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.here_timer import HERE_SECONDS
 from protofleet.coordinator.observe.log_lines import LogLines
@@ -20,6 +21,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.lab.simulation.network import VirtualWorker
 from protofleet.methods.contract.plan import Plan
@@ -63,6 +65,7 @@ class SeveralRuns(Simulation):
 
     plans: dict[str, Plan] | None = None
     stays: bool = False
+    select: DeviceSelection | None = None
 
     def boot_coordinator(self):
         self._stop_worker(COORDINATOR)
@@ -84,7 +87,7 @@ class SeveralRuns(Simulation):
             part = CoordinatorRunLink(link, name, spools[name].store)
             machine, selection = (
                 RoundMachine(self.policy, made.rounds, made.seed),
-                DeviceSelection(DEVICES[name]),
+                self.select or DeviceSelection(DEVICES[name]),
             )
             runs.append(Run(made, machine, spools[name], context, part, selection=selection))
         self.service = CoordinatorService(context, runs, self.stays)
@@ -255,3 +258,91 @@ def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path, a
     run.service.add(red)
     run.run(until=lambda: red.machine.roster == set(DEVICES["red"]), limit=3.0)
     assert red.machine.roster == set(DEVICES["red"]) and not blue.machine.roster
+
+
+class SomeOlder(OneRunOfSeveral):
+    """The link of a device; device-2 and device-3 follow only one run."""
+
+    @property
+    def is_older(self):
+        return self.me.name in DEVICES["blue"]
+
+    def arrived(self, topic, frame, now):
+        return (DeviceLink if self.is_older else OneRunOfSeveral).arrived(self, topic, frame, now)
+
+    def send(self, message):
+        if self.is_older and isinstance(message, Hello):
+            message = replace(message, can=tuple(form for form in message.can if form != forms.RUNS))
+        (DeviceLink if self.is_older else OneRunOfSeveral).send(self, message)
+
+
+def test_the_oldest_run_that_selects_devices_which_follow_only_one_run_is_the_run_in_all_states(
+    tmp_path, able, alone, monkeypatch
+):
+    monkeypatch.setattr("protofleet.lab.simulation.federation.DeviceLink", SomeOlder)
+    run, chosen = several(tmp_path), []
+
+    def choose(name):
+        chosen.append(name)
+        run.service.lead(name)
+        return True
+
+    run.service.choose_legacy = choose
+    assert run.service.link.run == "red"
+    assert_same_as_alone(run.run(limit=SECONDS), alone)
+    assert chosen == ["blue"] and not run.service.link.legacy.meter.rejected
+
+
+def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_has_the_label(
+    tmp_path, able, monkeypatch
+):
+    hall, rules = DeviceLabels("hall"), replace(RULES, quorum=1, cohort=0, rounds=20)
+    monkeypatch.setitem(DEVICES, "red", ())
+    run = SeveralRuns(
+        plan("fedavg", 20), {f"device-{i}": shard(i) for i in range(3)}, rules, tmp_path,
+        plans={"red": plan("fedavg", 20)}, stays=True, select=DeviceSelection(groups=("hall",)),
+    )  # fmt: skip
+    red, cohorts = run.service.runs["red"], {}
+
+    def assign(*devices):
+        run.service.context.labels.clear()
+        run.service.context.labels.update(dict.fromkeys(devices, hall))
+        run.service.selection_changed()
+
+    def until(round):
+        def is_there():
+            cohorts.setdefault(red.machine.round, set()).update(red.machine.cohort)
+            return red.machine.round >= round and bool(red.machine.waited_for)
+
+        run.run(until=is_there, limit=SECONDS)
+
+    assign("device-0", "device-1")
+    until(2)
+    assert red.enrolled_devices() == {"device-0", "device-1"}
+    assign("device-0")
+    assert "device-1" in red.machine.roster, "it is in the open round"
+    until(3)
+    assert cohorts[2] == {"device-0", "device-1"} and cohorts[3] == red.machine.roster == {"device-0"}
+    assign("device-0", "device-1", "device-2")
+    began = run.clock.now
+    run.run(until=lambda: len(red.machine.cohort) == 3, limit=SECONDS)
+    assert run.clock.now < began + SPREAD_SECONDS + 3.0, (
+        "the next rounds do not wait for a device's own hello"
+    )
+    rejected = red.link.meter.rejected + run.service.link.unassigned.meter.rejected
+    assert not rejected and not run.service.context.bans.ignored
+
+
+def test_a_coordinator_of_one_run_refuses_a_device_that_the_run_does_not_select_and_counts_no_fault(tmp_path):
+    shards = {f"device-{i}": shard(i) for i in range(3)}
+    run = SeveralRuns(
+        plan("fedavg", RULES.rounds), shards, RULES, tmp_path, plans={"red": plan("fedavg", RULES.rounds)}
+    )
+    run.run(limit=SECONDS)
+    red = run.service.runs["red"]
+    assert red.view.over and red.view.members.keys() == set(DEVICES["red"]) == red.enrolled_devices()
+    assert (
+        "the run does not select device-2: its name is left out (select.names"
+        in run.agents["device-2"].view.problem
+    )
+    assert not red.link.meter.rejected and not run.service.context.bans.ignored

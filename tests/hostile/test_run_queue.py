@@ -265,6 +265,40 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     assert operator.becomes_healthy()
 
 
+def test_a_run_takes_the_devices_of_its_group_and_labels_are_there_after_a_kill(operator, capsys):
+    f, service = operator.f, operator.f.service()
+    f.wait_until(f.answers, "the service")
+
+    def label(*words):
+        return main(["label", *words, "--service", str(operator.runs)])
+
+    assert label("one", "gpu=orin", "--group", "hall") == 0
+    assert label("tow", "--group", "hall") == 1 and "did you mean two?" in capsys.readouterr().out
+    service.kill()
+    service = f.service()
+    f.wait_until(f.answers, "the service")
+    assert label() == 0 and capsys.readouterr().out.split("\n") == [
+        "one  group hall, gpu=orin",
+        "two  no labels",
+        "",
+    ]
+    text = (
+        EXPERIMENT.replace("rounds = 2", "rounds = 1")
+        + '[select]\ngroups = ["hall"]\nlabels = { gpu = "orin" }\n'
+    )
+    assert operator.submit("blue", text=text) == 1
+    said = "[select] leaves 1 of 2 enrolled devices (one), but policy.quorum is 2; select more devices"
+    assert said in capsys.readouterr().out
+    assert operator.submit("red", text=text.replace("quorum = 2\ngather = 2", "quorum = 1")) == 0
+    f.device("one", stays=True), f.device("two", stays=True)
+    operator.wait_for(red="finished")
+    assert label("two", "gpu=orin", "--group", "hall") == 0 and operator.submit("blue", text=text) == 0
+    operator.wait_for(blue="finished")
+    lines = {name: (operator.runs / name / "rounds.jsonl").read_text() for name in ("red", "blue")}
+    assert '"two"' not in lines["red"] and '"one"' in lines["red"] and '"two"' in lines["blue"]
+    assert "two cannot take part" not in f.log_of(service) and "Traceback" not in f.log_of(service)
+
+
 def test_a_second_coordinator_does_not_conduct_the_same_queue(operator):
     f = operator.f
     f.service(slots=1)

@@ -1,21 +1,75 @@
 """A run takes the devices that its settings select."""
 
-from protofleet.coordinator.devices.selection import DeviceSelection
+import pytest
+
+from protofleet.coordinator.devices.labels import DeviceLabels
+from protofleet.coordinator.devices.selection import DeviceSelection, SelectedDevices
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello
 
+ENROLLED = ("a", "b", "north")
+ASSIGNED = {
+    "a": DeviceLabels("hall", {"gpu": "orin", "site": "x"}),
+    "b": DeviceLabels("yard", {"gpu": "orin"}),
+}
 
-def test_a_run_takes_all_devices_or_those_with_a_selected_name_and_domain():
+
+def test_a_run_takes_all_devices_or_those_that_meet_each_key_of_its_selection():
     hellos = [Hello("a", 5, 5, domain="north"), Hello("b", 5, 5, domain="south"), Hello("north", 5, 5)]
 
     def taken(**selection):
-        chosen = DeviceSelection(**selection)
-        assert all(chosen.takes(hello) == (chosen.problem_with(hello) is None) for hello in hellos)
-        return [hello.device for hello in hellos if chosen.takes(hello)]
+        chosen = SelectedDevices(DeviceSelection(**selection), ASSIGNED)
+        found = [hello.device for hello in hellos if chosen.problem_with(hello) is None]
+        assert chosen.of(ENROLLED) == set(found), "after the hellos the domains are known"
+        return found
 
     assert taken() == ["a", "b", "north"]
     assert taken(names=("a", "b")) == ["a", "b"]
     assert taken(names=("a", "b"), without=("a",)) == ["b"]
     assert taken(domains=("north",)) == ["a", "north"], "a device without a domain is a domain of its own"
-    assert DeviceSelection(without=("b",)).of({"a", "b"}) == {"a"}
-    words = DeviceSelection(domains=("north",)).problem_with(hellos[1]).message
-    assert "'south'" in words and "north" in words and "devices.domains" in words
+    assert taken(groups=("hall", "yard")) == ["a", "b"] and taken(groups=("yard",)) == ["b"]
+    assert taken(labels={"gpu": "orin"}) == ["a", "b"] and taken(labels={"gpu": "orin", "site": "x"}) == ["a"]
+    assert taken(groups=("yard",), labels={"site": "x"}) == []
+    assert SelectedDevices(DeviceSelection(domains=("north",)), ASSIGNED).of(ENROLLED) == set(ENROLLED)
+    words = SelectedDevices(DeviceSelection(domains=("north",)), ASSIGNED).problem_with(hellos[1]).message
+    assert "'south'" in words and "north" in words and "select.domains" in words
+
+
+def test_labels_that_change_while_a_run_goes_on_change_its_devices_and_no_claim_of_a_device_does():
+    assigned = {}
+    chosen = SelectedDevices(DeviceSelection(groups=("hall",), most=1), assigned)
+    claim = Hello("a", 5, 5, domain="hall", software="group=hall")
+    assert chosen.problem_with(claim) and not chosen.selects("a")
+    assigned |= {"a": DeviceLabels("hall"), "b": DeviceLabels("hall")}
+    assert chosen.problem_with(claim) is None and chosen.of(ENROLLED) == {"a", "b"}
+    assert chosen.count(ENROLLED) == 1
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        (
+            {"names": ("a", "nort")},
+            "select.names has 'nort', which is not enrolled; did you mean north? there are a, b",
+        ),
+        ({"without": ("bb",)}, "select.without has 'bb', which is not enrolled; did you mean b?"),
+        (
+            {"groups": ("hall",)},
+            "leaves 1 of 3 enrolled devices (a), but policy.quorum is 2; select more devices",
+        ),
+        ({"labels": {"gpu": "nano"}}, "leaves 0 of 3 enrolled devices, but policy.quorum is 2"),
+        ({"labels": {"gpu": "orin"}, "domains": ("nowhere",)}, ""),
+    ],
+)
+def test_a_selection_that_cannot_reach_the_quorum_is_a_problem_with_names_numbers_and_a_way_out(
+    selection, words
+):
+    said = DeviceSelection(**selection).problem(2, ENROLLED, ASSIGNED)
+    assert words in said if words else not said
+
+
+def test_without_a_queue_of_runs_nobody_assigns_groups_or_labels():
+    with pytest.raises(
+        SettingsError, match="select.groups needs a coordinator that conducts submitted runs.* set sele"
+    ):
+        DeviceSelection(groups=("hall",)).demand_no_labels("this one conducts one run")

@@ -22,6 +22,7 @@ ASKED = {
     "uncoded": (2,),
     "missing": (),
     "is_enrolled": ("device-0",),
+    "selects": ("device-0",),
 }
 # These can be changed, but a change has no effect on the run.
 COPIES = ("traffic", "traffic_by_device", "missing", "earlier_traffic")

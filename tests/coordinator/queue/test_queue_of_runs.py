@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.queue.commands import QueueCommand, Submission, decide
+from protofleet.coordinator.devices.labels import DeviceLabels
+from protofleet.coordinator.queue.commands import Decision, QueueCommand, Submission, decide
+from protofleet.coordinator.queue.labelling import RULE, Labelling, decide_labels
 from protofleet.coordinator.queue.queue_file import QUEUE_FILE, QueueFile
 from protofleet.coordinator.queue.settle import Change, Conduct, Tell, settle
 from protofleet.coordinator.queue.states import FINAL, STATES, QueuedRun, RunFact, waits_for
@@ -33,6 +35,15 @@ SCRIPT = (  # what has to be true of the runs, the command, its run, and more of
     ({"two": "finished"}, "extend", "two", {"rounds": 9}),
     ({"red": "running"}, "stop", "red", {}),
     ({"bad": "failed", "last": "failed"}, "resume", "bad", {}),
+)
+
+CHANGES = (
+    Labelling("a", "hall", {"gpu": "orin", "site": "x"}),
+    Labelling("b", "yard"),
+    Labelling("a", None, {"gpu": "nano", "site": ""}),
+    Labelling("b", ""),
+    Labelling("c", "hall"),
+    Labelling("a", None, {"g pu": "nano"}),
 )
 
 
@@ -292,3 +303,49 @@ def test_results_are_kept_for_a_week(tmp_path):
     submitted(later, 2, "b")
     assert later.result_of(first) is None and [one.run for one in later.newest_results("b", 5)] == ["b"]
     later.close()
+
+
+def test_labels_are_durable_with_their_result_also_if_the_process_is_killed_before_any_step(tmp_path):
+    def play(folder, die_before=()):
+        world, told = World(folder, die_before), []
+        for number, change in enumerate(CHANGES):
+            command = QueueCommand(bytes([number]) * 16, "local:ann", "label", "")
+
+            def execute(command=command, change=change):
+                known = world.queue.result_of(command) or decide_labels(
+                    change, world.queue.labels, {"a", "b"}
+                )
+                if isinstance(known, Decision):
+                    world.queue.save(command, known)
+                world.disk.passing()  # The result leaves the process.
+                return known.words
+
+            while (words := world.alive(execute)) is None:
+                pass
+            told.append(words)
+        world.boot()
+        return world, told
+
+    whole, told = play(tmp_path / "whole")
+    assert told == [
+        "a: group hall, gpu=orin, site=x", "b: group yard", "a: group hall, gpu=nano", "b: no labels",
+        "c is not enrolled; there are a, b", "'g pu' cannot be a group or a part of a label; it has " + RULE,
+    ]  # fmt: skip
+    assert whole.queue.labels == {"a": DeviceLabels("hall", {"gpu": "nano"})}
+    for point in range(1, whole.disk.points + 1):
+        killed, said = play(tmp_path / str(point), {point})
+        assert (said, killed.queue.labels) == (told, whole.queue.labels), point
+        killed.queue.close()
+
+
+def test_the_legacy_run_and_an_older_queue_without_labels_are_read(tmp_path):
+    queue = opened(tmp_path)
+    assert (queue.labels, queue.legacy) == ({}, "")
+    queue.choose_legacy("red")
+    queue.close()
+    with sqlite3.connect(tmp_path / QUEUE_FILE) as db:
+        db.execute("DROP TABLE devices")
+    db.close()
+    again = opened(tmp_path)
+    assert (again.labels, again.legacy) == ({}, "red")
+    again.close()

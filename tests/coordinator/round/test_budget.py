@@ -12,6 +12,7 @@ from protofleet.coordinator.round.events import (
     EndEarly,
     Finish,
     Joined,
+    Paused,
     Recovered,
     Rollback,
     Save,
@@ -105,6 +106,18 @@ def test_a_run_whose_quorum_is_spent_ends_with_an_evaluation_of_who_can_pay_for_
     for device in "acd":
         m.handle(Answered(device, 2, "evaluate", b"last"), 3.0)
     assert [c for c in m.handle(Advanced(None), 3.0) if isinstance(c, Finish)] == [Finish(1)]
+
+
+def test_a_run_whose_own_budget_is_spent_ends_after_the_round_or_after_a_pause():
+    over = Budgeted(able=4, over="the hours are spent")
+    m = began(machine(evaluate_every=1))
+    end, save, advance = end_round(m, over)
+    assert end == m.ended_early == EndEarly(1, "the hours are spent", BUDGET)
+    assert save == Save(2, 0, tuple("abcd")) and advance.evaluate, "all devices measure the last model"
+    waits = began(machine())
+    waits.handle(Paused("by ann"), 1.5)
+    assert end_round(waits, over) == []
+    assert waits.handle(Paused(""), 3.0)[1:] == [end, save, advance]
 
 
 def test_a_run_ends_while_it_waits_for_devices_and_after_a_round_that_began_again():

@@ -1,5 +1,6 @@
 """The experiment files can be run as they are, and a file may build on another file, its base."""
 
+import re
 from collections import defaultdict
 from dataclasses import fields, replace
 from functools import cache
@@ -421,3 +422,37 @@ def counted(monkeypatch, cls):
     init = cls.__init__
     monkeypatch.setattr(cls, "__init__", lambda self, *a, **k: (made.append(self), init(self, *a, **k))[1])
     return made
+
+
+SELECTED = """
+name = "s"
+rounds = 1
+method = { name = "fedproto" }
+network = { name = "cnn23", feature_size = 32, embedding_size = 16 }
+devices = { count = 4, networks = ["cnn23", "mlp"] }
+"""
+
+
+def test_a_run_on_one_machine_has_only_the_devices_that_it_selects_and_each_has_the_data_of_all_four(
+    tmp_path,
+):
+    def read(text):
+        (tmp_path / "s.toml").write_text(f"{SELECTED}[select]\n{text}\n")
+        return read_experiment(tmp_path / "s.toml", [])
+
+    found = read('names = ["device-2", "device-4"]')
+    assert {name: (data.part, data.parts) for name, data in found.shards.items()} == {
+        "device-2": (1, 4), "device-4": (3, 4),
+    }  # fmt: skip
+    assert {network.name for network in found.networks.values()} == {"mlp"}
+    assert [*read('without = ["device-1"]\nmost = 2\ndomains = ["digits"]').shards] == [
+        "device-2",
+        "device-3",
+    ]
+    for text, words in {
+        'names = ["device-11"]': "did you mean device-1?",
+        'domains = ["digit"]': "no device is left; did you mean digits?",
+        'groups = ["hall"]': "select.groups needs a coordinator that conducts submitted runs",
+    }.items():
+        with pytest.raises(SettingsError, match=re.escape(words)):
+            read(text)

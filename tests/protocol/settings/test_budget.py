@@ -63,7 +63,7 @@ def test_an_amount_is_shown_only_if_the_price_is_known():
 
 
 @pytest.mark.parametrize(("table", "words"), [
-    ("", "budget sets no limit; set bytes_per_device"),
+    ("", "money_per_device, bytes or device_hours, or leave budget out"),
     ("price_per_gb = 2", "budget sets no limit"),
     ("money_per_device = 2", "money_per_device is 2, but price_per_gb is not set"),
 ])  # fmt: skip
