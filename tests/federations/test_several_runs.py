@@ -150,3 +150,19 @@ def test_a_hello_of_a_run_that_is_not_open_gets_finished_unless_the_run_is_pause
     assert [h.recipient for h in sent if h and (h.kind, h.run) == ("finished", "gone")] == (
         [] if paused else ["device-0"]
     )
+
+
+def test_a_device_whose_welcome_was_lost_gets_another_one(tmp_path):
+    run = several_runs(tmp_path, {name: with_own_seed("fedavg") for name in ("red", "blue")}, OF_ALL)
+    publish, lost = run.broker.publish, []
+
+    def published(topic, frame, retain):
+        header = unverified_header(frame)
+        if header and (header.kind, header.recipient) == ("welcome", "device-0") and header.run not in lost:
+            lost.append(header.run)
+        else:
+            publish(topic, frame, retain)
+
+    run.broker.publish = published
+    run.to_the_end()
+    assert sorted(lost) == ["blue", "red"]
