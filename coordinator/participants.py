@@ -72,7 +72,8 @@ class Participants:
         self._names_unknown: set[str] = set()
         # The last hello of each device, with its boot and sequence number.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
-        # The boot of each device at its last hello that named this run.
+        # The boot of each device at its last hello with a plan that named this run. A device that does not have the
+        # run names it in a hello without a plan, when a task of the run arrives.
         self._named_by: dict[str, int] = {}
         self._needs_counts = plan.load().needs_counts
         self._needs_domains = plan.variant.domains is not None
@@ -107,7 +108,7 @@ class Participants:
         """Return whether a device in this boot may not have the run, so that a welcome is due.
 
         A device that was killed after its welcome, or has lost its disk, does not have the run any more. It is a
-        member as before, but no hello of this boot has named the run.
+        member as before, but no hello of this boot has named the run with a plan.
         """
         named = self._named_by.get(device) == boot
         return not named and not self._hello_requests.is_new(device, self._context.now)
@@ -139,7 +140,7 @@ class Participants:
         # in the hello does not show that the device belongs to this run.
         if received.run != self._link.run:
             hello = replace(hello, plan=b"")
-        else:
+        elif hello.plan:
             self._named_by[hello.device] = received.boot
         before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
