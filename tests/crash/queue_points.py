@@ -53,6 +53,8 @@ class QueueDeath:
             except Exception as error:  # noqa: BLE001 - it is what this death has led to
                 return [f"{type(error).__name__}: {error}"]
         died = world.points[self.party].deaths
+        if self.fate == "with a device":
+            whole, found = trained(whole), trained(found)
         return [
             *([] if died else ["it did not die"]),
             *(
@@ -61,6 +63,16 @@ class QueueDeath:
                 if whole.get(what) != found.get(what)
             ),
         ]
+
+
+def trained(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an outcome without the last evaluations; a restarted coordinator asks the devices that are there."""
+    return {
+        what: [line for line in value if line["kind"] == "training"]
+        if what.startswith("rounds of")
+        else value
+        for what, value in outcome.items()
+    }
 
 
 @lru_cache

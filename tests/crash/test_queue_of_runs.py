@@ -9,7 +9,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from tests.crash.queue_points import FATES, QueueDeath, deaths_of, unbroken_queue
 from tests.crash.queue_world import DEVICES, PARTIES, SCRIPT, WHOLE, queue_world
 
-STRIDE = {COORDINATOR: 113, DEVICES[1]: 73}
+STRIDE = {COORDINATOR: 171, DEVICES[1]: 73}
 
 
 def test_the_unbroken_world_comes_to_what_the_operator_wants_and_each_run_has_its_bits_alone(tmp_path):
