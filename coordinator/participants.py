@@ -72,6 +72,9 @@ class Participants:
         self._names_unknown: set[str] = set()
         # The last hello of each device, with its boot and sequence number.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
+        # The boot of each device at its last hello with a plan that named this run. A device that does not have the
+        # run names it in a hello without a plan, when a task of the run arrives.
+        self._named_by: dict[str, int] = {}
         self._needs_counts = plan.load().needs_counts
         self._needs_domains = plan.variant.domains is not None
         self._enrolment_due = 0.0
@@ -101,6 +104,15 @@ class Participants:
     def awaits_hello_of(self, device: str) -> bool:
         return device in self._hello_requests
 
+    def may_lack(self, device: str, boot: int) -> bool:
+        """Return whether a device in this boot may not have the run, so that a welcome is due.
+
+        A device that was killed after its welcome, or has lost its disk, does not have the run any more. It is a
+        member as before, but no hello of this boot has named the run with a plan.
+        """
+        named = self._named_by.get(device) == boot
+        return not named and not self._hello_requests.is_new(device, self._context.now)
+
     def resume(
         self, members: Mapping[str, Member], domains: Mapping[str, str], roster: Iterable[str]
     ) -> None:
@@ -129,6 +141,8 @@ class Participants:
         # in the hello does not show that the device belongs to this run.
         if received.run != self._link.run:
             hello = replace(hello, plan=b"")
+        elif hello.plan:
+            self._named_by[hello.device] = received.boot
         before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
         self._spool.check_claim()  # devices ignore a replaced coordinator, so do not reply

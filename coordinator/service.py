@@ -101,7 +101,7 @@ class CoordinatorService:
         def fits(hello: Hello) -> bool:
             device = hello.device
             is_known = device in self.link.keyring and device not in self.context.bans.ignored
-            return is_known and run.selection.takes(hello) and not run.has(device)
+            return is_known and run.participants.may_join(hello) and not run.has(device)
 
         if run.times.shutdown.begun or run.name in self.context.failed:
             return
@@ -440,7 +440,7 @@ class CoordinatorService:
         self._free_places.hello_received(received, hello)
         working = hello.working if follows_several else None
         self.context.dispatcher.hello_received(device, received.boot, working)
-        if run := self._run_for(received.run, hello):
+        if run := self._run_for(received, hello):
             with self._work_for(run):
                 # A device that follows several runs waits until a run selects it. Another device would wait in vain.
                 refuses = self._active() is None or not follows_several
@@ -452,7 +452,7 @@ class CoordinatorService:
         """Catch an error of ours in the work of a run for a device. Other errors concern the device alone."""
         return self.context.around(run.name, (RunMismatchError, *OURS))
 
-    def _run_for(self, named: str, hello: Hello) -> Run | None:
+    def _run_for(self, received: Received, hello: Hello) -> Run | None:
         """Return the run that a hello goes to: the run that it names, or a run that selects the device.
 
         A device whose software follows only one run is in the legacy run.
@@ -461,14 +461,16 @@ class CoordinatorService:
             return self.runs.get(self.link.run)
         if forms.RUNS not in hello.can:
             return self._legacy_for(hello)
-        if named:
-            return self.runs.get(named)
-        if not hello.capacity:
-            return None
-        return next(
-            (run for run in self._not_over if not run.has(hello.device) and run.participants.may_join(hello)),
-            None,
-        )
+        if received.run:
+            return self.runs.get(received.run)
+        return self._run_to_join(hello, received.boot) if hello.capacity else None
+
+    def _run_to_join(self, hello: Hello, boot: int) -> Run | None:
+        """Return a run that the device does not have; first one that does not count on the device."""
+        fit = [run for run in self._not_over if run.participants.may_join(hello)]
+        new = (run for run in fit if not run.has(hello.device))
+        lacking = (run for run in fit if run.participants.may_lack(hello.device, boot))
+        return next(new, None) or next(lacking, None)
 
     def _legacy_for(self, hello: Hello) -> Run | None:
         """Return the legacy run. The oldest run that selects such a device becomes the legacy run.

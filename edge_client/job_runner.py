@@ -45,10 +45,11 @@ class JobRunner:
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """Start the job of a plan from the last state on the disk."""
-        state = self.state
+        # The device may give the place of the run to another run while the worker is busy with this one.
+        state = self.state.of(run)
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
-        job, self._plan = self._started(plan), plan
+        job, self._plan = self._started(plan, state), plan
         if plan.coding and "weights" in plan.coding.down and not state.saved.broadcast:
             # The first broadcast may be coded against the first weights.
             state.store.put(to_numpy(first_weights(plan)))
@@ -57,16 +58,17 @@ class JobRunner:
         # A lost update is computed again now. The coordinator does not send the task again if the round is over.
         lost = state.saved.lost
         if lost and (not lost.base or state.store.has(bytes.fromhex(lost.base))):
-            self._answer_again(job, lost)
+            self._answer_again(job, lost, run)
         return job
 
-    def _started(self, plan: Plan) -> Job:
+    def _started(self, plan: Plan, state: DeviceState) -> Job:
         if self.memory is None:
             return self.start_job(plan)
-        return RestorableJob(self.memory, lambda: self.start_job(plan), self.state.half)
+        return RestorableJob(self.memory, lambda: self.start_job(plan), state.half)
 
-    def answer(self, job: Job, question: Question) -> Answer:
-        state, begun = self.state, self.clock()
+    def answer(self, job: Job, question: Question, run: str) -> Answer:
+        """Work on a task of a run, and save the update and the state of this run."""
+        state, begun = self.state.of(run), self.clock()
         self.energy.begin_work()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         # Training may go on after any evaluation, because an operator may change the number of rounds.
@@ -90,10 +92,10 @@ class JobRunner:
         state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference)
         return answer
 
-    def _answer_again(self, job: Job, lost: Answer) -> None:
-        broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch
+    def _answer_again(self, job: Job, lost: Answer, run: str) -> None:
+        broadcast, epoch = bytes.fromhex(lost.base), self.state.of(run).saved.epoch
         took = (lost.took_round, lost.took_phase) if lost.took_round else None
-        again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch, took))
+        again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch, took), run)
         if again.object != lost.object:
             log.error(
                 "the update for round %d %s was computed again, and it differs from the lost update",

@@ -196,6 +196,7 @@ class TaskHandler:
             self._work_failed(job)
         else:
             self._drop_job()
+            self._state.follow(run)
             self.run.start(plan, job)
             self.queue.done()
             self._link.least_round = self._state.last_round
@@ -207,8 +208,9 @@ class TaskHandler:
         self._turns.begin(self)
         self.run.over = False
         self._context.notify("started", round=question.round)
+        run = self.run.name
         self._context.worker.submit(
-            lambda: self.runner.answer(job, question), lambda answer: self._answered(job, answer)
+            lambda: self.runner.answer(job, question, run), lambda answer: self._answered(job, answer)
         )
 
     def _answered(self, job: Job, answer: Answer | Exception) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 REQUEST_SECONDS: Final = 600.0  # A running device sends a hello by itself within this many seconds.
+REPLY_SECONDS: Final = 10.0  # Seconds in which a device usually replies to a welcome.
 
 
 class HelloRequests:
@@ -26,6 +27,10 @@ class HelloRequests:
 
     def add(self, device: str, now: float) -> None:
         self._since[device] = now
+
+    def is_new(self, device: str, now: float) -> bool:
+        """Return whether the device may still reply to the last request, so that another one would be too early."""
+        return device in self._since and now < self._since[device] + REPLY_SECONDS
 
     def discard(self, device: str) -> None:
         """Remove a device. It has joined the roster, or it knows that it does not take part."""

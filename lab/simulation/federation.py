@@ -89,6 +89,7 @@ class Simulation:
     # The length of a turn of an event loop, in seconds. The loop takes all items that arrive during the turn. At
     # the end of the turn, the loop commits the changes and sends the messages that result from these items.
     turn_seconds: float = 0.0
+    runs: int = 1  # The largest number of runs in which a device takes part at the same time.
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -109,21 +110,12 @@ class Simulation:
 
     def boot_coordinator(self) -> None:
         """Start a coordinator that knows only the files on the disk, as after a crash."""
-        self._stop_worker(COORDINATOR)
-        self.boots += 1
-        disk = self.make_disk(COORDINATOR)
+        disk = self.boot_coordinator_host()
         spool = Spool(self.folder / "coordinator", disk=disk)
         epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
-        take = self._handler(COORDINATOR, lambda: self.service)
-        worker = self.workers[COORDINATOR] = VirtualWorker(self.clock, take)
-
-        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-        transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
-        transport.before_step = disk.before_step
-        link = CoordinatorLink(me, self.keyring, self.topics, transport)
+        context = self.connect_coordinator(epoch, disk, spool.folder)
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
-        context = ProcessContext(link, worker, Bans(spool.folder, spool.disk), self.wall)
-        part = CoordinatorRunLink(link, "simulated", spool.store)
+        part = CoordinatorRunLink(context.link, "simulated", spool.store)
         run = Run(
             self.plan,
             machine,
@@ -135,8 +127,28 @@ class Simulation:
             self.class_names,
             self.budget,
         )
-        self.service = CoordinatorService(context, [run])
-        transport.will = link.will(self.topics.coord_state)
+        self.serve(CoordinatorService(context, [run]))
+
+    def boot_coordinator_host(self) -> Disk:
+        """End the coordinator that runs, and return the disk of the next one."""
+        self._stop_worker(COORDINATOR)
+        self.boots += 1
+        return self.make_disk(COORDINATOR)
+
+    def connect_coordinator(self, epoch: int, disk: Disk, folder: Path) -> ProcessContext:
+        """Connect a coordinator to the broker, and return what its runs share."""
+        take = self._handler(COORDINATOR, lambda: self.service)
+        worker = self.workers[COORDINATOR] = VirtualWorker(self.clock, take)
+        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
+        transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
+        transport.before_step = disk.before_step
+        link = CoordinatorLink(me, self.keyring, self.topics, transport)
+        return ProcessContext(link, worker, Bans(folder, disk), self.wall)
+
+    def serve(self, service: CoordinatorService) -> None:
+        """Give the coordinator its service, whose run is named in the will of the connection."""
+        self.service = service
+        self.broker.clients[COORDINATOR].will = service.link.will(self.topics.coord_state)
 
     def boot_device(self, device: str) -> None:
         self._stop_worker(device)
@@ -153,7 +165,7 @@ class Simulation:
         data = self.shards[device]
         publish = self._publisher(device, state, data)
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data, publish)
-        options = AgentOptions(clock=no_clock, plugins=self.plugins)
+        options = AgentOptions(clock=no_clock, plugins=self.plugins, runs=self.runs, stays=self.runs > 1)
         agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, worker, options))
         self.agents[device] = agent
         if publish is not None:

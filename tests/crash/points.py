@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -50,6 +50,11 @@ class Death:
         wrong = not 1 <= died <= len(points)  # The run may end before the second death.
         return [*([f"it died {died} times"] if wrong else []), *whole.differences(found)]
 
+    @property
+    def step(self) -> str:
+        """Return the step before which the party dies."""
+        return unbroken(self.method)[1][self.party][self.point - 1]
+
     def settings(self) -> Mapping[str, Any]:
         if self.fate in ("killed", "killed twice"):
             return {}
@@ -84,5 +89,19 @@ def ready() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def judged(death: Death) -> tuple[Death, list[str]]:
+class AnyDeath(Protocol):
+    """A death of the enumeration."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def party(self) -> str: ...
+    @property
+    def fate(self) -> str: ...
+    @property
+    def step(self) -> str: ...
+    def differences(self) -> list[str]: ...
+
+
+def judged(death: AnyDeath) -> tuple[AnyDeath, list[str]]:
     return death, death.differences()

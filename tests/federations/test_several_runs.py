@@ -5,143 +5,89 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-import torch
 
-from protofleet.coordinator.context import ProcessContext
-from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.labels import DeviceLabels
 from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.here_timer import HERE_SECONDS
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.run import Run
-from protofleet.coordinator.service import CoordinatorService
-from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
-from protofleet.lab.simulation.federation import Simulation
-from protofleet.lab.simulation.network import VirtualWorker
-from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.catalog import names
 from protofleet.protocol.link.base import unverified_header
-from protofleet.protocol.link.coordinator import CoordinatorLink
-from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
-from protofleet.protocol.link.device import DeviceLink
-from protofleet.protocol.security.keys import Identity
 from protofleet.protocol.transport.base import Arrived, packet_bytes
 from protofleet.protocol.wire import forms
-from protofleet.protocol.wire.messages import Hello, State
+from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.logs import FORMAT, JsonFormatter, PrintableFormatter
-from tests.support.small_federation import POLICY, plan, shard
+from tests.support.few_methods import SHAPES, few_steps, of_each_shape
+from tests.support.several_runs import SECONDS, assert_learned_the_same, several_runs
+from tests.support.small_federation import POLICY, plan
 
 RULES = replace(POLICY, quorum=2, cohort=2)
 DEVICES = {"red": ("device-0", "device-1"), "blue": ("device-2", "device-3")}
-SECONDS = 60.0  # Virtual seconds in which each of these simulations ends.
 METHODS = {"red": "fedavg", "blue": "fedproto"}
+OF_ALL = replace(POLICY, rounds=2)  # The policy of runs that take all devices.
 
 
-class OneRunOfSeveral(DeviceLink):
-    """The link of a device that takes part in one run, and knows that a `state` belongs to no run."""
-
-    def arrived(self, topic, frame, now):
-        run = self.run
-        found = super().arrived(topic, frame, now)
-        if topic == self.topics.coord_state:
-            self.run = run
-        return [replace(one, run=run) if isinstance(one.message, State) else one for one in found]
-
-    def send(self, message):
-        if isinstance(message, Hello) and not self.run:
-            message = replace(message, capacity=1)
-        super().send(message)
-
-
-@dataclass
-class SeveralRuns(Simulation):
-    """A simulation whose coordinator has several runs, by name; `plan` is not used."""
-
-    plans: dict[str, Plan] | None = None
-    stays: bool = False
-    select: DeviceSelection | None = None
-
-    def boot_coordinator(self):
-        self._stop_worker(COORDINATOR)
-        self.boots += 1
-        disk = self.make_disk(COORDINATOR)
-        spools = {name: Spool(self.folder / name, disk=disk) for name in self.plans}
-        for name, made in self.plans.items():
-            epoch = spools[name].start_run(name, made.encode().decode(), self.boots)
-        take = self._handler(COORDINATOR, lambda: self.service)
-        worker = self.workers[COORDINATOR] = VirtualWorker(self.clock, take)
-        topics = set(self.topics.coordinator_subscriptions())
-        transport = self.broker.connect(COORDINATOR, take, topics)
-        transport.before_step = disk.before_step
-        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-        link = CoordinatorLink(me, self.keyring, self.topics, transport)
-        context = ProcessContext(link, worker, Bans(self.folder / COORDINATOR, disk), self.wall)
-        runs = []
-        for name, made in self.plans.items():
-            part = CoordinatorRunLink(link, name, spools[name].store)
-            machine, selection = (
-                RoundMachine(self.policy, made.rounds, made.seed),
-                self.select or DeviceSelection(DEVICES[name]),
-            )
-            runs.append(Run(made, machine, spools[name], context, part, selection=selection))
-        self.service = CoordinatorService(context, runs, self.stays)
-        transport.will = link.will(self.topics.coord_state)
-
-
-def several(folder, names=("red", "blue"), **more):
+def several(folder, names=("red", "blue"), stays=False, **more):
+    """Return a simulation of these runs, of which each has two devices."""
     plans = {name: plan(METHODS[name], RULES.rounds) for name in names}
-    shards = {device: shard(int(device[-1])) for name in names for device in DEVICES[name]}
-    return SeveralRuns(plans[names[0]], shards, RULES, folder, plans=plans, **more)
-
-
-def make_able(patch):
-    """Let each device take part in one of several runs."""
-    patch.setattr("protofleet.lab.simulation.federation.DeviceLink", OneRunOfSeveral)
-    patch.setattr("protofleet.protocol.wire.forms.DEVICE_FORMS", (*forms.DEVICE_FORMS, forms.RUNS))
-
-
-@pytest.fixture
-def able(monkeypatch, alone):
-    make_able(monkeypatch)
+    selections = {name: DeviceSelection(DEVICES[name]) for name in names}
+    return several_runs(folder, plans, RULES, devices=4, selections=selections, stays=stays, **more)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return the state of the server half of each run that ran alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        make_able(patch)
-        runs = {name: several(tmp_path_factory.mktemp(name), (name,)).run(limit=SECONDS) for name in DEVICES}
-    return {name: state(run, name) for name, run in runs.items()}
-
-
-def state(run, name):
-    return run.service.runs[name].server_runner.server.state()
+    """Return all that each run learns alone."""
+    return {
+        name: several(tmp_path_factory.mktemp(name), (name,)).to_the_end().learned(name) for name in DEVICES
+    }
 
 
 def assert_same_as_alone(run, alone):
     assert not run.service.stopped
     for name in DEVICES:
         assert run.service.runs[name].view.over
-        own, other = state(run, name), alone[name]
-        assert own.keys() == other.keys()
-        for key, value in own.items():
-            assert torch.equal(value, other[key]), (name, key)
+        assert_learned_the_same(run.learned(name), alone[name])
 
 
-def test_two_runs_over_one_connection_have_the_bits_of_each_run_alone(tmp_path, able, alone):
+def with_own_seed(method):
+    return replace(few_steps(method).plan(OF_ALL.rounds), seed=1 + names().index(method))
+
+
+@lru_cache
+def learned_alone(method):
+    """Return all that a run of this method learns with a coordinator and devices of one run."""
+    with TemporaryDirectory() as folder:
+        made = {"red": with_own_seed(method)}
+        return several_runs(Path(folder), made, OF_ALL, runs=1, stays=False).to_the_end().learned("red")
+
+
+@pytest.mark.parametrize("method", of_each_shape(names()))
+def test_two_runs_on_the_same_devices_have_the_bits_of_each_run_alone(method, tmp_path):
+    """The other run has a method of another shape."""
+    other = SHAPES[(SHAPES.index(method) + 1) % len(SHAPES)] if method in SHAPES else SHAPES[0]
+    methods = {"red": method, "blue": other}
+    plans = {name: with_own_seed(one) for name, one in methods.items()}
+    run = several_runs(tmp_path, plans, OF_ALL).to_the_end()
+    for name, one in methods.items():
+        assert_learned_the_same(run.learned(name), learned_alone(one))
+
+
+def test_two_runs_over_one_connection_have_the_bits_of_each_run_alone(tmp_path, alone):
     run = several(tmp_path).run(limit=SECONDS)
     for name, devices in DEVICES.items():
         assert run.service.runs[name].machine.roster == set(devices)
     assert_same_as_alone(run, alone)
 
 
-def test_a_coordinator_that_is_killed_in_each_round_goes_on_with_both_runs(tmp_path, able, alone):
+def test_a_coordinator_that_is_killed_in_each_round_goes_on_with_both_runs(tmp_path, alone):
     run = several(tmp_path)
     for number, name in zip(range(1, RULES.rounds + 1), ("red", "blue", "red"), strict=True):
         run.run(
@@ -155,7 +101,7 @@ def test_a_coordinator_that_is_killed_in_each_round_goes_on_with_both_runs(tmp_p
     assert_same_as_alone(run.run(limit=SECONDS), alone)
 
 
-def test_the_bytes_of_all_runs_are_the_bytes_of_the_connection(tmp_path, able):
+def test_the_bytes_of_all_runs_are_the_bytes_of_the_connection(tmp_path):
     run, crossed = several(tmp_path), Counter()
     transport = run.service.link.transport
     publish, take = transport.publish, transport.take
@@ -178,8 +124,59 @@ def test_the_bytes_of_all_runs_are_the_bytes_of_the_connection(tmp_path, able):
     assert not run.service.link.unassigned.meter.wire
 
 
+def test_runs_that_are_added_later_use_the_connection_of_a_service_without_runs(tmp_path, alone):
+    run = several(tmp_path, stays=True)
+    red, blue = run.service.runs.values()
+    for each in (red, blue):
+        run.service.remove(each.name)
+    run.run(until=lambda: run.clock.now > HERE_SECONDS + 1.0)
+    run.service.add(red)
+    run.run(until=lambda: red.machine.round == 2, limit=SECONDS)
+    assert not blue.machine.roster
+    run.service.add(blue)
+    run.run(until=lambda: red.view.over and blue.view.over, limit=SECONDS)
+    assert_same_as_alone(run, alone)
+    run.run(until=lambda: False, limit=30.0)
+    assert not run.service.finished, "it waits for other runs"
+
+
+@pytest.mark.parametrize("paused", [(), ("gone",)])
+def test_a_hello_of_a_run_that_is_not_open_gets_finished_unless_the_run_is_paused(tmp_path, paused):
+    run, sent = several(tmp_path), []
+    run.service.paused = paused
+    run.run(until=lambda: bool(run.service.runs["red"].machine.cohort), limit=SECONDS)
+    link = run.agents["device-0"].link
+    link.run = "gone"
+    link.send(Hello("device-0", 5, 5, can=(forms.RUNS,)))
+    publish = run.broker.publish
+    run.broker.publish = lambda topic, frame, retain: (
+        sent.append(unverified_header(frame)),
+        publish(topic, frame, retain),
+    )
+    run.run(limit=0.5)
+    assert [h.recipient for h in sent if h and (h.kind, h.run) == ("finished", "gone")] == (
+        [] if paused else ["device-0"]
+    )
+
+
+def test_a_device_whose_welcome_was_lost_gets_another_one(tmp_path):
+    run = several_runs(tmp_path, {name: with_own_seed("fedavg") for name in ("red", "blue")}, OF_ALL)
+    publish, lost = run.broker.publish, []
+
+    def published(topic, frame, retain):
+        header = unverified_header(frame)
+        if header and (header.kind, header.recipient) == ("welcome", "device-0") and header.run not in lost:
+            lost.append(header.run)
+        else:
+            publish(topic, frame, retain)
+
+    run.broker.publish = published
+    run.to_the_end()
+    assert sorted(lost) == ["blue", "red"]
+
+
 @pytest.mark.parametrize("is_queue", [True, False])
-def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path, able, is_queue):
+def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path, is_queue):
     lines = []
 
     class Kept(logging.Handler):
@@ -190,7 +187,7 @@ def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path
     run, log = several(tmp_path), logging.getLogger("protofleet.coordinator")
     run.service.context.isolates_runs = is_queue
     for one in run.service.runs.values():
-        keep_journal(one, [LogLines("global", RULES.rounds)])
+        keep_journal(one, [LogLines("global", lambda: RULES.rounds)])
     log.addHandler(handler := Kept(logging.INFO))
     log.setLevel(logging.INFO)
     try:
@@ -209,42 +206,7 @@ def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path
         assert said == {None: len(DEVICES) * (RULES.rounds + 1)}
 
 
-def test_runs_that_are_added_later_use_the_connection_of_a_service_without_runs(tmp_path, able, alone):
-    run = several(tmp_path, stays=True)
-    red, blue = run.service.runs.values()
-    for each in (red, blue):
-        run.service.remove(each.name)
-    run.run(until=lambda: run.clock.now > HERE_SECONDS + 1.0)
-    run.service.add(red)
-    run.run(until=lambda: red.machine.round == 2, limit=SECONDS)
-    assert not blue.machine.roster
-    run.service.add(blue)
-    run.run(until=lambda: red.view.over and blue.view.over, limit=SECONDS)
-    assert_same_as_alone(run, alone)
-    run.run(until=lambda: False, limit=30.0)
-    assert not run.service.finished, "it waits for other runs"
-
-
-@pytest.mark.parametrize("paused", [(), ("gone",)])
-def test_a_hello_of_a_run_that_is_not_open_gets_finished_unless_the_run_is_paused(tmp_path, able, paused):
-    run, sent = several(tmp_path), []
-    run.service.paused = paused
-    run.run(until=lambda: bool(run.service.runs["red"].machine.cohort), limit=SECONDS)
-    link = run.agents["device-0"].link
-    link.run = "gone"
-    link.send(Hello("device-0", 5, 5, can=(forms.RUNS,)))
-    publish = run.broker.publish
-    run.broker.publish = lambda topic, frame, retain: (
-        sent.append(unverified_header(frame)),
-        publish(topic, frame, retain),
-    )
-    run.run(limit=0.5)
-    assert [h.recipient for h in sent if h and (h.kind, h.run) == ("finished", "gone")] == (
-        [] if paused else ["device-0"]
-    )
-
-
-def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path, able):
+def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path):
     """The announcement of the run is lost, so a device joins only if the run is offered to it."""
     run = several(tmp_path, stays=True)
     red, blue = run.service.runs.values()
@@ -260,27 +222,10 @@ def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path, a
     assert red.machine.roster == set(DEVICES["red"]) and not blue.machine.roster
 
 
-class SomeOlder(OneRunOfSeveral):
-    """The link of a device; device-2 and device-3 follow only one run."""
-
-    @property
-    def is_older(self):
-        return self.me.name in DEVICES["blue"]
-
-    def arrived(self, topic, frame, now):
-        return (DeviceLink if self.is_older else OneRunOfSeveral).arrived(self, topic, frame, now)
-
-    def send(self, message):
-        if self.is_older and isinstance(message, Hello):
-            message = replace(message, can=tuple(form for form in message.can if form != forms.RUNS))
-        (DeviceLink if self.is_older else OneRunOfSeveral).send(self, message)
-
-
 def test_the_oldest_run_that_selects_devices_which_follow_only_one_run_is_the_run_in_all_states(
-    tmp_path, able, alone, monkeypatch
+    tmp_path, alone
 ):
-    monkeypatch.setattr("protofleet.lab.simulation.federation.DeviceLink", SomeOlder)
-    run, chosen = several(tmp_path), []
+    run, chosen = several(tmp_path, one_run=DEVICES["blue"]), []
 
     def choose(name):
         chosen.append(name)
@@ -294,14 +239,11 @@ def test_the_oldest_run_that_selects_devices_which_follow_only_one_run_is_the_ru
 
 
 def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_has_the_label(
-    tmp_path, able, monkeypatch
+    tmp_path,
 ):
     hall, rules = DeviceLabels("hall"), replace(RULES, quorum=1, cohort=0, rounds=20)
-    monkeypatch.setitem(DEVICES, "red", ())
-    run = SeveralRuns(
-        plan("fedavg", 20), {f"device-{i}": shard(i) for i in range(3)}, rules, tmp_path,
-        plans={"red": plan("fedavg", 20)}, stays=True, select=DeviceSelection(groups=("hall",)),
-    )  # fmt: skip
+    select = {"red": DeviceSelection(groups=("hall",))}
+    run = several_runs(tmp_path, {"red": plan("fedavg", 20)}, rules, selections=select)
     red, cohorts = run.service.runs["red"], {}
 
     def assign(*devices):
@@ -334,11 +276,9 @@ def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_ha
 
 
 def test_a_coordinator_of_one_run_refuses_a_device_that_the_run_does_not_select_and_counts_no_fault(tmp_path):
-    shards = {f"device-{i}": shard(i) for i in range(3)}
-    run = SeveralRuns(
-        plan("fedavg", RULES.rounds), shards, RULES, tmp_path, plans={"red": plan("fedavg", RULES.rounds)}
-    )
-    run.run(limit=SECONDS)
+    select = {"red": DeviceSelection(DEVICES["red"])}
+    made = {"red": plan("fedavg", RULES.rounds)}
+    run = several_runs(tmp_path, made, RULES, runs=1, selections=select, stays=False).run(limit=SECONDS)
     red = run.service.runs["red"]
     assert red.view.over and red.view.members.keys() == set(DEVICES["red"]) == red.enrolled_devices()
     assert (

@@ -20,12 +20,12 @@ HELD = """
 import os, time
 from protofleet.edge_client.job_runner import JobRunner
 answer, folder, least = JobRunner.answer, {folder!r}, {least}
-def held(runner, job, question):
+def held(runner, job, question, run):
     if question.round >= least and not os.path.exists(folder + "/go"):
         open(folder + "/at-" + os.path.basename(runner.state.folder), "w").close()
         while not os.path.exists(folder + "/go"):
             time.sleep(0.02)
-    return answer(runner, job, question)
+    return answer(runner, job, question, run)
 JobRunner.answer = held
 """
 

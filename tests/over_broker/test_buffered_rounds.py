@@ -35,12 +35,12 @@ class Buffered(Federation):
         runner = agent.tasks.runner
         work = runner.answer
 
-        def answer(job, question):
+        def answer(job, question, run):
             if question.phase == "train" and name == SLOW:
                 assert self.two_rounds_ended.wait(LIMIT_SECONDS)
             if question.phase == "train" and name == OTHER and question.round > 2:
                 assert self.third_ended.wait(LIMIT_SECONDS)
-            return work(job, question)
+            return work(job, question, run)
 
         runner.answer = answer
         return agent, inbox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
@@ -26,6 +26,7 @@ from protofleet.protocol.link.clocks import Clock as Wall
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.run_part import RunPart
 from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.store import DamagedError
@@ -46,6 +47,7 @@ from tests.simulator.promises import BrokenPromise, demand
 from tests.simulator.samples import data_of, plan_of
 from tests.simulator.scenario import Scenario, manners
 from tests.simulator.signatures import both_kinds, quick
+from tests.support.run_policy import RunPolicy
 
 RUN, FEDERATION = "simulated", "sky"
 KEYS = {name: Keys.new() for name in (COORDINATOR, *(f"d{i}" for i in range(8)))}
@@ -105,7 +107,8 @@ class Federation:
         s = self.scenario
         self.clock = Clock(self.log)
         self.said = Said(s.sealed, self.clock)
-        self.history = History(s.policy, self.clock, self.said)
+        self.histories = {run: History(rules, self.clock, self.said) for run, rules in self.policies.items()}
+        self.history = next(iter(self.histories.values()))
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.keys = KEYS if s.sealed else QUICK
@@ -113,6 +116,7 @@ class Federation:
         enrolled = {COORDINATOR, *s.devices} if s.budget else self.keys.keys()
         self.keyring = {name: Registered.of(keys) for name, keys in self.keys.items() if name in enrolled}
         self.plan = plan_of(s)
+        self.plans = dict.fromkeys(self.histories, self.plan)
         self.data = {name: data_of(s, i) for i, name in enumerate(s.devices)}
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
         self.weather = {name: Weather() for name in (COORDINATOR, *s.devices)}
@@ -120,16 +124,34 @@ class Federation:
         # The processes by place: a device, "coordinator", or a second process of either.
         self.processes: dict[str, Process] = {}
         self.platters: dict[Path, Platter] = {}
+        self.stopped: set[str] = set()  # The runs that an operator has stopped.
         self.ends: list[str] = []  # The words of processes that ended by themselves.
         self.finished, self.boots = False, 0
         self.least_wall = 1.7e9  # The earliest offset that the coordinator's clock ever had, in seconds.
         self._set_at = float("inf")  # The time at which the operator sets the clocks.
         self._names = (COORDINATOR, *s.devices)
         parts, h = self.parts, self.history
-        self._spool, self._state = observed_spool(parts.spool, h), observed_state(parts.memory, h)
-        self._agent, self._run = observed_agent(parts.agent, h), observed_run(parts.run, h)
+        self._spool, self._state = (
+            observed_spool(parts.spool, h),
+            observed_state(parts.memory, self.histories),
+        )
+        self._agent, self._run = observed_agent(parts.agent, self.histories), observed_run(parts.run, h)
         self._coordinator_link = observed_link(parts.coordinator_link, self.said)
         self._device_link = observed_link(parts.device_link, self.said)
+
+    @property
+    def policies(self) -> Mapping[str, RunPolicy]:
+        """Return the policy of each run of the coordinator, by the name of the run."""
+        return {RUN: self.scenario.policy}
+
+    def _committed(self, folder: Path) -> None:
+        for history in self.histories.values():
+            history.committed(folder)
+
+    @property
+    def spools(self) -> Sequence[Path]:
+        """Return the folders in which the runs of the coordinator are."""
+        return [self.folder / COORDINATOR]
 
     # Boots. A place is the folder in which a process lives; two places may hold the same identity.
 
@@ -141,7 +163,7 @@ class Federation:
         process = self.processes[place] = Process(self.clock, self.hosts[name], self.dice, place)
         process.watch, process.exited = self._watch, lambda p: self._exited(p, name, folder)
         process.worker.seconds = lambda: self._seconds(name)
-        process.committed = self.history.committed
+        process.committed = self._committed
         where = self.folder / (folder or place)
         if "frail_disk" in self.scenario.kinds:
             if where not in self.platters:
@@ -209,9 +231,12 @@ class Federation:
         start_job = local_jobs(
             lambda plan: plan.client_half(data.train, name, validation=data.validation), data
         )
-        options = AgentOptions(clock=lambda: 0.0)
+        options = self._options(name)
         agent = self._agent(*agent_parts(DeviceData(data, start_job), link, memory, process.worker, options))
         process.start(agent, line)
+
+    def _options(self, name: str) -> AgentOptions:
+        return AgentOptions(clock=lambda: 0.0)
 
     def _line(
         self, process: Process, name: str, topics: tuple[str, ...], expires: float, clean: bool
@@ -223,7 +248,22 @@ class Federation:
         line.says = self.said.says
         return line
 
+    def operate(self) -> None:
+        """Schedule what an operator does; with one run, nobody gives orders."""
+
     # The faults that the nemesis causes.
+
+    def has_twin(self, name: str) -> None:
+        for history in self.histories.values():
+            history.twins.add(name)
+
+    def card_copied(self, name: str, place: str) -> None:
+        for history in self.histories.values():
+            history.copied(self.folder / name, self.folder / place)
+
+    def card_lost(self, name: str) -> None:
+        for history in self.histories.values():
+            history.works.pop(self.folder / name, None)
 
     def kill(self, place: str, power: bool = False) -> None:
         process = self.processes.get(place)
@@ -335,19 +375,25 @@ class Federation:
             let_go = party.link.clock.ahead(process.epoch) > 0  # It took it over before its clock was set.
             demand(party.link.epoch >= process.epoch or let_go, words)
             process.epoch = party.link.epoch
-        part = party.link if isinstance(party, Agent) else party.run.link
-        if (too_far := part.meter.rejected[self._far(party)]) > process.too_far:
+        parts = self._parts_of(party)
+        if (too_far := sum(one.meter.rejected[self._far(party)] for one in parts)) > process.too_far:
             process.too_far = too_far
             self._somebody_sets_the_clock()
         if isinstance(party, CoordinatorService):
-            if party.run.machine.ended_early:
-                self.history.end_early(party.run.spool)
+            for run in party.runs.values():
+                # The stop of an operator is not on the disk yet while its turn lasts.
+                is_saved = run.name not in self.stopped or run.spool.early_end()
+                if run.machine.ended_early and is_saved:
+                    self.histories[run.name].end_early(run.spool)
             self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
-            errors = party.context.error_boundary.cut_off + party.run.isolation.errors
+            errors = party.context.error_boundary.cut_off + sum(
+                r.isolation.errors for r in party.runs.values()
+            )
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
             banned = party.context.bans.banned
             demand(not banned, f"I8: honest devices are banned: {sorted(banned)}")
-        if process.alive and not party.finished:
+        # With several runs, a device may be busy with another run, so a message to it may wait.
+        if process.alive and not party.finished and len(self.histories) == 1:
             waited_for = party.run.machine.waited_for if isinstance(party, CoordinatorService) else ()
             party.link.due.look(self.clock.now, self.history.newest, waited_for)  # type: ignore[attr-defined]
         process.looked += 1
@@ -355,18 +401,24 @@ class Federation:
             return  # Sums only grow, so a wrong sum is still wrong at the next look.
         if isinstance(party, Agent) and party.link.has_early_block:
             return  # A block that comes before its task is counted together with the task.
-        meter, back, out = part.meter, part.peer_direction, part.direction
-        ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
+        meters, back, out = [one.meter for one in parts], parts[0].peer_direction, parts[0].direction
+        ended = sum(n for meter in meters for (way, _, _), n in meter.messages.items() if way == back)
         words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"
         demand(ended == process.arrived, words)
         for way, side in ((out, "out"), (back, "in")):
-            wire = sum(n for (w, _), n in meter.wire.items() if w == way)
-            wire += part.waiting_bytes if way == back else 0
+            wire = sum(n for meter in meters for (w, _), n in meter.wire.items() if w == way)
+            wire += sum(one.waiting_bytes for one in parts) if way == back else 0
             words = f"I7: {process.name} counted {wire} bytes {side}, {line.bytes[side]} crossed"
             demand(wire == line.bytes[side], words)
-            demand(meter.frames[way] == line.frames[side], f"I7: frames of {process.name}, {side}")
-        tensors = sum(n for _, n in meter.payload.items())
-        demand(tensors <= sum(meter.wire.values()), f"I7: {process.name} counts more tensors than bytes")
+            frames = sum(meter.frames[way] for meter in meters)
+            demand(frames == line.frames[side], f"I7: frames of {process.name}, {side}")
+        for meter in meters:
+            tensors = sum(n for _, n in meter.payload.items())
+            demand(tensors <= sum(meter.wire.values()), f"I7: {process.name} counts more tensors than bytes")
+
+    def _parts_of(self, party: Agent | CoordinatorService) -> Sequence[RunPart]:
+        """Return the parts of a link that count its frames and bytes."""
+        return [party.link] if isinstance(party, Agent) else [party.run.link]
 
 
 def close_files(process: Process) -> None:
@@ -376,9 +428,10 @@ def close_files(process: Process) -> None:
     party = process.party
     fetches = []
     if isinstance(party, CoordinatorService):
-        fetches = [fetch for fetch, _ in party.run.link.answers.fetches.values()]
-        party.run.link.answers.fetches.clear()
-        party.run.spool.close()
+        for run in party.runs.values():
+            fetches += [fetch for fetch, _ in run.link.answers.fetches.values()]
+            run.link.answers.fetches.clear()
+            run.spool.close()
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None
     for fetch in fetches:

@@ -129,7 +129,9 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
 
         def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
             super().remember(heard)
-            self.ear.told = {sender: (boot, newest) for sender, (boot, newest, _) in heard.items()}
+            # Each run of a coordinator stores the places that it has heard.
+            told = {sender: (boot, newest) for sender, (boot, newest, _) in heard.items()}
+            self.ear.told = {**self.ear.told, **told}
             if isinstance(self, CoordinatorLink):
                 self.ear.behind = dict(said.marks)
 

@@ -146,8 +146,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             gone = {what: n for what, n in self.fallbacks.items() if n}
             demand(not gone, f"I2: the spool went back ({gone}), and nothing of it was damaged")
 
-        def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
-            epoch = super().start_run(name, settings, clock, least)
+        def start_run(
+            self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None
+        ) -> int:
+            epoch = super().start_run(name, settings, clock, least, exactly)
             # An epoch that is ahead of the clock does not count, because a clock has been set since.
             believed = [each for each in history.epochs if not ahead(each, clock)]
             demand(epoch > max(believed, default=-1), f"I4: epoch {epoch} follows {believed}")
@@ -268,17 +270,20 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
     return Observed
 
 
-def observed_state(base: type[DeviceState], history: History) -> type[DeviceState]:
+def observed_state(base: type[DeviceState], histories: Mapping[str, History]) -> type[DeviceState]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
             super().__init__(folder, durable, disk)
-            history.came_back(self)
+            for run, history in histories.items():
+                history.came_back(self.of(run))
 
         def begin(self, run: str, plan: str, epoch: int = 0) -> None:
             fresh = (self.saved.run, self.saved.plan) != (run, plan)
             super().begin(run, plan, epoch)
-            if fresh:
-                history.works[self.folder].clear()
+            # While the device has not heard that its coordinator leads several runs, a new run replaces all others.
+            replaced = () if not fresh else [run] if self.table.several else histories
+            for name in replaced:
+                histories[name].works[self.folder].clear()
 
         def save_answer(
             self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = (),
@@ -288,7 +293,7 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
             try:
                 super().save_answer(answer, half, epoch, residuals, is_reference)
             except Killed:  # The file may have its name already, without a sync of its folder.
-                history.perhaps[self.folder] = self._work(answer, half)
+                histories[self.saved.run].perhaps[self.folder] = self._work(answer, half)
                 raise
             demand(
                 self.saved.epoch >= before,
@@ -297,7 +302,7 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
             self._remembered(answer, half)
 
         def _remembered(self, answer: Answer, half: Arrays) -> None:
-            work, done = self._work(answer, half), history.works[self.folder]
+            work, done = self._work(answer, half), histories[self.saved.run].works[self.folder]
             demand(
                 all(w.answer.question != answer.question for w in done),
                 f"I2: {self.folder.name} has worked twice on round {answer.round} {answer.phase}",
@@ -319,13 +324,15 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
     return Observed
 
 
-def observed_agent(base: type[Agent], history: History) -> type[Agent]:
+def observed_agent(base: type[Agent], histories: Mapping[str, History]) -> type[Agent]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, *given: Any, **more: Any) -> None:
             super().__init__(*given, **more)
             follower = self.places.first
             take = follower.take_receipt
-            follower.take_receipt = lambda receipt: let_go(follower, receipt, take, history)
+            follower.take_receipt = lambda receipt: let_go(
+                follower, receipt, take, histories[follower.run.name]
+            )
 
     return Observed
 

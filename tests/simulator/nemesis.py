@@ -198,20 +198,20 @@ class Nemesis:
         name = self._device()
         self._twins += 1
         place = f"{name}-twin-{self._twins}"
-        self.f.history.twins.add(name)
+        self.f.has_twin(name)
         if self.dice.random() < 0.5 and (self.f.folder / name).is_dir():
             shutil.copytree(self.f.folder / name, self.f.folder / place)
-            self.f.history.copied(self.f.folder / name, self.f.folder / place)
+            self.f.card_copied(name, place)
         self.f.boot(place, name)
 
     def _new_card(self) -> None:
         """Start a device again without any of its memory, and without the right time."""
         name = self._device()
-        self.f.history.twins.add(name)
+        self.f.has_twin(name)
         self.f.kill(name, power=True)
         shutil.rmtree(self.f.folder / name, ignore_errors=True)
         self.f.platters.pop(self.f.folder / name, None)
-        self.f.history.works.pop(self.f.folder / name, None)
+        self.f.card_lost(name)
         self.f.hosts[name].wall_offset = -self.f.clock.now
         self.f.clock.after(self._briefly(), f"{name} is switched on", lambda: self.f.boot(name))
 

@@ -26,6 +26,7 @@ class Bug:
     old: str
     new: str
     seeds: tuple[int, ...] = ()  # Each found it once; later changes may alter their histories.
+    several: bool = False  # Its seeds are those of two runs.
     fixed: bool = False  # The bug was real.
     also_old: str = ""  # A second place, for a bug on which both ends must agree.
     also_new: str = ""

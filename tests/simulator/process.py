@@ -151,11 +151,9 @@ class Process:
     def _work(self) -> None:
         assert self.party is not None
         party, now = self.party, self.time()
-        with (
-            party.run.spool.index.detect_takeover()
-            if isinstance(party, CoordinatorService)
-            else contextlib.nullcontext()
-        ):
+        with contextlib.ExitStack() as watched:
+            for run in party.runs.values() if isinstance(party, CoordinatorService) else ():
+                watched.enter_context(run.spool.index.detect_takeover())
             self._serve(party, now)
 
     def _serve(self, party: EventLoopApp[Item], now: float) -> None:

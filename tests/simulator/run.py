@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.federation import Federation, Parts, close_files, tally_known
 from tests.simulator.nemesis import Nemesis
 from tests.simulator.promises import BrokenPromise, demand
 from tests.simulator.reference import check_accepted, check_device, check_server
 from tests.simulator.scenario import Scenario, draw
+from tests.simulator.several import SeveralRuns, draw_several
 
 AFTERWARDS = 150.0  # Seconds for the devices to hear that the run is over.
 
@@ -37,6 +37,10 @@ def run_seed(seed: int, parts: Parts | None = None, log: Callable[[str], None] |
     return run_scenario(draw(seed), parts or Parts(), log)
 
 
+def run_seed_of_several(seed: int) -> Verdict:
+    return run_scenario(draw_several(seed))
+
+
 def run_scenario(
     scenario: Scenario, parts: Parts = Parts(), log: Callable[[str], None] | None = None
 ) -> Verdict:
@@ -45,7 +49,8 @@ def run_scenario(
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
     with tally_known():
-        federation = Federation(scenario, folder, parts, log)
+        kind = SeveralRuns if scenario.able else Federation
+        federation = kind(scenario, folder, parts, log)
         problem = details = ""
         gc.disable()  # A seed is short, and a tenth of its time would go to garbage collection.
         try:
@@ -67,29 +72,40 @@ def judge(f: Federation) -> None:
     """Run the federation, and check its promises."""
     s = f.scenario
     Nemesis(f).prepare()
+    f.operate()
     f.clock.run(lambda: f.clock.now >= s.bad_seconds and f.finished, s.bad_seconds + s.bound)
-    where = f.history.saves[-1] if f.history.saves else None
-    stands = f"round {where.round}.{where.attempt}" if where else "the beginning"
+    where = [history.saves[-1] for history in f.histories.values() if history.saves]
+    stands = ", ".join(f"round {save.round}.{save.attempt}" for save in where) or "the beginning"
     demand(f.finished, f"I9: {s.bound:.0f} s after the last fault the run still stands in {stands}")
     ended = f.clock.now
     f.clock.run(lambda: not any(p.alive for p in f.processes.values()), ended + AFTERWARDS)
     check_end(f)
-    ended_early = f.history.last_training
-    rounds = (s.policy.rounds if ended_early is None else ended_early) + 1
-    demand([save.round for save in f.history.saves][-1] == rounds + 1, "I3: the last round was never ended")
-    check_server(f.plan, f.history)
-    check_accepted(f.folder, f.history)
-    for place, works in f.history.works.items():
+    for run in f.histories:
+        check_run(f, run)
+
+
+def check_run(f: Federation, run: str) -> None:
+    """Check that a run has all its rounds, and that its results are those of an undisturbed run."""
+    history, plan = f.histories[run], f.plans[run]
+    ended_early = history.last_training
+    rounds = (f.policies[run].rounds if ended_early is None else ended_early) + 1
+    saved = [save.round for save in history.saves][-1:]
+    demand(run in f.stopped or saved == [rounds + 1], "I3: the last round was never ended")
+    check_server(plan, history)
+    check_accepted(f.folder, history)
+    for place, works in history.works.items():
         name = place.name.split("-")[0]
-        check_device(f.plan, place, name, f.data[name], works)
+        check_device(plan, place, name, f.data[name], works)
 
 
 def check_end(f: Federation) -> None:
     """Check I10: the files that are left on the disks are bounded."""
-    answers = list((f.folder / COORDINATOR / "updates").glob("*/*"))
-    most = 2 * len(f.scenario.devices) * 2
-    demand(len(answers) <= most, f"I10: {len(answers)} answers are left on the coordinator's disk")
+    for spool in f.spools:
+        answers = list((spool / "updates").glob("*/*"))
+        most = 2 * len(f.scenario.devices) * 2
+        demand(len(answers) <= most, f"I10: {len(answers)} answers are left on the coordinator's disk")
     for name in f.scenario.devices:
         files = list((f.folder / name / "objects").glob("*"))
         most = 12 + (8 if f.scenario.uplink else 0)  # A device that rounds keeps what rounding has lost.
+        most *= len(f.histories)
         demand(len(files) <= most, f"I10: {len(files)} objects are left on {name}'s disk")

@@ -47,6 +47,8 @@ class Scenario:
     uplink: str = ""  # The stages by which devices round their updates; "" means that they do not.
     # Bytes of each device in the run; 0 means no limit. No seed draws it: tests/simulator/test_budget.py sets it.
     budget: int = 0
+    # The devices that take part in both of two runs of the coordinator; with () the coordinator has one run.
+    able: tuple[str, ...] = ()
     starts: bool = False  # Processes read their first items late, with `Connected` anywhere among them.
 
     @property
@@ -59,7 +61,8 @@ class Scenario:
         """
         rounds, p = self.policy.rounds + 1, self.policy
         deadlines = 3 + (rounds if p.flaps else 0)
-        return 300.0 + deadlines * p.patience_seconds + 2 * rounds * (self.work_seconds + 60.0)
+        seconds = 300.0 + deadlines * p.patience_seconds + 2 * rounds * (self.work_seconds + 60.0)
+        return 2 * seconds if self.able else seconds  # Two runs share the devices.
 
 
 def draw(seed: int) -> Scenario:

@@ -196,5 +196,5 @@ def test_the_wait_for_a_turn_is_no_work_and_is_told_to_nobody(tmp_path):
     state = DeviceState(tmp_path, durable=False)
     state.begin("run", "digest", 1)
     runner = JobRunner(lambda plan: job, state, data, lambda: 1 << 16, lambda: next(clock))
-    answer = runner.answer(job, Question("q", 1, "train", b"", 1))
+    answer = runner.answer(job, Question("q", 1, "train", b"", 1), "")
     assert answer.metrics == {"seconds.work": 3.0}
