@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -40,6 +41,7 @@ from protofleet.coordinator.queue.states import (
     FAILED,
     FINAL,
     PAUSED,
+    STARTING,
     QueuedRun,
     RunFact,
     active_runs,
@@ -52,7 +54,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
-from protofleet.coordinator.spool.index import LaterEpochError, claimed_epoch
+from protofleet.coordinator.spool.index import LaterEpochError, claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
@@ -75,6 +77,8 @@ from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import RegistryInTurn, exposed
 
 log = logging.getLogger("protofleet.coordinator")
+
+WAY_OUT: Final = "put the folder of the run back and resume the run, or stop it"
 
 
 def run_service(
@@ -156,10 +160,6 @@ class RunService:
             self._connection.connect()
             try:
                 serve(ServiceLoop(self), self._events, time.monotonic, self._heartbeats)
-            except FileNotFoundError:
-                for conducted in self._open.values():
-                    conducted.spool.index.check_claim()
-                raise
             finally:
                 for name in list(self._open):
                     self._open.pop(name).close()
@@ -282,6 +282,8 @@ class RunService:
 
     def _begin(self, row: QueuedRun) -> None:
         settings = self._settings.of_run(row.name, row.experiment)
+        if row.state != STARTING and not (path := index_of(Path(settings.folder) / row.name)).exists():
+            raise DamagedError(f"{path} is missing, although the run has begun; {WAY_OUT}")
         self._heartbeats.beat_if_working("loop")
         # A coordinator of this run alone may have been killed and have left its socket.
         (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
@@ -297,6 +299,8 @@ class RunService:
         self.service.add(conducted.run, starts=self._context.connected or not has_shared)
 
     def _failed(self, name: str, error: Exception) -> None:
+        if any(isinstance(one, FileNotFoundError) for one in (error, error.__cause__)):
+            error = self._missing(name, error)
         words, row = words_of(error), self._queue.runs[name]
         expected = (SettingsError, DamagedError, NewerFormatError, LaterEpochError)
         log.error(
@@ -311,6 +315,13 @@ class RunService:
         else:
             self._facts[name] = RunFact(FAILED, words, closed=True)
         self._close(name)
+
+    def _missing(self, name: str, error: Exception) -> Exception:
+        """Return the error for a run with a missing file. If a later coordinator has deleted it, raise FencedError."""
+        if (conducted := self._open.get(name)) is not None:
+            with contextlib.suppress(FileNotFoundError, sqlite3.Error):
+                conducted.spool.index.check_claim()
+        return DamagedError(f"{words_of(error)}; {WAY_OUT}")
 
     def _end(self, conducted: ActiveRun) -> None:
         """End a run whose devices know that it is over."""
@@ -382,6 +393,8 @@ class RunService:
 
     def _shown(self, run: QueuedRun) -> dict[str, Any]:
         reason = waits_for(run, self._queue.runs, self._settings.queue.slots)
+        if not reason and (conducted := self._open.get(run.name)) is not None:
+            reason = conducted.run.participants.misfits.words
         return {
             "run": run.name, "state": run.state, "reason": reason, "rounds": run.rounds,
             "over": bool(run.closed),

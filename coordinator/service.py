@@ -417,7 +417,7 @@ class CoordinatorService:
         self.context.departures.hello_received(received, self.link.last_heard(device)[1])
         working = hello.working if follows_several else None
         self.context.dispatcher.hello_received(device, received.boot, working)
-        if run := self._run_for(received.run, hello):
+        if run := self._run_for(received, hello):
             with self._work_for(run):
                 run.participants.hello_received(received, hello)
         elif received.run and received.run not in self.paused:
@@ -427,17 +427,22 @@ class CoordinatorService:
         """Catch an error of ours in the work of a run for a device. Other errors concern the device alone."""
         return self.context.around(run.name, (RunMismatchError, *OURS))
 
-    def _run_for(self, named: str, hello: Hello) -> Run | None:
+    def _run_for(self, received: Received, hello: Hello) -> Run | None:
         """Return the run that a hello goes to: the run that it names, or a run that selects the device.
 
-        A device whose software follows only one run is in the legacy run.
+        A device whose software follows only one run is in the legacy run. Runs that this process of the device cannot
+        follow are left out.
         """
         legacy = self.runs.get(self.link.run)
         if self._active() is None or forms.RUNS not in hello.can:
             return legacy
-        if named:
-            return self.runs.get(named)
-        fit = (run for run in self.runs.values() if run.selection.takes(hello) and not run.has(hello.device))
+        if received.run:
+            return self.runs.get(received.run)
+        fit = (
+            run for run in self.runs.values()
+            if run.selection.takes(hello) and not run.has(hello.device)
+            and not run.participants.misfits.has(hello.device, received.boot)
+        )  # fmt: skip
         return next((run for run in fit if not run.times.shutdown.begun), None) if hello.capacity else None
 
     def _bye_received(self, received: Received, reason: str) -> None:

@@ -122,7 +122,9 @@ class Spool:
             self._stores[device] = DeviceAnswers(device, folder, self._log, self.disk)
         return self._stores[device]
 
-    def start_run(self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None) -> int:
+    def start_run(
+        self, name: str, settings: str, clock: int, least: int = 0, exactly: int | None = None
+    ) -> int:
         """Claim the folder and return the new epoch.
 
         The new epoch is above every earlier epoch, even if the clock was set back. With `exactly`, it is this one.
