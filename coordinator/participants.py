@@ -13,6 +13,7 @@ from protofleet.coordinator.devices.domains import assign_domain, claim_problem
 from protofleet.coordinator.devices.hello_requests import HelloRequests
 from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
 from protofleet.coordinator.devices.limits import CoordinatorLimits, hello_problem
+from protofleet.coordinator.devices.misfits import Misfits
 from protofleet.coordinator.devices.selection import SelectedDevices
 from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.observe.measured import names_of
@@ -66,6 +67,7 @@ class Participants:
             spool, patience, lambda: selection.count(context.enrolled_devices)
         )
         self.last_wills = LastWills(machine.policy.grace_seconds)
+        self.misfits = Misfits()
         self._hello_requests = HelloRequests()
         # Devices from the roster of an earlier coordinator that have not yet sent their class names to this
         # coordinator.
@@ -234,6 +236,8 @@ class Participants:
 
     def _admit(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
+        if hello.plan == self._digest:
+            self.misfits.fits(device)
         self._link.party.device_forms[device] = frozenset(hello.can)
         self._note_software(device, hello.software)
         if self._times.shutdown.begun and forms.BYE in hello.can:
@@ -261,6 +265,8 @@ class Participants:
             self.software[device] = said[:MOST_SOFTWARE]
 
     def bye_received(self, device: str, reason: str) -> None:
+        if device in self._hellos:
+            self.misfits.left(device, self._hellos[device][1], reason)
         self.remove(device, reason)
         self._hello_requests.discard(device)
 
@@ -459,6 +465,7 @@ class Participants:
         if self._context.peer_log.take(self._context.now):
             log.warning("%s cannot take part: %s", device, problem.message)
         self._link.meter.rejected[problem.reason] += 1
+        self.misfits.note(device, self._hellos[device][1], problem.message)
         self._send_refusal(device, problem)
 
     def _send_refusal(self, device: str, problem: Problem) -> None:

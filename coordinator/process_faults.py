@@ -13,6 +13,7 @@ from protofleet.runtime.faults import OurFault, as_authors
 from protofleet.runtime.metrics_page import MetricsError
 
 # Errors of the process or of its machine. They end the process, and its runs go on after the next start.
+# A missing file is not one of them, because the folder of one run was moved or deleted.
 OF_THE_PROCESS: Final = (BrokerError, FencedError, MetricsError, KeyFileError, StatementError, OSError)
 
 
@@ -20,6 +21,8 @@ def is_of_the_process(error: BaseException) -> bool:
     """Return whether an error is not about one run, so that the process has to end."""
     if isinstance(error, OurFault) and error.__cause__ is not None:
         return is_of_the_process(error.__cause__)
+    if isinstance(error, FileNotFoundError):
+        return False
     return isinstance(error, OF_THE_PROCESS) or is_full(error) or is_locked(error)
 
 

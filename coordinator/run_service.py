@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.connection import CoordinatorConnection, run_of, unless
@@ -50,6 +51,7 @@ from protofleet.coordinator.queue.states import (
     FAILED,
     FINAL,
     PAUSED,
+    STARTING,
     STATES,
     QueuedRun,
     RunFact,
@@ -63,7 +65,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
-from protofleet.coordinator.spool.index import INDEX_FILE, LaterEpochError, claimed_epoch
+from protofleet.coordinator.spool.index import LaterEpochError, claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.origin import Origin
 from protofleet.coordinator.spool.spool import Spool
@@ -90,6 +92,8 @@ from protofleet.runtime.logs import lines_of_run
 from protofleet.runtime.metrics_page import MeterCollector, exposed
 
 log = logging.getLogger("protofleet.coordinator")
+
+WAY_OUT: Final = "put the folder of the run back and resume the run, or stop it"
 
 
 def run_service(
@@ -181,10 +185,6 @@ class RunService:
             self._connection.connect()
             try:
                 serve(ServiceLoop(self), self._events, time.monotonic, self._heartbeats)
-            except FileNotFoundError:
-                for conducted in self._open.values():
-                    conducted.spool.index.check_claim()
-                raise
             finally:
                 for name in list(self._open):
                     self._open.pop(name).close()
@@ -327,6 +327,8 @@ class RunService:
 
     def _begin(self, row: QueuedRun) -> None:
         settings = self._settings.of_run(row.name, row.experiment)
+        if row.state != STARTING and not (path := index_of(Path(settings.folder) / row.name)).exists():
+            raise DamagedError(f"{path} is missing, although the run has begun; {WAY_OUT}")
         self._heartbeats.beat_if_working("loop")
         # A coordinator of this run alone may have been killed and have left its socket.
         (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
@@ -350,6 +352,8 @@ class RunService:
             run.happen(event)
 
     def _failed(self, name: str, error: Exception) -> None:
+        if any(isinstance(one, FileNotFoundError) for one in (error, error.__cause__)):
+            error = self._missing(name, error)
         words, row = words_of(error), self._queue.runs[name]
         expected = (SettingsError, DamagedError, NewerFormatError, LaterEpochError)
         with lines_of_run(name):
@@ -366,6 +370,13 @@ class RunService:
             self._facts[name] = RunFact(FAILED, words, closed=True)
         self._close(name)
         self._metrics.fail(name)
+
+    def _missing(self, name: str, error: Exception) -> Exception:
+        """Return the error for a run with a missing file; raise FencedError if another coordinator has the folder."""
+        if (conducted := self._open.get(name)) is not None:
+            with contextlib.suppress(FileNotFoundError, sqlite3.Error):
+                conducted.spool.index.check_claim()
+        return DamagedError(f"{words_of(error)}; {WAY_OUT}")
 
     def _end(self, conducted: ActiveRun) -> None:
         """End a run whose devices know that it is over."""
@@ -466,7 +477,7 @@ class RunService:
         if (conducted := self._open.get(row.name)) is not None:
             _, result = conducted.run.operator_commands.extended(command.rounds)
             return "" if result.verdict == DONE else result.words
-        if row.is_active or (self._settings.folder / row.name / "coordinator" / INDEX_FILE).exists():
+        if row.is_active or index_of(self._settings.folder / row.name).exists():
             reason = self._facts[row.name].reason if row.name in self._facts else row.reason
             return f"its folder is not in use now ({reason}); send the command again while the run is active"
         plan = self._settings.of_run(row.name, row.experiment).plan()
@@ -491,6 +502,8 @@ class RunService:
 
     def _shown(self, run: QueuedRun) -> dict[str, Any]:
         reason = waits_for(run, self._queue.runs, self._settings.queue.slots)
+        if not reason and (conducted := self._open.get(run.name)) is not None:
+            reason = conducted.run.participants.misfits.words
         return {
             "run": run.name, "state": run.state, "reason": reason, "rounds": run.rounds,
             "over": bool(run.closed),

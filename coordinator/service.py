@@ -455,7 +455,8 @@ class CoordinatorService:
     def _run_for(self, received: Received, hello: Hello) -> Run | None:
         """Return the run that a hello goes to: the run that it names, or a run that selects the device.
 
-        A device whose software follows only one run is in the legacy run.
+        A device whose software follows only one run is in the legacy run. Runs that this process of the device cannot
+        follow are left out.
         """
         if self._active() is None:
             return self.runs.get(self.link.run)
@@ -467,7 +468,10 @@ class CoordinatorService:
 
     def _run_to_join(self, hello: Hello, boot: int) -> Run | None:
         """Return a run that the device does not have; first one that does not count on the device."""
-        fit = [run for run in self._not_over if run.participants.may_join(hello)]
+        fit = [
+            run for run in self._not_over
+            if run.participants.may_join(hello) and not run.participants.misfits.has(hello.device, boot)
+        ]  # fmt: skip
         new = (run for run in fit if not run.has(hello.device))
         lacking = (run for run in fit if run.participants.may_lack(hello.device, boot))
         return next(new, None) or next(lacking, None)

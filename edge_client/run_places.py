@@ -15,6 +15,7 @@ from typing import Final
 from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.conversation.hello_timer import is_birth
+from protofleet.edge_client.run_end import says_run_is_over
 from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.state.file import RunEntry
 from protofleet.edge_client.work_turns import WorkTurns
@@ -52,7 +53,6 @@ class RunPlaces:
         """Create the places; `limit` is the largest number of runs at the same time."""
         self.limit, self._turns, self.active = limit, turns, active
         self._replies = TokenBucket(REPLY_RATE, REPLY_BURST)
-        self._lobby_is_refused = False
 
     def fill(self, first: RunFollower, make: MakeFollower, make_lobby: MakeExchange, stays: bool) -> None:
         """Set the first follower, and continue the runs on the disk if the coordinator led several runs."""
@@ -116,7 +116,7 @@ class RunPlaces:
     @property
     def _takes_more(self) -> bool:
         """Return whether the device would take on a further run now."""
-        ready = not (self._lobby_is_refused or self._lobby.backoff.paused or self.first.tasks.draining)
+        ready = not (self._lobby.backoff.paused or self.first.tasks.draining)
         return ready and self.capacity > 0
 
     @property
@@ -174,7 +174,7 @@ class RunPlaces:
         elif not self.active.several:
             self.first.handle(received)
         elif follower := self.named(received.run):
-            if not follower.refused:
+            if not follower.refused or says_run_is_over(message):
                 follower.handle(received)
         else:
             self._stranger_received(received)
@@ -185,8 +185,6 @@ class RunPlaces:
         if not self.active.several:
             self.first.handle(received)
             return
-        if is_birth(state):
-            self._lobby_is_refused = False
         for follower in self._awake:
             follower.handle(replace(received, run=follower.run.name))
         self._lobby.received(state, received.epoch)
@@ -205,7 +203,7 @@ class RunPlaces:
         elif runs is not None and not self.active.several:
             self._become_several()
         elif before is not None and before != runs:
-            for follower in self._awake:
+            for follower in self.live:
                 if self.active.lacks(follower.run.name):
                     follower.hellos.send()  # If the run is over, the coordinator replies with `finished`.
 
@@ -308,12 +306,13 @@ class RunPlaces:
             self._lobby.send()
 
     def _leave(self, follower: RunFollower, problem: str) -> bool:
-        """Leave one of several runs because of a problem; return False if the device has no other run."""
+        """Leave one of several runs because of a problem; return False if the device has to end."""
         others = [one for one in self.live if one is not follower and not one.refused]
-        if not self.active.several or not others:
+        if not self.active.several or not (others or self._stays):
             return False
+        then = "goes on with its other runs" if others else "waits for other runs"
         with lines_of_run(follower.run.name):
-            log.error("%s; the device goes on with its other runs", problem)
+            log.error("%s; the device %s", problem, then)
         if follower.state.saved.run == follower.run.name:
             follower.refused = True  # The run has a state on the disk, so it keeps its place.
         else:
@@ -321,9 +320,9 @@ class RunPlaces:
         return True
 
     def leave_lobby(self, problem: str) -> bool:
-        """Send no more hellos that belong to no run; return False if the device has no run at all."""
-        if not self.live:
+        """Wait before the next hello that belongs to no run; return False if the device has to end."""
+        if not (self.live or (self.active.several and self._stays)):
             return False
-        log.error("%s; the device goes on with its runs", problem)
-        self._lobby_is_refused = True
+        seconds = self._lobby.back_off()
+        log.error("%s; the device asks for other runs in %.0f s", problem, seconds)
         return True

@@ -83,7 +83,8 @@ def _change(
             return _submitted(run, runs.get(run.after))
         case "queued" if is_free or run.is_active:
             # The runs come in the order in which they start, so this is the first queued run that may start.
-            return Change(run.name, STARTING, "")
+            # An active run has begun before, and its folder must exist.
+            return Change(run.name, RUNNING if run.is_active else STARTING, "")
         case "starting" if fact is not None:
             return Change(run.name, RUNNING, "")
         case "pausing" if fact is not None and fact.state == PAUSED:

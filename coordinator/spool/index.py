@@ -193,6 +193,11 @@ def check_run(folder: Path, name: str, settings: str) -> None:
             _demand_the_same(folder, row, (name, settings))
 
 
+def index_of(run: Path) -> Path:
+    """Return the path of the index of a run, whose folder is `run`."""
+    return run / "coordinator" / INDEX_FILE
+
+
 def claimed_epoch(folder: Path) -> int:
     """Return the epoch of the coordinator that has claimed the folder; 0 if there is none, or it cannot be read."""
     path = folder / INDEX_FILE

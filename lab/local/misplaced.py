@@ -40,7 +40,10 @@ def kind_of(table: Mapping[str, Any]) -> str:
         return "run" if OF_AN_EXPERIMENT & keys else ""
     if "base" in keys:
         return "run"
-    return "device" if OF_A_DEVICE & keys and "rounds" not in keys else ""
+    if isinstance(table.get("devices"), str):
+        return "coordinator"
+    # The file of a coordinator of submitted runs has keys of a device's file too, but no name.
+    return "device" if OF_A_DEVICE & keys and "name" in keys and "rounds" not in keys else ""
 
 
 @contextlib.contextmanager

@@ -299,6 +299,53 @@ def test_a_run_takes_the_devices_of_its_group_and_labels_are_there_after_a_kill(
     assert "two cannot take part" not in f.log_of(service) and "Traceback" not in f.log_of(service)
 
 
+def test_a_run_that_no_device_can_follow_ends_no_device_and_the_other_runs_go_on(operator, capsys):
+    f = operator.f
+    f.service(slots=3)
+    f.wait_until(f.answers, "the service")
+    devices = [f.device(name, stays=True) for name in ("one", "two")]
+    larger = EXPERIMENT.replace(f"size = {SIZE}", f"size = {SIZE + 8}")
+    assert operator.submit("larger", text=larger) == 0
+    classes = EXPERIMENT.replace(f"classes = {CLASSES}", f"classes = {CLASSES + 1}")
+    assert operator.submit("classes", text=classes) == 0
+    operator.wait_for(larger="running", classes="running")
+
+    def reason(name):
+        capsys.readouterr()
+        assert operator.say("show", name) == 0
+        return capsys.readouterr().out
+
+    f.wait_until(lambda: "one, two cannot take part: cannot_follow" in reason("larger"), "the reason")
+    f.wait_until(lambda: "one, two cannot take part: " in reason("classes"), "the other reason")
+    assert operator.submit("red") == 0
+    operator.wait_for(red="finished", larger="running", classes="running")
+    assert all(device.child.poll() is None for device in devices)
+
+
+def test_only_the_run_whose_folder_is_missing_is_paused(operator, capsys):
+    f = operator.f
+    service = f.service(slots=2)
+    f.wait_until(f.answers, "the service")
+    for name in ("red", "blue"):
+        assert operator.submit(name, text=EXPERIMENT.replace("rounds = 2", "rounds = 400")) == 0
+    for device in ("one", "two"):
+        f.device(device, stays=True)
+    f.wait_until(lambda: (operator.runs / "blue" / "rounds.jsonl").exists(), "a round of blue")
+    (operator.runs / "blue").rename(f.folder / "elsewhere")
+    operator.wait_for(red="running", blue="paused")
+    service.kill()
+    service = f.service(slots=2)
+    f.wait_until(f.answers, "the service")
+    assert operator.say("resume", "blue") == 0
+    f.wait_until(lambda: "is missing, although the run has begun" in f.log_of(service), "word of it")
+    operator.wait_for(red="running", blue="paused")
+    (f.folder / "elsewhere").rename(operator.runs / "blue")
+    rounds = len((operator.runs / "blue" / "rounds.jsonl").read_bytes().splitlines())
+    assert operator.say("resume", "blue") == 0
+    lines = operator.runs / "blue" / "rounds.jsonl"
+    f.wait_until(lambda: len(lines.read_bytes().splitlines()) > rounds + 1, "further rounds of blue")
+
+
 def test_a_second_coordinator_does_not_conduct_the_same_queue(operator):
     f = operator.f
     f.service(slots=1)
