@@ -17,7 +17,10 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
+from protofleet.coordinator.operator_commands import VERBS
 from protofleet.coordinator.page.operated_page import OperatedPage
+from protofleet.coordinator.page.process_page import ProcessPage
+from protofleet.coordinator.page.serving import page_served
 from protofleet.coordinator.round.events import BUDGET
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
@@ -123,12 +126,14 @@ def run_coordinator(
         checks = health(conducted.context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
-        page = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
+        operated = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
+        page = ProcessPage(VERBS)
         shown = observed(
-            run, settings, folder, software, events, checks, scrapes, life.unclean_at, built, page
-        )
-        control = listening(folder / "coordinator", page.handle)
-        with shown as finish, watched, control:
+            run, settings, folder, software, events, checks, scrapes, life.unclean_at, built,
+            page if settings.page_port else None,
+        )  # fmt: skip
+        control = listening(folder / "coordinator", operated.handle)
+        with shown as finish, page_served(page, operated), watched, control:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(service, receive_queue, time.monotonic, heartbeats)

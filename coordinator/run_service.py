@@ -21,7 +21,9 @@ from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.operator_commands import state_of
 from protofleet.coordinator.page.operated_page import OperatedPage
-from protofleet.coordinator.page.page_in_turn import PageInTurn
+from protofleet.coordinator.page.process_page import ProcessPage
+from protofleet.coordinator.page.queue_table import QueueTable
+from protofleet.coordinator.page.serving import page_served
 from protofleet.coordinator.process_faults import is_of_the_process, words_of
 from protofleet.coordinator.queue.commands import (
     DONE,
@@ -47,7 +49,7 @@ from protofleet.coordinator.queue.states import (
     turn,
     waits_for,
 )
-from protofleet.coordinator.queue_requests import MOST_REQUEST, queue_commands
+from protofleet.coordinator.queue_requests import MOST_REQUEST, VERBS, queue_commands
 from protofleet.coordinator.round.events import Paused, Stopped
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
@@ -136,9 +138,9 @@ class RunService:
         idle.register(HostMetrics(software, "coordinator", settings.folder, own.broker))
         self._registry = RegistryInTurn(idle)
         self._commands = queue_commands(settings, self._execute, self._call)
-        # A login holds for the pages of all runs.
-        self._page = OperatedPage(own.page_address(), self._handle)
-        self._pages = PageInTurn(self._page)
+        self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
+        self._page = ProcessPage(VERBS) if own.page_port else None
+        self._on_page: Mapping[str, QueuedRun] | None = None  # The rows that the page has got last.
 
     def _least_epoch(self, runs: Iterable[QueuedRun]) -> int:
         """Return an epoch that is above the epochs of all runs that are not over."""
@@ -148,9 +150,10 @@ class RunService:
 
     def serve(self) -> str:
         own = self._settings.own
-        page = exposed(self._registry, own.endpoint(), self._health())
-        control = listening(self._folder, self._page.handle, MOST_REQUEST)
-        with page, watchdog(self._heartbeats, own.watchdog_seconds), control:
+        metrics = exposed(self._registry, own.endpoint(), self._health())
+        control = listening(self._folder, self._operated.handle, MOST_REQUEST)
+        page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
+        with metrics, page, watchdog(self._heartbeats, own.watchdog_seconds), control:
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.settle()
@@ -176,10 +179,6 @@ class RunService:
         """Make the thread of the event loop call a function. Any thread may call this method."""
         self._events.put(Done(call))
 
-    def _handle(self, user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a request of an operator. The page names no run: its requests are for the run that it shows."""
-        return self._commands(user, {"run": next(iter(tuple(self._open)), ""), **request})
-
     # Methods for the steps of the queue.
 
     def settle(self) -> None:
@@ -202,6 +201,13 @@ class RunService:
                     # The run could not go on. Now an operator has resumed or stopped it, so it is tried again.
                     self._facts.pop(name)
         self._note_which_are_paused()
+        self._show_queue()
+
+    def _show_queue(self) -> None:
+        """Show the queue on the page. A change puts a new mapping in place of the old one."""
+        if self._page is not None and self._on_page is not self._queue.runs:
+            self._on_page = self._queue.runs
+            self._page.show_queue(QueueTable.of(self._on_page, self._settings.queue.slots))
 
     def end_turn(self) -> bool:
         """Settle the queue if a command has changed it, or if a run is in another state.
@@ -292,7 +298,7 @@ class RunService:
         self._open[row.name] = conducted
         observers = observed(
             conducted.run, settings, conducted.folder, self._software, self._prints_events, None, None,
-            self._life.unclean_at, self._built, self._page, self._registry.showing, self._pages.showing,
+            self._life.unclean_at, self._built, self._page, self._registry.showing,
         )  # fmt: skip
         conducted.observe(observers)
         has_shared = conducted.spool.device_time.lift is not None

@@ -24,9 +24,8 @@ from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
 from protofleet.coordinator.page.live_page import LivePage
-from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.page_state import MOST_ROUNDS
-from protofleet.coordinator.page.serving import page_served
+from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
 from protofleet.runtime.health import Check
@@ -35,9 +34,8 @@ from protofleet.runtime.metrics_page import Scrapes
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Shows a registry, or serves a page, while the `with` lasts.
+# Shows a registry while the `with` lasts.
 Show = Callable[[CollectorRegistry], contextlib.AbstractContextManager[None]]
-ServePage = Callable[[LivePage], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
@@ -51,14 +49,14 @@ def observed(
     scrapes: Scrapes | None = None,
     unclean_at: float = 0.0,
     built: Mapping[str, str] | None = None,
-    operated: OperatedPage | None = None,
+    process_page: ProcessPage | None = None,
     show: Show | None = None,
-    serve_page: ServePage | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Observe a run; yield a function that writes the summary at the end of the run.
 
     The function writes no summary if the process was stopped before the run was over. `show` shows the metrics of the
-    run on the page of the process, and `serve_page` serves its live page. Without them, the run has pages of its own.
+    run on the page of the process; without it, the run has a page of its own for its metrics. `process_page` is the
+    live page, if there is one.
     """
     view, disk = run.view, run.spool.disk
     file = folder / "rounds.jsonl"
@@ -85,9 +83,9 @@ def observed(
         else:
             served.enter_context(show(metrics.registry))
         run.tell_of_devices(metrics.heard_from)
-        if operated is not None and operated.address.port:
-            page = LivePage(view, map(record_of, rounds.records[-MOST_ROUNDS:]))
-            served.enter_context(serve_page(page) if serve_page else page_served(page, operated))
+        if process_page is not None:
+            page = LivePage(view, process_page, map(record_of, rounds.records[-MOST_ROUNDS:]))
+            served.callback(page.end)
 
             def heard_from(device: str) -> None:
                 metrics.heard_from(device)

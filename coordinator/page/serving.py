@@ -1,4 +1,4 @@
-"""Serve the live page of a run while the run lasts."""
+"""Serve the live page of a process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.page.live_page import LivePage
 from protofleet.coordinator.page.operated_page import OperatedPage
+from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.live.document import Document
 from protofleet.runtime.live.event_server import serving_page
@@ -21,7 +21,7 @@ DOCUMENT: Final = Path(__file__).with_name("page.html")
 class PageLog(logging.Handler):
     """The handler that adds the log lines of this process to the page, with the same words as in the log."""
 
-    def __init__(self, page: LivePage) -> None:
+    def __init__(self, page: ProcessPage) -> None:
         super().__init__(logging.INFO)
         self._page = page
 
@@ -33,9 +33,12 @@ class PageLog(logging.Handler):
 
 
 @contextlib.contextmanager
-def page_served(page: LivePage, operated: OperatedPage) -> Iterator[None]:
-    """Serve the page at its address, and let it take the log lines of this process."""
+def page_served(page: ProcessPage, operated: OperatedPage) -> Iterator[None]:
+    """Serve the page at its address, if it has one, and let it take the log lines of this process."""
     at = operated.address
+    if not at.port:
+        yield
+        return
     try:
         listening = bound(at.host, at.port, setting="page_host")
     except OSError as error:

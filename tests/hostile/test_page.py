@@ -47,11 +47,11 @@ def now(port):
     try:
         return json.loads(page_of(port))
     except OSError:
-        return {"runs": [{"rounds": [], "state": ""}], "devices": [], "log": []}
+        return {"runs": [{"rounds": [], "state": "", "devices": []}], "log": []}
 
 
 def row_of(port, device):
-    return next((row for row in now(port)["devices"] if row["name"] == device), {"state": ""})
+    return next((row for row in now(port)["runs"][0]["devices"] if row["name"] == device), {"state": ""})
 
 
 def said_by_four(port):
