@@ -253,7 +253,7 @@ function drawLog() {
   list.append(...now.log.filter((row) => row.line > last).map((row) => {
     const item = element("div", row.level), time = element("time", "", clock(row.time));
     item.dataset.line = row.line;
-    item.append(time, row.text);
+    item.append(time, row.run ? `${row.run}: ${row.text}` : row.text);
     return item;
   }));
   if (follows) list.scrollTop = list.scrollHeight;
