@@ -65,6 +65,11 @@ function drawButtons() {
   text($("h-operate"), `Operate ${shown}`);
   text($("hold"), isHeld(one) ? "Resume" : "Pause");
   for (const node of document.querySelectorAll("#operate .extend")) node.hidden = !offers("extend");
+  const rounds = $("rounds"), planned = String(one.row?.rounds ?? one.live.run.planned), of = `${shown} ${planned}`;
+  if (rounds.dataset.of !== of) {  // A number that a person has entered stays until the run has another number.
+    rounds.dataset.of = of;
+    rounds.value = planned;
+  }
   for (const id of ["hold", "stop", "extend"]) $(id).setAttribute("aria-disabled", sending);
   text($("operator"), `Logged in as ${now.operator}. A pause begins at the end of the open round.`);
 }
@@ -92,7 +97,7 @@ function confirmStop() {
 
 function extend() {
   const rounds = $("rounds").valueAsNumber;
-  if (rounds >= 1) send(shown, "extend", {args: {rounds}}); else said("extend: enter a number of rounds");
+  if (rounds >= 1) send(shown, "extend", {args: {rounds}}); else said("extend: enter the number of all rounds");
 }
 
 $("hold").addEventListener("click", () => send(shown, isHeld(found(shown)) ? "resume" : "pause"));

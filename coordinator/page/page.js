@@ -279,7 +279,7 @@ function drawQueue() {
 const reason = ({row, live}) => row?.reason || (row && live?.closed ? "" : live?.words ?? "");
 
 function place(row, live) {
-  if (live) return `${Math.min(live.round, live.planned)} of ${live.planned}`;
+  if (live) return `${Math.min(live.round, row.rounds)} of ${row.rounds}`;
   return row.begun ? `${row.rounds} planned` : `0 of ${row.rounds}`;
 }
 

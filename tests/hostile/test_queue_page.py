@@ -131,6 +131,12 @@ def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_i
         page.wait_until("document.querySelector('#devices tr[data-key=one]').textContent.includes('left')")
 
         # A run that waits has buttons, too.
+        page.value(
+            "document.querySelector('#rounds').value = '1234'; document.querySelector('#extend').click()"
+        )
+        page.wait_until(f"{cell('blue', 2)}.endsWith(' of 1234') && {RESULT}.includes('1234 rounds now')")
+
+        # A run that waits has buttons, too.
         page.value("document.querySelector('#runs tr[data-key=green] a').click()")
         page.wait_until("document.querySelector('#name').textContent === 'green'")
         page.value("document.querySelector('#stop').click()")
