@@ -55,7 +55,7 @@ async function send(run, verb, args) {
 }
 
 function drawButtons() {
-  const one = found(shown), ended = isOver(one), known = one.row || one.live, offers = (verb) => now.verbs.includes(verb);
+  const one = found(shown), ended = isOver(one), known = one.row || one.live;
   const may = Boolean(known && now.operator && secret && !ended);
   if (!may && $("confirm").open) $("confirm").close();
   if (!may && $("operate").contains(document.activeElement)) $("top").focus();
@@ -64,7 +64,7 @@ function drawButtons() {
   if (!may) return;
   text($("h-operate"), `Operate ${shown}`);
   text($("hold"), isHeld(one) ? "Resume" : "Pause");
-  for (const node of document.querySelectorAll("#operate .extend")) node.hidden = !offers("extend");
+  $("of-extend").hidden = !now.verbs.includes("extend");
   const rounds = $("rounds"), planned = String(one.row?.rounds ?? one.live.run.planned), of = `${shown} ${planned}`;
   if (rounds.dataset.of !== of) {  // A number that a person has entered stays until the run has another number.
     rounds.dataset.of = of;

@@ -203,7 +203,7 @@ function drawBytes(rounds) {
   const scale = 176 / (up + down), zero = 12 + up * scale, slot = width / Math.max(1, shown.length), bar = Math.min(40, slot * 0.7);
   const x = (i) => LEFT + slot * (i + 0.5);
   // A label that would touch the label of the axis is left out.
-  const marks = [[12, `${bytes(up)} up`], [zero, "0"], [188, `${bytes(down)} down`]];
+  const marks = shown.length ? [[12, `${bytes(up)} up`], [zero, "0"], [188, `${bytes(down)} down`]] : [[zero, "0"]];
   const parts = axes(svg, marks.filter(([at]) => at === zero || Math.abs(at - zero) > 14), shown, x);
   shown.forEach((row, i) => ["up", "down"].forEach((way) => {
     let edge = zero;
