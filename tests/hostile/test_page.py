@@ -204,6 +204,8 @@ def test_a_code_logs_in_once_and_a_command_with_the_same_id_has_one_effect(tmp_p
         commands = ask(f.run, "show", "")["commands"]
         assert [(one["operator"], one["verb"]) for one in commands] == [(login["operator"], "pause")] * 2
         assert post(port, "/command", {**once, "id": "short"}, **mine)[2]["verdict"] == "refused"
+        other = {**once, "verb": "stop", "run": "red", "id": "8" * 32}
+        assert post(port, "/command", other, **mine)[2]["words"] == f"this coordinator conducts only {f.run.name}"
         assert (
             post(port, "/command", {**once, "verb": "page", "id": "7" * 32}, **mine)[2]["verdict"]
             == "refused"

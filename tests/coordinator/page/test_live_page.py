@@ -67,8 +67,9 @@ def test_a_run_goes_from_waiting_through_its_rounds_to_its_end(world):
         if kind == "run" and (not seen or seen[-1] != data["state"]):
             seen.append(data["state"])
     assert seen[0] in ("waiting", "running") and seen[-2:] == ["running", "ended"]
+    page.end()
     (run,) = now(page)["runs"]
-    assert run["words"] == "all 3 rounds are done"
+    assert run["words"] == "all 3 rounds are done" and run["closed"]
     assert [row["round"] for row in run["rounds"]] == [1, 2, 3, 4]
     assert [row["kind"] for row in run["rounds"]] == ["training"] * 3 + ["evaluation"]
     assert states(page) == dict.fromkeys(["device-0", "device-1", "device-2"], "finished")
