@@ -23,7 +23,7 @@ from protofleet.coordinator.observe.record import RoundRecord, record_of
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
-from protofleet.coordinator.page.live_page import LivePage
+from protofleet.coordinator.page.live_page import LivePage, no_budget
 from protofleet.coordinator.page.page_state import MOST_ROUNDS
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.run import Run
@@ -84,7 +84,9 @@ def observed(
             served.enter_context(show(metrics.registry))
         run.tell_of_devices(metrics.heard_from)
         if process_page is not None:
-            page = LivePage(view, process_page, map(record_of, rounds.records[-MOST_ROUNDS:]))
+            earlier = map(record_of, rounds.records[-MOST_ROUNDS:])
+            budget_of = run.budget.of_device if run.budget else no_budget
+            page = LivePage(view, process_page, earlier, budget_of=budget_of)
             served.callback(page.end)
 
             def heard_from(device: str) -> None:

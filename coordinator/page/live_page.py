@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from protofleet.coordinator.page.page_state import (
     PageState,
     Row,
     device_row,
+    figures_row,
     round_row,
     short,
 )
@@ -29,14 +30,22 @@ MOST_HEARD: Final = 256  # Largest number of devices in one such event.
 NOT_HERE: Final = "not here yet"
 
 
+def no_budget(device: str) -> Mapping[str, Sequence[int]]:
+    return {}
+
+
 class LivePage:
     def __init__(
         self, run: RunView, process: ProcessPage, rounds: Iterable[RoundRecord] = (),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time, budget_of: Callable[[str], Mapping[str, Sequence[int]]] = no_budget,
     ) -> None:  # fmt: skip
-        """Show the run on the page; `rounds` are the rounds that earlier processes of this run have ended."""
+        """Show the run on the page.
+
+        `rounds` are the rounds that earlier processes of this run have ended. `budget_of` returns the bytes of a
+        device and the largest number of bytes, for each limit of the budget.
+        """
         self._run, self._clock, self._view = run, clock, run.plan.variant.reports
-        self.process = process
+        self.process, self._budget_of = process, budget_of
         self._phase, self._answered, self._asked, self._since = "", 0, 0, clock()
         self._here, self._end = len(run.roster), ""
         self._heard: dict[str, float] = {}
@@ -47,7 +56,7 @@ class LivePage:
             name: device_row(name, run.domains.get(name, ""), self._first_state(name)) for name in names
         }
         earlier = tuple(round_row(record, self._view) for record in rounds)[-MOST_ROUNDS:]
-        self._state = PageState(self._run_row(), earlier, devices, {})
+        self._state = PageState(self._run_row(), earlier, devices, {}, {})
         process.begin_run(self._state)
 
     def end(self) -> None:
@@ -86,7 +95,19 @@ class LivePage:
         row = round_row(record, self._view)
         earlier = tuple(one for one in self._state.rounds if one["round"] != row["round"])
         self._publish("round", row, rounds=(*earlier, row)[-MOST_ROUNDS:])
+        self._tell_figures(record)
         self._refresh_run()
+
+    def _tell_figures(self, record: RoundRecord) -> None:
+        """Publish the energy and the bytes of the devices for which they have changed."""
+        known, used = self._state.figures, self._budget_of
+        found = {
+            name: {**known.get(name, {}), **figures_row(record.energy.get(name, {}), used(name))}
+            for name in self._state.devices
+        }
+        if changed := {name: row for name, row in found.items() if row != known.get(name, {})}:
+            rows = [{"name": name, **row} for name, row in changed.items()]
+            self._publish("device", {"rows": rows}, figures={**known, **changed})
 
     # Functions that a run calls for its devices.
 

@@ -232,9 +232,16 @@ function drawTimes() {
   }
   text($("more"), parts.join("; "));
   const devices = [...(live?.devices.values() ?? [])].sort((a, b) => a.name.localeCompare(b.name, "en", {numeric: true}));
-  fill($("devices"), ["name", "state", "reason", "heard", "domain"], devices.map((row) =>
-    [row.name, row.name, row.state, row.reason, heard(row, at), row.domain]));
+  const more = Object.entries(FIGURES).filter(([, words]) => devices.some(words));
+  fill($("devices"), ["name", "state", "reason", "heard", "domain", ...more.map(([head]) => head)], devices.map((row) =>
+    [row.name, row.name, row.state, row.reason, heard(row, at), row.domain, ...more.map(([, words]) => words(row))]));
 }
+
+// Columns that the table has only if a device has told the energy of a round, or if the run has a budget.
+const FIGURES = {
+  energy: ({joules}) => (joules === undefined ? "" : `${joules.toPrecision(3)} J`),
+  data: ({data = {}}) => Object.entries(data).map(([limit, [used, most]]) => `${bytes(used)} of ${bytes(most)} (${limit})`).join(", "),
+};
 
 // The times come every few seconds, so a device that was heard may have none yet.
 function heard(row, at) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
@@ -26,13 +26,17 @@ class PageState:
     rounds: tuple[Row, ...]
     devices: Mapping[str, Row]
     heard: Mapping[str, float]  # Device -> Unix time of its last message.
+    figures: Mapping[str, Row]  # Device -> its energy and its bytes at the end of a round, if they are known.
 
     @property
     def name(self) -> str:
         return str(self.run["run"])
 
     def table(self) -> dict[str, Any]:
-        devices = [{**row, "heard": self.heard.get(name)} for name, row in self.devices.items()]
+        devices = [
+            {**row, "heard": self.heard.get(name), **self.figures.get(name, {})}
+            for name, row in self.devices.items()
+        ]
         return {**self.run, "rounds": self.rounds, "devices": devices}
 
 
@@ -50,6 +54,12 @@ def round_row(record: RoundRecord, view: str) -> Row:
         "accuracy": {short(domain, LONGEST_NAME): round(value, 6) for domain, value in accuracy if isfinite(value)},
         "up": _kinds(record.wire, "up"), "down": _kinds(record.wire, "down"),
     }  # fmt: skip
+
+
+def figures_row(energy: Mapping[str, float], used: Mapping[str, Sequence[int]]) -> Row:
+    """Return the joules of a device in a round, and its bytes with each limit of the budget, if they are known."""
+    joules = {"joules": round(sum(energy.values()), 3)} if energy else {}
+    return {**joules, **({"data": used} if used else {})}
 
 
 def _kinds(wire: ByKind, way: str) -> dict[str, int]:

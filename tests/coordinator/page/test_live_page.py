@@ -23,6 +23,7 @@ from protofleet.coordinator.page.page_state import (
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import PageLog
 from protofleet.coordinator.round.events import Paused
+from protofleet.protocol.settings.budget import BudgetSettings
 from tests.support.small_federation import simulation
 
 
@@ -193,6 +194,27 @@ def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp
     assert told(page, number) == [
         ("device", {"run": made.service.run.name, "rows": [{"name": "device-1", "heard": 1010.0}]})
     ]
+
+
+def test_a_device_has_the_energy_of_its_last_round_and_its_bytes_of_the_budget(tmp_path):
+    budget = BudgetSettings(bytes_per_device=1e9)
+    made = simulation(tmp_path / "runs" / "run", "fedavg", budget=budget)
+    budget_of = made.service.run.budget.of_device
+    page = LivePage(made.service.run.view, ProcessPage(), budget_of=budget_of)
+    keep_journal(made.service.run, [page])
+    made.run(until=lambda: made.service.run.machine.round == 2)
+    number, spent = page.process.ring.newest, made.service.run.budget.spent
+    energy = {"device-1": {"train": 2.0, "send": 0.5}}
+    page.round_ended(RoundRecord(9, 0, "training", energy=energy))
+    page.round_ended(RoundRecord(10, 0, "training"))
+    page.refused("device-1", "another reason")
+    rows = {row["name"]: row for row in now(page)["runs"][0]["devices"]}
+    assert {name: row["data"] for name, row in rows.items()} == {
+        name: {"run": [spent.total(name), 1e9]} for name in rows
+    }
+    assert rows["device-1"]["joules"] == 2.5 and "joules" not in rows["device-2"]
+    told_of = [row for kind, data in told(page, number) if kind == "device" for row in data["rows"]]
+    assert {"name": "device-1", "joules": 2.5, "data": rows["device-1"]["data"]} in told_of
 
 
 def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):

@@ -12,7 +12,7 @@ from protofleet.runtime.live.event_ring import GAP
 
 
 def run_named(name, **more):
-    return PageState({"run": name, "state": "running", **more}, (), {}, {})
+    return PageState({"run": name, "state": "running", **more}, (), {}, {}, {})
 
 
 def row_of(name, number, state="queued", **more):
