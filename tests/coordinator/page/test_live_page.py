@@ -197,7 +197,7 @@ def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp
 
 
 def test_a_device_has_the_energy_of_its_last_round_and_its_bytes_of_the_budget(tmp_path):
-    budget = BudgetSettings(bytes_per_device=1e9)
+    budget = BudgetSettings(bytes_per_device=1_000_000_000)
     made = simulation(tmp_path / "runs" / "run", "fedavg", budget=budget)
     budget_of = made.service.run.budget.of_device
     page = LivePage(made.service.run.view, ProcessPage(), budget_of=budget_of)
@@ -210,7 +210,7 @@ def test_a_device_has_the_energy_of_its_last_round_and_its_bytes_of_the_budget(t
     page.refused("device-1", "another reason")
     rows = {row["name"]: row for row in now(page)["runs"][0]["devices"]}
     assert {name: row["data"] for name, row in rows.items()} == {
-        name: {"run": [spent.total(name), 1e9]} for name in rows
+        name: {"run": [spent.total(name), 1_000_000_000]} for name in rows
     }
     assert rows["device-1"]["joules"] == 2.5 and "joules" not in rows["device-2"]
     told_of = [row for kind, data in told(page, number) if kind == "device" for row in data["rows"]]
