@@ -205,7 +205,10 @@ def test_a_code_logs_in_once_and_a_command_with_the_same_id_has_one_effect(tmp_p
         assert [(one["operator"], one["verb"]) for one in commands] == [(login["operator"], "pause")] * 2
         assert post(port, "/command", {**once, "id": "short"}, **mine)[2]["verdict"] == "refused"
         other = {**once, "verb": "stop", "run": "red", "id": "8" * 32}
-        assert post(port, "/command", other, **mine)[2]["words"] == f"this coordinator conducts only {f.run.name}"
+        assert (
+            post(port, "/command", other, **mine)[2]["words"]
+            == f"this coordinator conducts only {f.run.name}"
+        )
         assert (
             post(port, "/command", {**once, "verb": "page", "id": "7" * 32}, **mine)[2]["verdict"]
             == "refused"
@@ -245,7 +248,7 @@ OPERABLE = ("button", "textbox", "dialog", "region", "image", "log", "progressba
 
 def logged_in(f, browser):
     """Open the address that `protofleet page` prints, and wait for the buttons."""
-    browser.call("Page.navigate", url=ask(f.run, "page", "")["url"])
+    browser.open(ask(f.run, "page", "")["url"])
     browser.wait_until("!document.querySelector('#operate').hidden")
 
 
