@@ -153,7 +153,8 @@ class RunService:
         metrics = exposed(self._registry, own.endpoint(), self._health())
         control = listening(self._folder, self._operated.handle, MOST_REQUEST)
         page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
-        with metrics, page, watchdog(self._heartbeats, own.watchdog_seconds), control:
+        # The metrics come last: they tell others that the coordinator takes commands.
+        with page, control, metrics, watchdog(self._heartbeats, own.watchdog_seconds):
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.settle()
