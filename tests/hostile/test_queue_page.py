@@ -104,8 +104,8 @@ def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_i
         for name in ("red", "blue"):  # Both rows go on, although the page shows the details of one run.
             page.wait_until(f"parseInt({cell(name, 2)}) >= 3")
         page.value("document.querySelector('#runs tr[data-key=blue] a').click()")
+        page.wait_until("document.querySelector('#name').textContent + location.hash === 'blue#run=blue'")
         page.wait_until("document.querySelectorAll('#bytes-table tbody tr').length >= 2")
-        assert page.value("document.querySelector('#name').textContent + location.hash") == "blue#run=blue"
 
         # Each event after a cut is there, for both runs, without a second /now.
         page.value("performance.clearResourceTimings()")
