@@ -21,6 +21,7 @@ from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.wire.messages import State
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.event_loop import Worker
+from protofleet.runtime.logs import lines_of_run
 
 
 @dataclass
@@ -54,11 +55,18 @@ class ProcessContext:
 
     @contextlib.contextmanager
     def around(self, run: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-        """Catch an error of these kinds in the work for one run, if the other runs can go on after it."""
-        try:
+        """Catch an error of these kinds in the work for one run, if the other runs can go on after it.
+
+        Each log line of this work names the run.
+        """
+        if not self.isolates_runs:
             yield
+            return
+        try:
+            with lines_of_run(run):
+                yield
         except errors as error:
-            if not self.isolates_runs or is_of_the_process(error):
+            if is_of_the_process(error):
                 raise
             self.failed.setdefault(run, error)
 

@@ -17,6 +17,8 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
+from protofleet.coordinator.observe.process_metrics import process_registry
+from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.operator_commands import VERBS
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
@@ -39,7 +41,8 @@ from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, Worker, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
-from protofleet.runtime.metrics_page import Scrapes
+from protofleet.runtime.host.metrics import HostMetrics
+from protofleet.runtime.metrics_page import Scrapes, exposed
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -128,12 +131,15 @@ def run_coordinator(
         scrapes = Scrapes()
         operated = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
         page = ProcessPage(VERBS)
+        host = HostMetrics(software, "coordinator", folder, settings.broker)
+        metrics = RunLabels(process_registry(conducted.context, host, life.unclean_at))
         shown = observed(
-            run, settings, folder, software, events, checks, scrapes, life.unclean_at, built,
+            run, settings, folder, software, events, metrics.showing, built,
             page if settings.page_port else None,
         )  # fmt: skip
+        served = exposed(metrics, settings.endpoint(), checks, scrapes)
         control = listening(folder / "coordinator", operated.handle)
-        with shown as finish, page_served(page, operated), watched, control:
+        with shown as finish, served, page_served(page, operated), watched, control:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(service, receive_queue, time.monotonic, heartbeats)

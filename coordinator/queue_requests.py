@@ -38,7 +38,8 @@ def queue_commands(
         try:
             command = command_in(request, user)
             submission = submission_in(request, command.run, settings) if command.verb == "submit" else None
-        except (ValueError, AuthorError) as error:  # These are the errors of wrong settings and of plug-ins.
+        # These are the errors of wrong settings, of plug-ins, and of a library that is not installed.
+        except (ValueError, AuthorError, ImportError) as error:
             return {"verdict": REFUSED, "words": str(error)}
         results: queue.SimpleQueue[QueueAnswer] = queue.SimpleQueue()
         put(lambda: results.put(execute(command, submission)))
@@ -85,6 +86,8 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
             run = settings.of_run(name, text)
             plan = run.plan()
             check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
+            # Otherwise the thread of the event loop would import them, and all other runs would wait.
+            plan.import_libraries()
             saved = saved_states(settings.folder / run.name / "coordinator")
             made = Submission(text, saved.rounds if saved else run.rounds, after, priority)
             return _with_origin(made, request.get("from", ""), run.name, plan, settings)

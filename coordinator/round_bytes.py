@@ -38,7 +38,7 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 class Arrays(Enum):
-    """How well the bytes of the arrays of a round are known before the first round."""
+    """The kinds of knowledge about the array bytes of a round before the first round."""
 
     COUNTED = "counted"
     AT_MOST = "at most"  # With a codec whose size depends on the numbers: no round is larger.

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from prometheus_client import CollectorRegistry
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.connection import CoordinatorConnection, run_of, unless
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
+from protofleet.coordinator.observe.process_metrics import process_registry
+from protofleet.coordinator.observe.run_labels import RunLabels
+from protofleet.coordinator.observe.series import QueueSeries
 from protofleet.coordinator.operator_commands import state_of
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
@@ -43,6 +46,7 @@ from protofleet.coordinator.queue.states import (
     FAILED,
     FINAL,
     PAUSED,
+    STATES,
     QueuedRun,
     RunFact,
     active_runs,
@@ -76,7 +80,8 @@ from protofleet.runtime.control_socket import CONTROL_SOCKET, listening
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
-from protofleet.runtime.metrics_page import RegistryInTurn, exposed
+from protofleet.runtime.logs import lines_of_run
+from protofleet.runtime.metrics_page import MeterCollector, exposed
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -134,9 +139,11 @@ class RunService:
         # Runs that have an order which their folder does not show yet.
         self._told: set[str] = set()
         self._unsettled, self._cannot_write = True, False
-        idle = CollectorRegistry()
-        idle.register(HostMetrics(software, "coordinator", settings.folder, own.broker))
-        self._registry = RegistryInTurn(idle)
+        host = HostMetrics(software, "coordinator", settings.folder, own.broker)
+        process = process_registry(self._context, host, self._life.unclean_at)
+        # Without an active run, messages are counted here.
+        process.register(MeterCollector(self._connection.link.unassigned.meter))
+        self._metrics, self._counts = RunLabels(process, settings.queue.slots), QueueSeries(process)
         self._commands = queue_commands(settings, self._execute, self._call)
         self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
         self._page = ProcessPage(VERBS) if own.page_port else None
@@ -150,7 +157,7 @@ class RunService:
 
     def serve(self) -> str:
         own = self._settings.own
-        metrics = exposed(self._registry, own.endpoint(), self._health())
+        metrics = exposed(self._metrics, own.endpoint(), self._health())
         control = listening(self._folder, self._operated.handle, MOST_REQUEST)
         page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
         # The metrics come last: they tell others that the coordinator takes commands.
@@ -202,6 +209,9 @@ class RunService:
                     # The run could not go on. Now an operator has resumed or stopped it, so it is tried again.
                     self._facts.pop(name)
         self._note_which_are_paused()
+        states = Counter(run.state for run in self._queue.runs.values())
+        for state in STATES:
+            self._counts.runs.labels(state).set(states[state])
         self._show_queue()
 
     def _show_queue(self) -> None:
@@ -262,9 +272,8 @@ class RunService:
             self._facts.pop(change.run, None)
             self._told.discard(change.run)
         else:
-            log.info(
-                "run %s is %s%s", change.run, change.state, f": {change.reason}" if change.reason else ""
-            )
+            with lines_of_run(change.run):
+                log.info("the run is %s%s", change.state, f": {change.reason}" if change.reason else "")
         return True
 
     def _tell(self, order: Tell, run: Run) -> None:
@@ -283,7 +292,8 @@ class RunService:
     def _conduct(self, name: str) -> None:
         """Begin the work on a run, or go on with it. A failure of the run ends only the run."""
         try:
-            self._begin(self._queue.runs[name])
+            with lines_of_run(name):
+                self._begin(self._queue.runs[name])
         except Exception as error:
             if is_of_the_process(error):
                 raise
@@ -298,8 +308,8 @@ class RunService:
         conducted = ActiveRun(settings, self._connection, keep_waiting, row.origin)
         self._open[row.name] = conducted
         observers = observed(
-            conducted.run, settings, conducted.folder, self._software, self._prints_events, None, None,
-            self._life.unclean_at, self._built, self._page, self._registry.showing,
+            conducted.run, settings, conducted.folder, self._software, self._prints_events,
+            partial(self._metrics.showing, run=row.name), self._built, self._page, in_queue=True,
         )  # fmt: skip
         conducted.observe(observers)
         has_shared = conducted.spool.device_time.lift is not None
@@ -316,9 +326,10 @@ class RunService:
     def _failed(self, name: str, error: Exception) -> None:
         words, row = words_of(error), self._queue.runs[name]
         expected = (SettingsError, DamagedError, NewerFormatError, LaterEpochError)
-        log.error(
-            "run %s cannot go on: %s", name, words, exc_info=None if isinstance(error, expected) else error
-        )
+        with lines_of_run(name):
+            log.error(
+                "the run cannot go on: %s", words, exc_info=None if isinstance(error, expected) else error
+            )
         self._unsettled = True
         if isinstance(error, (DamagedError, NewerFormatError, LaterEpochError)) and row.state not in FINAL:
             # An operator can put the folder back and resume the run, or stop it.
@@ -328,6 +339,7 @@ class RunService:
         else:
             self._facts[name] = RunFact(FAILED, words, closed=True)
         self._close(name)
+        self._metrics.fail(name)
 
     def _end(self, conducted: ActiveRun) -> None:
         """End a run whose devices know that it is over."""
@@ -414,7 +426,8 @@ class RunService:
     def _note(self, command: QueueCommand, decision: Decision) -> None:
         self._unsettled = True
         self._told.clear()
-        log.info("%s: %s %s: %s", command.operator, command.verb, command.run, decision.words)
+        with lines_of_run(command.run):
+            log.info("%s: %s: %s", command.operator, command.verb, decision.words)
 
     def _shown(self, run: QueuedRun) -> dict[str, Any]:
         reason = waits_for(run, self._queue.runs, self._settings.queue.slots)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.free_places import FreePlaces
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.epochs import epoch_file
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -61,6 +62,7 @@ class CoordinatorService:
         self.session = BrokerSession(log)
         self._max_packet = 0  # Largest packet of the broker in bytes; 0 while there is no session.
         self._told: set[str] = set()  # Runs whose end was announced.
+        self._free_places = FreePlaces()
         # Runs that are not open, but not over either. Their devices keep what belongs to these runs.
         self.paused: Collection[str] = ()
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
@@ -89,6 +91,21 @@ class CoordinatorService:
                 if run.fits_through(self._max_packet):
                     self._begin(run, context.now)
             context.announce(self._birth())
+            self._offer(run)
+
+    def _offer(self, run: Run) -> None:
+        """Offer a run to the connected devices that have a free place, as if their hellos arrived now."""
+
+        def fits(hello: Hello) -> bool:
+            device = hello.device
+            is_known = device in self.link.keyring and device not in self.context.bans.ignored
+            return is_known and run.selection.takes(hello) and not run.has(device)
+
+        if run.times.shutdown.begun or run.name in self.context.failed:
+            return
+        for received, hello in self._free_places.take(fits):
+            with self.context.error_boundary.around(hello.device), self._work_for(run):
+                run.participants.hello_received(received, hello)
 
     def _store_lifts(self, added: Run, starts: bool) -> None:
         """Store how the runs share the devices, so that a restart does not change their shares."""
@@ -374,11 +391,12 @@ class CoordinatorService:
                 self._received(received)
             if place := self.link.topics.parse(topic):
                 for run in self._able:
-                    run.participants.heard_from(place.device)
+                    with self._work_for(run):
+                        run.participants.heard_from(place.device)
         except Rejected as fault:
             if isinstance(fault, NoRoom):
-                for run in self.runs.values():
-                    run.queue.no_room(str(fault))
+                words = str(fault)
+                self._for_each(lambda run: run.queue.no_room(words), self.runs.values())
             elif self.context.peer_log.take(now):
                 log.warning("rejected a frame on the topic %.100r: %s", topic, fault)
 
@@ -390,6 +408,7 @@ class CoordinatorService:
             case Hello() as hello:
                 self._hello_received(received, hello)
             case State(online=False) if received.sequence == 0:
+                self._free_places.left(device)
                 for run in self._runs_with(device):
                     with self._work_for(run):
                         if not run.times.shutdown.begun:
@@ -403,6 +422,7 @@ class CoordinatorService:
             case State(online=False) | Bye() if self._is_stale(received):
                 pass
             case State(online=False, reason=reason):
+                self._free_places.left(device)
                 for run in self._runs_with(device):
                     with self._work_for(run):
                         run.participants.bye_received(device, reason)
@@ -415,6 +435,7 @@ class CoordinatorService:
     def _hello_received(self, received: Received, hello: Hello) -> None:
         device, follows_several = hello.device, forms.RUNS in hello.can
         self.context.departures.hello_received(received, self.link.last_heard(device)[1])
+        self._free_places.hello_received(received, hello)
         working = hello.working if follows_several else None
         self.context.dispatcher.hello_received(device, received.boot, working)
         if run := self._run_for(received.run, hello):
@@ -443,11 +464,13 @@ class CoordinatorService:
     def _bye_received(self, received: Received, reason: str) -> None:
         """Remove a device from the run of its bye. A device that takes part in other runs goes on with these."""
         device, named = received.sender, self.runs.get(received.run)
+        self._free_places.left(device)
         runs = [named] if named else self._runs_with(device)
         over = all(run.times.shutdown.begun for run in runs)
-        self.context.departures.left(
-            device, reason, self.context.peer_log.take(self.context.now), run_is_over=over
-        )
+        with self._work_for(named) if named else contextlib.nullcontext():
+            self.context.departures.left(
+                device, reason, self.context.peer_log.take(self.context.now), run_is_over=over
+            )
         for run in runs:
             with self._work_for(run):
                 run.participants.bye_received(device, reason)

@@ -15,7 +15,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.method_settings import Layer, require_own_settings
 from protofleet.methods.plugins.paths import TABLES
 from protofleet.protocol.settings.bounds import Slots
-from protofleet.protocol.settings.reader import SettingsError, Table, decode, parse_toml
+from protofleet.protocol.settings.reader import SettingsError, Table, decode, encode, parse_toml
 
 # Keys that name a run. A file without all of them is the file of a coordinator that stays up.
 OF_A_RUN: Final = ("name", "rounds", "method")
@@ -72,11 +72,21 @@ class ServiceSettings:
     def folder(self) -> Path:
         return Path(self.own.folder)
 
+    def encoded(self) -> Table:
+        """Return the keys of the settings file, without the keys of a run."""
+        return {**without_run(encode(self.own))[0], **encode(self.queue)}
+
     def of_run(self, name: str, experiment: str) -> CoordinatorSettings:
         """Return the settings of a submitted run; raise SettingsError if they are wrong."""
         table = experiment_in(experiment) | {"name": name}
         require_own_settings([Layer("the experiment", table)], Path("the experiment"), ())
         return decode(CoordinatorSettings, {**self.table, **table})
+
+
+def without_run(table: Table) -> tuple[Table, Table]:
+    """Divide the settings of a coordinator of one run into those of a coordinator with a queue, and the run."""
+    service = {key: value for key, value in table.items() if key in OF_THE_SERVICE}
+    return service, {key: value for key, value in table.items() if key in OF_AN_EXPERIMENT}
 
 
 def experiment_in(text: str) -> Table:
@@ -91,7 +101,7 @@ def experiment_in(text: str) -> Table:
                 f"leave out {key}"
             )
     for key in TABLES:
-        if isinstance(part := table.get(key), dict) and "file" in part:
+        if isinstance(part := table.get(key), dict) and part.get("file"):
             raise SettingsError(
                 f"{key}.file is a path, and a submitted experiment has no paths; set plugins.files in the "
                 f"coordinator's file, and {key}.name here"

@@ -88,7 +88,13 @@ class HalfBuilder:
         self._demand_memory(held)
         stored, most = weights + state, limits.disk_bytes
         demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
-        half = plan.client_half(
+        half = self.build_unchecked(plan)
+        self._demand_memory(held + self._batch(plan) * activation_bytes(half, self.train.x))
+        return half
+
+    def build_unchecked(self, plan: Plan) -> ClientHalf:
+        """Build the half of a plan that `build` has accepted with the same limits and data."""
+        return plan.client_half(
             self.train,
             self.name,
             self.network,
@@ -96,8 +102,6 @@ class HalfBuilder:
             validation=self.validation,
             public=self.public(plan),
         )
-        self._demand_memory(held + self._batch(plan) * activation_bytes(half, self.train.x))
-        return half
 
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
         """Return the bytes of the networks' weights, of the half's state, and of the features of all samples.

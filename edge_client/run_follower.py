@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from protofleet.edge_client.active_runs import ActiveRuns
@@ -24,6 +25,7 @@ from protofleet.protocol.wire.messages import (
     Task,
     Welcome,
 )
+from protofleet.runtime.logs import lines_of_run
 
 log = logging.getLogger("protofleet.device")
 
@@ -48,14 +50,23 @@ class RunFollower:
         return min(self.hellos.next_at, self.tasks.delivery.wake_at, self.run_end.wake_at)
 
     def wake(self, now: float) -> None:
-        if now >= self.hellos.next_at:
-            self.hellos.send()
-        if now >= self.tasks.delivery.wake_at:
-            self.tasks.resend()
-        if now >= self.run_end.wake_at:
-            self.run_end.finish()
+        with self._lines():
+            if now >= self.hellos.next_at:
+                self.hellos.send()
+            if now >= self.tasks.delivery.wake_at:
+                self.tasks.resend()
+            if now >= self.run_end.wake_at:
+                self.run_end.finish()
 
     def handle(self, received: Received) -> None:
+        with self._lines():
+            self._handle(received)
+
+    def _lines(self) -> contextlib.AbstractContextManager[None]:
+        """Name the run in the log lines of a device whose coordinator leads several runs."""
+        return lines_of_run(self.run.name if self._active.several else "")
+
+    def _handle(self, received: Received) -> None:
         if received.run != self.link.run:
             return  # The message waited until its broadcast had arrived. Meanwhile the coordinator began another run.
         self._note_contact(received)

@@ -33,6 +33,7 @@ from protofleet.protocol.wire.messages import (
     Welcome,
 )
 from protofleet.protocol.wire.name_list import first_names
+from protofleet.runtime.logs import lines_of_run
 
 log = logging.getLogger("protofleet.device")
 
@@ -311,7 +312,8 @@ class RunPlaces:
         others = [one for one in self.live if one is not follower and not one.refused]
         if not self.active.several or not others:
             return False
-        log.error("run %s: %s; the device goes on with its other runs", follower.run.name, problem)
+        with lines_of_run(follower.run.name):
+            log.error("%s; the device goes on with its other runs", problem)
         if follower.state.saved.run == follower.run.name:
             follower.refused = True  # The run has a state on the disk, so it keeps its place.
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import Context, copy_context
 from typing import Protocol
 
 
@@ -24,7 +25,8 @@ class WorkTurns:
     def __init__(self) -> None:
         self.runs: list[Waiting] = []
         self._working: Waiting | None = None
-        self._waiting: list[Waiting] = []
+        # The runs in line, each with the context variables with which it came, so that log lines name the right run.
+        self._waiting: list[tuple[Waiting, Context]] = []
 
     @property
     def working(self) -> Waiting | None:
@@ -39,8 +41,8 @@ class WorkTurns:
 
     def wait(self, run: Waiting) -> None:
         """Put a run at the end of the line, unless it is in the line already."""
-        if run not in self._waiting:
-            self._waiting.append(run)
+        if all(one is not run for one, _ in self._waiting):
+            self._waiting.append((run, copy_context()))
 
     def end(self, run: Waiting) -> None:
         """Record that the work of a run is done."""
@@ -50,11 +52,12 @@ class WorkTurns:
     def begin_next(self) -> None:
         """Let the run work whose task has waited longest."""
         while self._working is None and self._waiting:
-            self._waiting.pop(0).begin_next()
+            run, context = self._waiting.pop(0)
+            context.run(run.begin_next)
 
     def leave(self, run: Waiting) -> None:
         """Forget a run that is over; its present work is still finished."""
-        self._waiting = [one for one in self._waiting if one is not run]
+        self._waiting = [(one, context) for one, context in self._waiting if one is not run]
         self.runs = [one for one in self.runs if one is not run]
 
     def needed_objects(self) -> set[bytes]:

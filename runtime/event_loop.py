@@ -48,7 +48,8 @@ class EventLoopApp(Protocol[I_contra]):
 class Worker(Protocol):
     """A worker that does long work outside the event loop.
 
-    `then` is called on the event loop's thread with the result, or with the error.
+    `then` is called on the event loop's thread with the result, or with the error. Both functions run with the
+    caller's context variables.
     """
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
@@ -110,7 +111,7 @@ class ThreadWorker:
             result = work()
         except BaseException as error:  # noqa: BLE001 - `then` gets the error, on the owner's thread
             result = as_exception(error)
-        self._receive_queue.put(Done(partial(then, result)))
+        self._receive_queue.put(Done(partial(contextvars.copy_context().run, then, result)))
 
 
 def as_exception(error: BaseException) -> Exception:

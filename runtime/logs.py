@@ -27,16 +27,36 @@ STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
 METHODS: Final = "methods"  # Name of the folder with method files.
 FIELDS: Final = "protofleet_fields"  # Name of the attribute in which a log record has its figures.
 _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
+_RUN: Final[ContextVar[str]] = ContextVar("run", default="")
+
+
+def lines_about(device: str) -> contextlib.AbstractContextManager[None]:
+    """Begin each log line inside the `with` with the device's name, in a process with many devices."""
+    return _set(_DEVICE, device)
+
+
+def lines_of_run(run: str) -> contextlib.AbstractContextManager[None]:
+    """Begin each log line inside the `with` with the run's name, in a process with several runs."""
+    return _set(_RUN, run)
 
 
 @contextlib.contextmanager
-def lines_about(device: str) -> Iterator[None]:
-    """Begin each log line inside the `with` with the device's name, in a process with many devices."""
-    token = _DEVICE.set(f"{device}: ")
+def _set(variable: ContextVar[str], value: str) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _DEVICE.reset(token)
+        variable.reset(token)
+
+
+def run_of_lines() -> str:
+    """Return the run that the present log lines belong to, or ""."""
+    return _RUN.get()
+
+
+def _named() -> dict[str, str]:
+    """Return the device and the run that the present log lines belong to, without empty names."""
+    return {variable.name: value for variable in (_DEVICE, _RUN) if (value := variable.get())}
 
 
 class PrintableFormatter(logging.Formatter):
@@ -46,7 +66,7 @@ class PrintableFormatter(logging.Formatter):
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        message = _DEVICE.get() + record.message
+        message = ": ".join([*_named().values(), record.message])
         if len(message) > LONGEST:
             message = f"{message[:LONGEST]}... and {len(message) - LONGEST} letters more"
         record.message = printable(message)
@@ -64,10 +84,9 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        device = _DEVICE.get().removesuffix(": ")
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
-            "level": record.levelname, "logger": record.name, **({"device": device} if device else {}),
+            "level": record.levelname, "logger": record.name, **_named(),
             "message": record.getMessage()[:LONGEST], **getattr(record, FIELDS, {}),
         }  # fmt: skip
         if record.exc_info:

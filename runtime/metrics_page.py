@@ -10,12 +10,12 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from protofleet.protocol.settings.bounds import OptionalPort
 from protofleet.protocol.wire.reasons import Reason
@@ -252,34 +252,6 @@ class Scrapes:
             if stopped():
                 return
             time.sleep(0.05)
-
-
-class RegistryInTurn(CollectorRegistry):
-    """A registry for a page that shows one of several registries: the one that is shown for the longest time."""
-
-    def __init__(self, first: CollectorRegistry) -> None:
-        super().__init__()
-        self._first = first
-        self._shown: tuple[CollectorRegistry, ...] = ()  # Never changed, because another thread reads it.
-
-    @property
-    def _now(self) -> CollectorRegistry:
-        return next(iter(self._shown), self._first)
-
-    def collect(self) -> Iterable[Metric]:
-        return self._now.collect()
-
-    def restricted_registry(self, names: Iterable[str]) -> Any:
-        return self._now.restricted_registry(names)
-
-    @contextlib.contextmanager
-    def showing(self, registry: CollectorRegistry) -> Iterator[None]:
-        """Show another registry while the `with` lasts, as soon as all earlier ones have ended."""
-        self._shown = (*self._shown, registry)
-        try:
-            yield
-        finally:
-            self._shown = tuple(one for one in self._shown if one is not registry)
 
 
 @contextlib.contextmanager

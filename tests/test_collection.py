@@ -1,4 +1,4 @@
-"""What collection does for the time of the suite: tests with long limits come first, and collections skip tests."""
+"""Tests with long limits come first, and the garbage collector skips all collected tests."""
 
 import gc
 

@@ -67,7 +67,7 @@ def calls(function: ast.AST) -> frozenset[str]:
 
 
 class Seen(NamedTuple):
-    """What the tests below ask of a file."""
+    """The facts about a file that the tests below need."""
 
     called: list[tuple[str, frozenset[str]]]  # The functions and what they call.
     unspecific: list[str]

@@ -116,7 +116,10 @@ class Swarm:
         cohort: int = 0, hold_seconds: float = 0.0, sync_seconds: float = 0.0,
         learning: Mapping[str, Any] = PROTOTYPES,
     ) -> None:  # fmt: skip
-        """Keep the settings. `learning` has the settings of the method and the network."""
+        """Keep the settings. `learning` has the settings of the method and the network.
+
+        With `rounds` 0, the coordinator has a queue of runs and no run.
+        """
         self.tree, self.folder, self.rounds, self.cohort = tree, folder, rounds, cohort or robots
         # The names are short, so that ten thousand of them fit into one argument of a command.
         self.names = [f"r{i}" for i in range(robots)]
@@ -141,15 +144,17 @@ class Swarm:
     def _coordinator(self, fleet: LocalFederation, port: int) -> None:
         n = len(self.names)
         settings = {
-            "name": FEDERATION, "federation": FEDERATION, "folder": str(self.folder / "runs"),
+            "federation": FEDERATION, "folder": str(self.folder / "runs"), "threads": 1,
             "enrolled": str(fleet.folder_of(COORDINATOR)), "devices": str(fleet.root / "records"),
-            "rounds": self.rounds, "classes": 10, "threads": 1, "metrics_port": self.metrics_port, **self.learning,
+            "metrics_port": self.metrics_port, "broker": {"host": "127.0.0.1", "port": port},
+        }  # fmt: skip
+        run = {
+            "name": FEDERATION, "rounds": self.rounds, "classes": 10, **self.learning,
             "policy": {"quorum": self.cohort, "cohort": self.cohort, "gather": n, "settle_seconds": 60.0,
                        "straggler_factor": 0.0},
-            "broker": {"host": "127.0.0.1", "port": port},
         }  # fmt: skip
         path = self.folder / "coordinator.toml"
-        path.write_text(write_toml(settings))
+        path.write_text(write_toml({**settings, **(run if self.rounds else {})}))
         command = self.tree.command("protofleet", "coordinator", str(path))
         self.family.start("coordinator", *command, more=self.syncs.environment)
         self.process = self.family.started[-1]
@@ -161,6 +166,7 @@ class Swarm:
             wish = {
                 "names": self.names, "federation": FEDERATION, "enrolled": str(fleet.folder / "devices"),
                 "folder": place, "port": port, "hold_seconds": self.hold_seconds,
+                "free_places": int(not self.rounds),
             }  # fmt: skip
             robots = subprocess.Popen(
                 self.tree.command("benchmarks.programs.robots", json.dumps(wish)), env=self.family.environment,

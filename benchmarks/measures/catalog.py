@@ -10,13 +10,15 @@ from benchmarks.harness.measure import Figure, Measure
 from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.first_question import FirstQuestion
 from benchmarks.measures.flower import Flower
 from benchmarks.measures.flower_simulation import FlowerSimulation
-from benchmarks.measures.idle import Idle
+from benchmarks.measures.idle import Idle, IdleService
 from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
 from benchmarks.measures.stack import Stack
+from benchmarks.measures.two_slots import TwoSlots
 
 
 def ratio() -> Figure:
@@ -203,7 +205,7 @@ USUAL: tuple[Measure, ...] = (
 BY_NAME: tuple[Measure, ...] = (
     Answers(100, codec="off"), Answers(100, codec="small"), CODING,
     Answers(10), Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01),
-    Idle(300), Idle(1000, seconds=300.0),
+    Idle(300), Idle(1000, seconds=300.0), IdleService(1000), TwoSlots(1), TwoSlots(10, rounds=20), FirstQuestion(),
     Broadcast(100), Broadcast(1000), Crowd(), Crowd(1000, asked=10), Crowd(10, asked=10), Restart(),
     TRANSFER_QOS_0, TRANSFER_LOADED, TRANSFER_LOADED_QOS_0, ROUNDS, MEMORY,
     LARGE, LARGE_DEVICE, THIN_LINE, hosted(10),

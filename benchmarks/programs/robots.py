@@ -82,6 +82,8 @@ class Wish:
     port: int
     host: str = "127.0.0.1"
     hold_seconds: float = 0.0  # Seconds from a robot's task to its update.
+    # Number of runs that each robot says it could take on. A robot can take part in a run only if this is 0.
+    free_places: int = 0
 
 
 class Robot:
@@ -199,10 +201,11 @@ class Robot:
         plan = self.plan if self.welcomed_by == self.link.epoch else None
         counts = (EXAMPLES // CLASSES,) * CLASSES if plan and plan.load().needs_counts else ()
         last = self.answered if plan else None
+        can = (*forms.DEVICE_FORMS, forms.RUNS) if self.wish.free_places else forms.DEVICE_FORMS
         self.link.send(
             Hello(
                 self.name, CLASSES, EXAMPLES, f"domain-{self.number % CLASSES}", "robot",
-                plan=plan.digest if plan else b"", counts=counts, can=forms.DEVICE_FORMS,
+                plan=plan.digest if plan else b"", counts=counts, can=can, capacity=self.wish.free_places,
                 round=last.round if last else 0, phase=last.phase if last else NO_ANSWER if plan else "",
                 base=bytes.fromhex(last.base) if last else b"",
             )

@@ -1,4 +1,4 @@
-"""The metrics that a coordinator exposes to Prometheus.
+"""The metrics of a run that a coordinator exposes to Prometheus.
 
 Their names and help texts are in series.py, from which docs/metrics.md is written.
 """
@@ -29,17 +29,7 @@ from protofleet.coordinator.observe.series import (
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
-from protofleet.protocol.wire.reasons import DisconnectReason
-from protofleet.runtime.health import Check
-from protofleet.runtime.metrics_page import (
-    BrokerCertificate,
-    ConnectionErrors,
-    Endpoint,
-    MeterCollector,
-    Scrapes,
-    exposed,
-    snapshot_of,
-)
+from protofleet.runtime.metrics_page import MeterCollector, snapshot_of
 
 # Largest number of devices that have their own series. All further devices share one series, "other".
 MAX_DEVICES: Final = 1000
@@ -91,29 +81,6 @@ class DamageCounts:
         for what in ("snapshot", "index", "answer", "folder"):
             found.add_metric([what], self._fallbacks.get(what, 0))
         yield found
-
-
-class DepartureCounts:
-    """The counts of devices that left, by reason.
-
-    A series exists for each reason from the start, so that an alert can watch the series.
-    """
-
-    def __init__(self, run: RunView | None) -> None:
-        self._run = run
-
-    @staticmethod
-    def describe() -> list[CounterMetricFamily]:
-        reasons = ", ".join(reason.value for reason in DisconnectReason)
-        words = f"Devices that left with a message, by reason: {reasons}"
-        return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        (family,) = self.describe()
-        counted = self._run.departures if self._run else {}
-        for reason in DisconnectReason:
-            family.add_metric([reason.value], counted.get(reason, 0))
-        yield family
 
 
 class PerDeviceCounts:
@@ -175,11 +142,6 @@ class Errors:
     def describe() -> list[CounterMetricFamily]:
         return [
             CounterMetricFamily(
-                "protofleet_peers_cut_off",
-                "Errors in handling a message from or to a device, after which the device's messages were "
-                "ignored for a while",
-            ),
-            CounterMetricFamily(
                 "protofleet_observer_errors", "Errors in writing rounds.jsonl, metrics or events"
             ),
             CounterMetricFamily(
@@ -189,12 +151,11 @@ class Errors:
         ]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        cut_off, observers, server = self.describe()
+        observers, server = self.describe()
         if self._run is not None:
-            cut_off.add_metric([], self._run.devices_cut_off)
             observers.add_metric([], self._run.observer_errors)
             server.add_metric([], self._run.server_half_errors)
-        yield from (cut_off, observers, server)
+        yield from (observers, server)
 
 
 def views_of(found: RoundRecord | EvaluationRecord) -> set[str]:
@@ -212,19 +173,15 @@ class Metrics:
         self._run_names = BoundedLabels(MOST_DEVICES)
         self._counted = 0  # The last round that is included in the totals.
         r.register(MeterCollector(run.meter, self._method))
-        r.register(ConnectionErrors(lambda: run.connection_errors))
-        r.register(BrokerCertificate(lambda: run.broker_certificate_ends))
         self.progress, self.attendance = RunProgress(r), Attendance(r)
         self.last_round, self.traffic = LastRound(r), Traffic(r)
         self.learned, self.devices, self.disk_space = Learned(r), Devices(r), DiskSpace(r)
-        r.register(DepartureCounts(run))
         r.register(DamageCounts(run.fallbacks))
         r.register(WillCounts(run.wills, self._device_names))
         r.register(OlderCopyCounts(run.older_copies, self._device_names))
         r.register(Errors(run))
         if run.budget is not None:
             r.register(BudgetSeries(lambda: run.budget))
-        self.attendance.banned.set_function(lambda: float(len(run.banned)))
         self._set_progress()
         self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))
         self.disk_space.free.set_function(lambda: float(run.free_bytes))
@@ -236,19 +193,12 @@ class Metrics:
         progress.info.labels(run.federation, run.name, self._method).set(1)
         progress.over.labels("finished").set_function(lambda: float(run.over and not run.diverged))
         progress.over.labels("diverged").set_function(lambda: float(run.over and bool(run.diverged)))
-        progress.connected.set_function(lambda: float(run.connected))
-        progress.epoch.set(run.epoch)
         progress.planned.set_function(lambda: float(run.rounds_planned))
         progress.quorum.set(run.policy.quorum)
         progress.patience.set(run.policy.patience_seconds)
         progress.since.set(time.time())
         progress.next_round.set_function(lambda: run.next_round_at)
         progress.paused.set_function(lambda: float(bool(run.paused)))
-
-    def exposed(
-        self, at: Endpoint, checks: Mapping[str, Check] | None = None, scrapes: Scrapes | None = None
-    ) -> contextlib.AbstractContextManager[None]:
-        return exposed(self.registry, at, checks, scrapes)
 
     def restore(self, records: Iterable[RoundRecord], ended_at: float) -> None:
         """Restore the counts of an earlier coordinator of this run, from the lines of rounds.jsonl.

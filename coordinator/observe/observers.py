@@ -28,13 +28,10 @@ from protofleet.coordinator.page.page_state import MOST_ROUNDS
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
-from protofleet.runtime.health import Check
-from protofleet.runtime.host.metrics import HostMetrics
-from protofleet.runtime.metrics_page import Scrapes
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Shows a registry while the `with` lasts.
+# Shows the registry of a run while the `with` lasts.
 Show = Callable[[CollectorRegistry], contextlib.AbstractContextManager[None]]
 
 
@@ -45,18 +42,16 @@ def observed(
     folder: Path,
     software: str,
     events: bool,
-    checks: Mapping[str, Check] | None = None,
-    scrapes: Scrapes | None = None,
-    unclean_at: float = 0.0,
+    show: Show,
     built: Mapping[str, str] | None = None,
     process_page: ProcessPage | None = None,
-    show: Show | None = None,
+    in_queue: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """Observe a run; yield a function that writes the summary at the end of the run.
 
     The function writes no summary if the process was stopped before the run was over. `show` shows the metrics of the
-    run on the page of the process; without it, the run has a page of its own for its metrics. `process_page` is the
-    live page, if there is one.
+    run on the page of the process. `process_page` is the live page, if there is one. `in_queue` is true if the
+    coordinator conducts several runs, so that each event names its run.
     """
     view, disk = run.view, run.spool.disk
     file = folder / "rounds.jsonl"
@@ -64,11 +59,9 @@ def observed(
     rounds = RoundsFile(file, disk, view.newest_round)
     require_newest(run.spool, rounds.last)
     metrics = Metrics(view)
-    metrics.progress.unclean_start.set(unclean_at)
     metrics.restore(map(record_of, rounds.records), ended_at)
-    metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     lines = LogLines(view.plan.variant.reports, lambda: view.rounds_planned)
-    sinks: list[Sink] = [rounds, metrics, lines, *([Events()] if events else [])]
+    sinks: list[Sink] = [rounds, metrics, lines, *([Events(view.name if in_queue else "")] if events else [])]
     if view.plan.variant.reports == GLOBAL:
         sinks.append(BestModel(run.spool, rounds.records))
 
@@ -78,10 +71,7 @@ def observed(
             write_summary(folder / "summary.json", found, disk)
 
     with contextlib.ExitStack() as served:
-        if show is None:
-            served.enter_context(metrics.exposed(settings.endpoint(), checks, scrapes))
-        else:
-            served.enter_context(show(metrics.registry))
+        served.enter_context(show(metrics.registry))
         run.tell_of_devices(metrics.heard_from)
         if process_page is not None:
             earlier = map(record_of, rounds.records[-MOST_ROUNDS:])
@@ -115,8 +105,9 @@ class Events:
     The sink stops printing when that program has closed the pipe.
     """
 
-    def __init__(self) -> None:
-        self._read = True
+    def __init__(self, run: str = "") -> None:
+        """Set up the sink; each event has the key `run` if the coordinator conducts several runs."""
+        self._read, self._run = True, {"run": run} if run else {}
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what != SEEN:
@@ -129,7 +120,7 @@ class Events:
         if not self._read:
             return
         try:
-            print(json.dumps(event, allow_nan=False), flush=True)  # noqa: T201
+            print(json.dumps({**event, **self._run}, allow_nan=False), flush=True)  # noqa: T201
         except BrokenPipeError:
             self._read = False
             log.warning(

@@ -22,34 +22,13 @@ ROWS: Final = MOST_DEVICES + len((OTHER, ALL))
 SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2
 
 
-class RunProgress:
-    """The progress of the run."""
+class ProcessSeries:
+    """The gauges of a coordinator process that belong to none of its runs."""
 
     def __init__(self, r: CollectorRegistry) -> None:
-        self.info = Gauge(
-            "protofleet_run_info",
-            "Always 1; the labels name the run of this coordinator",
-            ["federation", "run", "method"],
-            registry=r,
-        )
-        self.over = Gauge(
-            "protofleet_run_over",
-            "1 after the end of the run. `how` is finished or diverged (no usable state is left). The "
-            "coordinator waits until Prometheus has scraped this value, at most 75 s",
-            ["how"],
-            registry=r,
-        )
         self.connected = Gauge(
             "protofleet_coordinator_connected",
             "1 while the coordinator is connected to the broker",
-            registry=r,
-        )
-        self.round = Gauge("protofleet_round", "Number of the current round, from 1", registry=r)
-        self.planned = Gauge("protofleet_rounds_planned", "Number of rounds of the whole run", registry=r)
-        self.quorum = Gauge("protofleet_quorum", "Fewest answers that a round needs", registry=r)
-        self.patience = Gauge(
-            "protofleet_patience_seconds",
-            "policy.patience_seconds: time in which a cohort must answer one ask",
             registry=r,
         )
         self.epoch = Gauge(
@@ -61,6 +40,57 @@ class RunProgress:
             "protofleet_unclean_start_timestamp_seconds",
             "Unix time of the last start after a crash; an end by SIGTERM, SIGINT or with the run is no crash. "
             "0: never",
+            registry=r,
+        )
+        self.banned = Gauge(
+            "protofleet_banned_devices",
+            "Devices that are banned for sending too much: for an hour to a day, or until `protofleet unban`; "
+            "docs/operations.md",
+            registry=r,
+        )
+
+
+class QueueSeries:
+    """The gauge of a coordinator that conducts a queue of runs."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.runs = Gauge(
+            "protofleet_queue_runs",
+            "Runs in the queue by state (docs/run-queue.md); only at a coordinator whose file names no run",
+            ["state"],
+            registry=r,
+        )
+
+
+OVER: Final = "protofleet_run_over"
+OVER_WORDS: Final = (
+    "1 after the end of the run. `how` is finished or diverged (no usable state is left); in a queue also failed "
+    "(the coordinator cannot go on with the run). A coordinator of one run waits until Prometheus has scraped this "
+    "value, at most 75 s"
+)
+
+
+def over_series() -> GaugeMetricFamily:
+    return GaugeMetricFamily(OVER, OVER_WORDS, labels=["how"])
+
+
+class RunProgress:
+    """The progress of the run."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.info = Gauge(
+            "protofleet_run_info",
+            "Always 1; the labels name the run of this coordinator",
+            ["federation", "run", "method"],
+            registry=r,
+        )
+        self.over = Gauge(OVER, OVER_WORDS, ["how"], registry=r)
+        self.round = Gauge("protofleet_round", "Number of the current round, from 1", registry=r)
+        self.planned = Gauge("protofleet_rounds_planned", "Number of rounds of the whole run", registry=r)
+        self.quorum = Gauge("protofleet_quorum", "Fewest answers that a round needs", registry=r)
+        self.patience = Gauge(
+            "protofleet_patience_seconds",
+            "policy.patience_seconds: time in which a cohort must answer one ask",
             registry=r,
         )
         self.commit = Gauge(
@@ -120,12 +150,6 @@ class Attendance:
         self.accepted = Gauge("protofleet_round_accepted", "Answers that the last round used", registry=r)
         self.late = Gauge(
             "protofleet_round_late", "Answers that came too late for the last round", registry=r
-        )
-        self.banned = Gauge(
-            "protofleet_banned_devices",
-            "Devices that are banned for sending too much: for an hour to a day, or until `protofleet unban`; "
-            "docs/operations.md",
-            registry=r,
         )
         self.failed = Gauge("protofleet_round_failed", "Answers refused in the last round", registry=r)
         self.participation = Gauge(

@@ -39,7 +39,7 @@ from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
-from protofleet.protocol.wire.reasons import DisconnectReason, Reason
+from protofleet.protocol.wire.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,6 @@ class RunView:
         return self._limits
 
     @property
-    def epoch(self) -> int:
-        return self._context.link.epoch
-
-    @property
     def now(self) -> float:
         return self._context.now
 
@@ -136,10 +132,6 @@ class RunView:
     @property
     def connected(self) -> bool:
         return self._context.connected
-
-    @property
-    def broker_certificate_ends(self) -> float | None:
-        return self._context.link.transport.broker_certificate_ends
 
     # Properties of the round.
 
@@ -263,14 +255,6 @@ class RunView:
         return device in self._context.link.keyring
 
     @property
-    def banned(self) -> frozenset[str]:
-        return self._context.bans.banned
-
-    @property
-    def departures(self) -> Mapping[DisconnectReason, int]:
-        return {reason: self._context.departures[reason] for reason in DisconnectReason}
-
-    @property
     def wills(self) -> Mapping[tuple[str, str], int]:
         """Return the number of MQTT wills by device and outcome."""
         return MappingProxyType(self._participants.last_wills.counted)
@@ -360,20 +344,12 @@ class RunView:
         return MappingProxyType(self._spool.fallbacks)
 
     @property
-    def devices_cut_off(self) -> int:
-        return self._context.error_boundary.cut_off
-
-    @property
     def observer_errors(self) -> int:
         return self._isolation.errors
 
     @property
     def server_half_errors(self) -> int:
         return self._server.errors
-
-    @property
-    def connection_errors(self) -> int:
-        return self._context.link.transport.errors.count
 
 
 class RunObserver(Protocol):

@@ -13,6 +13,7 @@ from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.live.document import Document
 from protofleet.runtime.live.event_server import serving_page
+from protofleet.runtime.logs import run_of_lines
 from protofleet.runtime.metrics_server import bound
 
 DOCUMENT: Final = Path(__file__).with_name("page.html")
@@ -27,7 +28,7 @@ class PageLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._page.logged(record.created, record.levelname.lower(), record.getMessage())
+            self._page.logged(record.created, record.levelname.lower(), record.getMessage(), run_of_lines())
         except Exception:  # noqa: BLE001 - as all handlers do: an error in a log line does not end the run
             self.handleError(record)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import http.client
 import time
 import urllib.request
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -24,26 +25,34 @@ POLL_SECONDS: Final = 0.5
 FETCH_SECONDS: Final = 10.0
 MAX_BYTES: Final = 16 << 20
 
-# The domain, the split and the view of a measured accuracy.
-Series: TypeAlias = tuple[str, str, str]
+# The domain, the split and the view of a measured accuracy, and the run ("" at a coordinator of one run).
+Series: TypeAlias = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    rounds: int  # The number of the last round in which all present devices measured the accuracy.
+    rounds: dict[str, int]  # Run -> the last round in which all its present devices measured the accuracy.
     accuracy: dict[Series, float]
+
+    def of(self, runs: Collection[str]) -> MetricsReading:
+        """Return the part of the reading that belongs to these runs."""
+        rounds = {run: round for run, round in self.rounds.items() if run in runs}
+        return MetricsReading(rounds, {s: value for s, value in self.accuracy.items() if s[-1] in runs})
 
 
 def parse_metrics(text: str) -> MetricsReading:
-    rounds, accuracy = 0, {}
+    """Read the accuracy of the runs that are not over."""
+    rounds, accuracy, over = {}, {}, set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            labels, run = sample.labels, sample.labels.get("run", "")
             if sample.name == "protofleet_accuracy_round":
-                rounds = int(sample.value)
+                rounds[run] = int(sample.value)
             elif sample.name == "protofleet_accuracy_ratio":
-                labels = sample.labels
-                accuracy[labels["domain"], labels["split"], labels["view"]] = sample.value
-    return MetricsReading(rounds, accuracy)
+                accuracy[labels["domain"], labels["split"], labels["view"], run] = sample.value
+            elif sample.name == "protofleet_run_over" and run and sample.value:
+                over.add(run)
+    return MetricsReading(rounds, accuracy).of(rounds.keys() - over)
 
 
 def fetch_metrics(url: str) -> MetricsReading:
@@ -61,9 +70,10 @@ def worst_drop(before: MetricsReading, after: MetricsReading, allowed: float) ->
     worst = max(lost, key=lambda series: lost[series], default=None)
     if worst is None or lost[worst] <= allowed:
         return ""
-    domain, split, view = worst
+    domain, split, view, run = worst
     was, now = before.accuracy[worst], after.accuracy[worst]
-    return f"accuracy of {domain} ({split}, {view}) has fallen from {was:.3f} to {now:.3f}, by more than {allowed:g}"
+    where = ", ".join(filter(None, (split, view, run)))
+    return f"accuracy of {domain} ({where}) has fallen from {was:.3f} to {now:.3f}, by more than {allowed:g}"
 
 
 def missing_domains(before: MetricsReading, after: MetricsReading) -> str:
@@ -71,7 +81,7 @@ def missing_domains(before: MetricsReading, after: MetricsReading) -> str:
 
     A missing domain does not stop the rollout, because its devices may be outside the present cohort.
     """
-    missing = sorted({domain for domain, _, _ in before.accuracy.keys() - after.accuracy.keys()})
+    missing = sorted({domain for domain, *_ in before.accuracy.keys() - after.accuracy.keys()})
     return f"accuracy of {', '.join(missing)} is no longer measured, and was not judged" if missing else ""
 
 
@@ -92,13 +102,13 @@ class AccuracyCheck:
     def judge(self) -> tuple[bool, str]:
         """Return whether the next wave may follow, and the reason.
 
-        This method waits until all devices have measured the accuracy two times (the constant `TIMES`), but at
-        most `care.soak_seconds`.
+        This method waits until all devices have measured the accuracy two times (the constant `TIMES`) in each run
+        that goes on, but at most `care.soak_seconds`.
         """
         if self._baseline is None:
             return True, ""
-        now, ended, started_at = self.fetch(self.care.metrics), 0, self.clock()
-        while ended < TIMES:
+        now, ended, started_at = self.fetch(self.care.metrics), Counter[str](), self.clock()
+        while any(ended[run] < TIMES for run in self._both(now)):
             if self.clock() - started_at > self.care.soak_seconds:
                 limit = f"{self.care.soak_seconds:g} s"
                 return (
@@ -107,7 +117,13 @@ class AccuracyCheck:
                 )
             self.sleep(POLL_SECONDS)
             before, now = now, self.fetch(self.care.metrics)
-            ended += now.rounds != before.rounds
-        if message := worst_drop(self._baseline, now, self.care.accuracy_drop):
+            ended.update(run for run, round in now.rounds.items() if before.rounds.get(run) != round)
+        before, now = self._baseline.of(self._both(now)), now.of(self._both(now))
+        if message := worst_drop(before, now, self.care.accuracy_drop):
             return False, message
-        return True, missing_domains(self._baseline, now)
+        return True, missing_domains(before, now)
+
+    def _both(self, now: MetricsReading) -> Collection[str]:
+        """Return the runs of the baseline that still go on."""
+        assert self._baseline is not None
+        return self._baseline.rounds.keys() & now.rounds.keys()

@@ -189,7 +189,8 @@ def _bytes_a_day(d: Deployment) -> str:
         return ""
     from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
 
-    return describe_bytes(d.rollout.control.desired.coordinator_settings())
+    desired = d.rollout.control.desired
+    return describe_bytes(desired.coordinator_settings(), desired.has_queue)
 
 
 def apply(d: Deployment, o: Options) -> int:
@@ -346,16 +347,24 @@ def backup(d: Deployment, o: Options) -> int:
 def restore(d: Deployment, o: Options) -> int:
     """Deploy the coordinator if its host needs a change, and restore the copy before the service starts."""
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "restore")
-    run_name = d.rollout.control.desired.coordinator_settings().name
+    desired = d.rollout.control.desired
+    run_name = "" if desired.has_queue else desired.coordinator_settings().name
+    if not run_name and o.from_round is not None:
+        raise SettingsError(
+            "--from-round belongs to one run, and this coordinator conducts a queue; leave it out, and run "
+            "`protofleet go-on RUN --from-round N` on the coordinator's host for each run that is paused after the "
+            "restore"
+        )
     copies.check(o.source, run_name)
     _demand_newest_root(d)
     outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))
     d.rollout.log.append(ssh.name, "restore", outcome.problem or "done", source=str(o.source))
+    what = "the run continues" if run_name else "the runs of the queue continue"
     _print(
         ssh.name,
         outcome.problem
-        or f"the run continues from {o.source}; the earlier runs are kept as runs.before; if the coordinator has new "
-        "keys, `protofleet deploy apply` tells the devices",
+        or f"{what} from {o.source}; the earlier runs are kept as runs.before; if the coordinator has new keys, "
+        "`protofleet deploy apply` tells the devices",
     )
     return FAILED if outcome.problem else OK
 

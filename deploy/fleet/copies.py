@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from protofleet.coordinator.queue.folder import queue_folder
+from protofleet.coordinator.queue.queue_file import QUEUE_FILE
 from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.execute import Executor, read_state, require_success
 from protofleet.deploy.fleet.ssh import Ssh
@@ -41,7 +43,7 @@ def take(ssh: Ssh, place: HostRole, folder: Path) -> str:
 
 
 def check(folder: Path, run: str) -> None:
-    """Raise SettingsError if the copy cannot be read or lacks this run.
+    """Raise SettingsError if the copy cannot be read or lacks this run; "" stands for a queue of runs.
 
     The caller checks the copy before it stops the coordinator.
     """
@@ -59,7 +61,13 @@ def check(folder: Path, run: str) -> None:
     held = sorted(
         {found[1] for found in parts if len(found) > 2 and found[0] == "runs" and found[2] == "coordinator"}
     )
-    if run not in held:
+    if not run:
+        if ("runs", queue_folder(Path()).name, QUEUE_FILE) not in parts:
+            raise SettingsError(
+                f"{folder / COPY} holds no queue of runs, but the coordinator in the fleet's file names no run; use "
+                "a copy of a coordinator with a queue, or name the run and its settings"
+            )
+    elif run not in held:
         raise SettingsError(
             f"{folder / COPY} holds {', '.join(held) or 'no run'}, but coordinator.name in the fleet's file is "
             f"{run}; set coordinator.name to the run that you want to restore, and set the method and the settings "

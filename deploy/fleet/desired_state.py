@@ -27,6 +27,7 @@ from protofleet.deploy.fleet.settings import (
     device_settings,
     naming_file,
     plugin_files,
+    queue_settings,
     template_files,
 )
 from protofleet.deploy.fleet.signer import settings_digest
@@ -87,16 +88,22 @@ class DesiredState:
     def coordinator_settings(self) -> CoordinatorSettings:
         return coordinator_settings(self._fleet, self._authority.federation)
 
+    @property
+    def has_queue(self) -> bool:
+        """Return whether the coordinator conducts submitted runs."""
+        return queue_settings(self._fleet, self._authority.federation) is not None
+
     def text(self, name: str) -> str:
         """Return the text of a host's settings, for any role; raise SettingsError if the fleet's file is wrong."""
         match self.role(name).name:
             case "broker":
                 return broker_conf(self._fleet, enrolled_devices(self._authority))
             case "coordinator":
-                settings: object = self.coordinator_settings()
+                service = queue_settings(self._fleet, self._authority.federation)
+                table = service.encoded() if service else encode(self.coordinator_settings())
             case _:
-                settings = self.settings(name)
-        return write_toml(self._there(name, encode(settings)))
+                table = encode(self.settings(name))
+        return write_toml(self._there(name, table))
 
     def _there(self, name: str, table: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a host, with the paths that the shipped files have on the host."""

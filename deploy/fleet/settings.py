@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.service_settings import ServiceSettings, is_service
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import files_in, with_hashes
@@ -411,8 +412,26 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
 
 
 @names_its_file
-def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
-    """Return the coordinator's settings: the settings in the file and the paths of a deployed coordinator.
+def coordinator_settings(fleet: Fleet, federation: str) -> CoordinatorSettings:
+    """Return the coordinator's settings; if they name no run, the keys of a run have values that are never used."""
+    if (service := queue_settings(fleet, federation)) is not None:
+        return service.own
+    return decode(CoordinatorSettings, _coordinator_table(fleet, federation), "coordinator")
+
+
+@names_its_file
+def queue_settings(fleet: Fleet, federation: str) -> ServiceSettings | None:
+    """Return the settings of a coordinator that conducts submitted runs; None if the settings name a run."""
+    if not is_service(fleet.coordinator):
+        return None
+    try:
+        return ServiceSettings.of(_coordinator_table(fleet, federation))
+    except SettingsError as error:
+        raise SettingsError(f"coordinator: {error}") from None
+
+
+def _coordinator_table(fleet: Fleet, federation: str) -> dict[str, Any]:
+    """Return the settings in the file and the paths of a deployed coordinator.
 
     If the file does not name a broker for the coordinator, the coordinator uses the broker of the devices.
     """
@@ -427,13 +446,13 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
         words = "`protofleet deploy` reads the coordinator's health at this port; set a port from 1 to 65535"
         raise SettingsError(f"coordinator.metrics_port is 0; {words}")
     if "metrics_host" not in table:
-        table["metrics_host"] = metrics_address(name, fleet.hosts[name].address)
+        table["metrics_host"] = metrics_address(COORDINATOR, fleet.hosts[COORDINATOR].address)
     broker = dict(table["broker"])
     if broker.get("password") is not None:
         words = "settings are shipped unencrypted and hold no secret; use certificates for the broker"
         raise SettingsError(f"coordinator.broker.password is set, but {words}")
     broker["tls"] = encode(tls_files(role.keys))
-    return decode(CoordinatorSettings, with_hashes({**table, "broker": broker}), "coordinator")
+    return with_hashes({**table, "broker": broker})
 
 
 @names_its_file

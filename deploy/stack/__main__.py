@@ -65,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run all devices in one container, even if there are few devices",
     )
+    queue = "the coordinator names no run, and conducts the runs that are submitted to it (docs/run-queue.md)"
+    top.add_argument("--queue", action="store_true", help=queue)
     pinned = "up: refuse third-party images without a digest"
     top.add_argument("--pinned", action="store_true", help=pinned)
     built = "up: file with the ids of the images that were built on this machine"
@@ -82,7 +84,9 @@ def stack_from(options: argparse.Namespace) -> Stack:
     settings = dict(pair.partition("=")[::2] for pair in options.settings)
     if unknown := sorted(settings.keys() - {*SETTINGS}):
         raise SettingsError(f"there is no setting {unknown[0]!r}; the settings are {', '.join(SETTINGS)}")
-    return Stack(options.folder, experiment, options.name, settings, options.cluster, options.together)
+    return Stack(
+        options.folder, experiment, options.name, settings, options.cluster, options.together, options.queue
+    )  # fmt: skip
 
 
 def with_devices(experiment: Experiment, number: int) -> Experiment:

@@ -14,6 +14,7 @@ from protofleet.deploy.images.docker_engine import UNFETCHED, require_docker
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import COMPOSE
 from protofleet.lab.report.run_page import final_table, write_report
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.command.errors import RunError
 
@@ -77,6 +78,10 @@ def follow(stack: Stack) -> int:
 
     The coordinator writes its results into a folder of this machine, and this function reads them there.
     """
+    if stack.queue:
+        raise SettingsError(
+            "with --queue the coordinator conducts several runs; use `protofleet follow` with the folder of a run"
+        )
     printed = 0
     while True:
         finished = (stack.run_folder / "summary.json").exists()
@@ -129,7 +134,11 @@ def coordinator_problem(folder: Path) -> str:
 def endpoints(stack: Stack) -> str:
     """Return the folder of the results and the addresses of Prometheus and Grafana, for the terminal."""
     environment = stack.environment()
-    lines = [f"results: {stack.run_folder}", f"Prometheus: http://{environment['PROMETHEUS_PORT']}"]
+    lines = [f"results: {stack.run_folder}"]
+    if stack.queue:
+        runs = stack.state_folder(COORDINATOR)
+        lines = [f"results: {runs}", f"the next step: protofleet submit {stack.first_run} --service {runs}"]
+    lines += [f"Prometheus: http://{environment['PROMETHEUS_PORT']}"]
     if "grafana" in environment["COMPOSE_PROFILES"]:
         address, password = environment["GRAFANA_PORT"], stack.folder / "grafana" / "password"
         lines.append(f"Grafana: http://{address}, user admin, password in {password}")

@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from protofleet.coordinator.service_settings import is_service
 from protofleet.deploy.stack.layout import Stack
 from protofleet.lab.local.experiment import Experiment
 from protofleet.lab.local.run import renamed, same_settings
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
+from protofleet.protocol.wire.names import COORDINATOR
 
 EXPERIMENT_FILE: Final = "experiment.toml"
 
@@ -22,6 +24,8 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
     Only an earlier run with the name of the new run is put aside. Raise SettingsError if the earlier run is
     unfinished and has other settings, unless `fresh` is true. An unfinished run may continue with another budget.
     """
+    if stack.queue:
+        return None  # The coordinator goes on with the runs in its queue.
     written, unfinished = written_settings(stack), not (stack.run_folder / "summary.json").exists()
     if not stack.run_folder.exists() or written is None:
         return None
@@ -41,12 +45,25 @@ def has_other_settings(stack: Stack, but_budget: bool = False) -> bool:
 
     With `but_budget`, another budget does not count, because the run continues with it.
     """
+    if has_queue(stack) != stack.queue:
+        return True
     last = stack.folder / EXPERIMENT_FILE
     return last.exists() and not same_settings(last, stack.experiment, but_budget)
 
 
+def has_queue(stack: Stack) -> bool:
+    """Return whether the containers of this folder were started with a queue of runs."""
+    path = stack.settings_file(COORDINATOR)
+    return is_service(read_toml(path)) if path.exists() else stack.queue
+
+
 def unfinished_run(stack: Stack) -> Path | None:
-    """Return the folder of the stack's last run, or None if this run has ended or there is no run."""
+    """Return the folder of the stack's last run, or None if this run has ended or there is no run.
+
+    A coordinator with a queue does not end a run: the run goes on when it is submitted.
+    """
+    if stack.queue or has_queue(stack):
+        return None
     last = stack.folder / EXPERIMENT_FILE
     run = stack.run_folder.parent / name if last.exists() and (name := _name_in(last)) else None
     return run if run and run.exists() and not (run / "summary.json").exists() else None

@@ -58,6 +58,9 @@ class Stack:
     settings: dict[str, str] = field(default_factory=dict)  # Values that override DEFAULT_SETTINGS.
     cluster: bool = False  # True if the broker is a cluster of three RabbitMQ nodes.
     one_container: bool = False  # True if all devices share one container, even if there are few devices.
+    queue: bool = (
+        False  # True if the coordinator names no run, and conducts the runs that are submitted to it.
+    )
 
     @property
     def devices(self) -> list[str]:
@@ -89,6 +92,11 @@ class Stack:
     def run_folder(self) -> Path:
         """Return the folder into which the coordinator writes the run's results."""
         return self.state_folder(COORDINATOR) / self.experiment.name
+
+    @property
+    def first_run(self) -> Path:
+        """Return the file with the run of the experiment, which can be submitted to a coordinator with a queue."""
+        return self.folder / "run.toml"
 
     def state_folder(self, name: str) -> Path:
         return self.folder / "state" / name

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.service_settings import without_run
 from protofleet.deploy.stack.earlier_runs import EXPERIMENT_FILE, require_same_run
 from protofleet.deploy.stack.edited_files import copy_unless_edited, say_what_stays
 from protofleet.deploy.stack.layout import (
@@ -61,7 +62,8 @@ def prepare(stack: Stack) -> None:
     if not (COMPOSE / "compose.yaml").exists():
         raise SettingsError("the stack needs a checkout of protofleet, but this is an installed package")
     check_names(stack)
-    require_same_run(stack)
+    if not stack.queue:
+        require_same_run(stack)
     _write_experiment(stack)
     _enrol(stack)
     _write_settings(stack)
@@ -89,7 +91,7 @@ def _write_experiment(stack: Stack) -> None:
 
     The first file has the settings of the present run. The second file stays with the results of the run.
     """
-    for folder in (stack.folder, stack.run_folder):
+    for folder in (stack.folder, *([] if stack.queue else [stack.run_folder])):
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / EXPERIMENT_FILE, write_toml(encode(stack.experiment)))
 
@@ -145,13 +147,14 @@ def _write_rabbitmq(stack: Stack) -> None:
 def _write_settings(stack: Stack) -> None:
     """Write the settings of the coordinator and all devices, with the paths inside their containers."""
     experiment = replace(stack.experiment, metrics_port=METRICS_PORT, metrics_host=ALL_INTERFACES)
-    settings: dict[str, CoordinatorSettings | DeviceSettings] = {
-        name: container_device_settings(stack, experiment, name) for name in stack.devices
-    }
-    settings[COORDINATOR] = container_coordinator_settings(stack, experiment)
-    for name, table in settings.items():
+    tables = {name: encode(container_device_settings(stack, experiment, name)) for name in stack.devices}
+    tables[COORDINATOR] = encode(container_coordinator_settings(stack, experiment))
+    if stack.queue:
+        tables[COORDINATOR], run = without_run(tables[COORDINATOR])
+        _write(stack.first_run, write_toml(run))
+    for name, table in tables.items():
         stack.state_folder(name).mkdir(parents=True, exist_ok=True)
-        _write(stack.settings_file(name), write_toml(encode(table)))
+        _write(stack.settings_file(name), write_toml(table))
 
 
 def container_coordinator_settings(stack: Stack, experiment: Experiment) -> CoordinatorSettings:

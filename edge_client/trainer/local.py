@@ -64,6 +64,7 @@ class LocalTrainer:
         self._publisher = publisher_of(settings)
         self._own = self.data = self._shards.load(settings.data, settings.plugins)
         self._network = settings.network and settings.network.taken(settings.plugins)
+        self._accepted: set[bytes] = set()  # Hashes of the plans that the limits allow with the present data.
         if self.admission is not None and self._stays_on_gpu:
             self.data = self._moved_for_good(self.admission)
 
@@ -72,15 +73,28 @@ class LocalTrainer:
         settings, state = self._settings, Path(self._settings.folder)
         samples = samples_of(settings.data, state, Disk(settings.durable))
         self.data = joined(self._own, as_listing(listing), samples, settings.data)
+        self._accepted.clear()
         if self.admission is not None and self._stays_on_gpu:
             self.data = self._moved_for_good(self.admission)
 
     def start(self, plan: Plan) -> Job:
         if self.admission is None or not self._pays(plan):
-            return self._in_turn(self._job(self._builder(self.data, CPU).build(plan), self.data, plan))
+            return self._in_turn(self._job(self._half(plan), self.data, plan))
         work = GpuWork(self.admission, f"{plan.digest.hex()} {self._network}", bytes_of(self.data))
         work.run("a plan", lambda: self._check(plan))
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
+
+    def _half(self, plan: Plan) -> ClientHalf:
+        """Build the half of a plan on the CPU; check the limits only the first time.
+
+        Of several runs, each change to another run starts a job, and the check costs as much as the half itself.
+        """
+        builder = self._builder(self.data, CPU)
+        if plan.digest in self._accepted:
+            return builder.build_unchecked(plan)
+        half = builder.build(plan)
+        self._accepted.add(plan.digest)
+        return half
 
     def _pays(self, plan: Plan) -> bool:
         """Return whether the GPU trains this plan; if `compute` is "auto", the CPU trains plans with little work."""

@@ -306,6 +306,15 @@ class Plan:
             plugin=chosen.plugin, own=tuple(chosen.own.items()),
         )  # fmt: skip
 
+    def import_libraries(self) -> None:
+        """Import the libraries of the run's networks, which may take seconds.
+
+        Raise ImportError if a library is not installed.
+        """
+        for network in (self.network, self.mutual):
+            if network and not network.plugin:
+                nets.import_library(network.name)
+
     def server_half(self) -> ServerHalf:
         method = self.load()
         model = self.mutual_model() if method.mutual else self.model()

@@ -18,6 +18,7 @@ from protofleet.methods.nets.perceptron import SMALLEST as SMALLEST_PERCEPTRON
 from protofleet.methods.nets.perceptron import perceptron
 from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from protofleet.methods.nets.resnet10 import resnet10
+from protofleet.methods.nets.torchvision_import import import_torchvision
 from protofleet.methods.plugins.found import find
 from protofleet.protocol.settings.input_shape import FORMS, KINDS, InputShape
 from protofleet.protocol.settings.suggest import there_are
@@ -39,6 +40,7 @@ class Recipe:
     settings: tuple[str, ...] = ()  # Names of the network's own settings.
     # Function (shape, own settings) -> why these settings do not fit samples of this shape, or "".
     settings_misfit: Callable[..., str] = lambda shape, **own: ""
+    import_library: Callable[[], object] = lambda: None  # Imports the library that `make` needs.
 
     def problem_with(self, shape: InputShape) -> str | None:
         if shape.rank not in self.ranks:
@@ -72,7 +74,12 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "mlp": Recipe(perceptron, SMALLEST_PERCEPTRON, ranks=(1, 2, 3)),
     "resnet10": Recipe(resnet10, SMALLEST_RESNET10),
-    **{name: Recipe(partial(zoo.wrapped, name), zoo.SMALLEST, zoo.CHANNELS) for name in zoo.BACKBONES},
+    **{
+        name: Recipe(
+            partial(zoo.wrapped, name), zoo.SMALLEST, zoo.CHANNELS, import_library=import_torchvision
+        )
+        for name in zoo.BACKBONES
+    },
 }
 
 
@@ -112,6 +119,12 @@ def foreign_setting(name: str, given: Iterable[str]) -> str:
 
 def names() -> list[str]:
     return sorted(RECIPES)
+
+
+def import_library(name: str) -> None:
+    """Import the library that a network of protofleet needs; raise ImportError if it is not installed."""
+    if name in RECIPES:
+        RECIPES[name].import_library()
 
 
 def build(

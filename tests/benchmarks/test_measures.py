@@ -17,9 +17,12 @@ from benchmarks.measures.answers import PROTOTYPES, Answers, Swarm
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL, BESIDE, TRAINING
 from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.first_question import Noted, first_task
+from benchmarks.measures.idle import demand_idle
 from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
+from benchmarks.measures.two_slots import demand_order
 from benchmarks.programs.thin_line import Direction, Line
 from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
 from tests.conftest import PATIENCE
@@ -210,3 +213,28 @@ def test_busy_processes_want_a_core_only_while_they_run():
         time.sleep(0.3)  # Two running processes would use more in this time.
         assert busy.cpu_seconds() == used
     assert busy.cpu_seconds() == 0
+
+
+def test_runs_that_were_not_at_once_or_not_in_turn_give_no_figure():
+    def rows(*times):
+        return [{"started": started, "ended": ended} for started, ended in times]
+
+    demand_order(rows((0, 20), (1, 20)), slots=2)
+    demand_order(rows((11, 20), (0, 11)), slots=1)
+    for times, slots in (((0, 20), (10, 30)), 2), (((0, 20), (18, 30)), 1):
+        with pytest.raises(MeasureError, match=f"slots = {slots}, the two runs were active together for"):
+            demand_order(rows(*times), slots)
+
+
+def test_a_robot_that_was_not_idle_and_a_device_that_was_not_free_give_no_figure():
+    told = {"connected": 3, "answers": 0}
+    demand_idle(told, told, 3)
+    for more in ({"connected": 2}, {"answers": 1}, {"connections lost": 1}):
+        with pytest.raises(MeasureError, match="not connected and idle"):
+            demand_idle(told, told | more, 3)
+
+    noted = [Noted(n, "one", kind, "red") for n, kind in enumerate(("task", "receipt", "welcome"))]
+    busy, task = Noted(8.0, "two", "task", "red"), Noted(9.0, "one", "task", "blue")
+    assert first_task([*noted, busy, replace(task, device="two"), task], "blue") is task
+    with pytest.raises(MeasureError, match="no device was free when it got its task of blue"):
+        first_task([noted[0], task], "blue")

@@ -15,14 +15,16 @@ from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL
 from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.first_question import FirstQuestion
 from benchmarks.measures.flower import PEER, VERSION, WANTED, Flower, NotInstalled, environment
 from benchmarks.measures.flower_simulation import WANTED as SIMULATION_WANTED
 from benchmarks.measures.flower_simulation import FlowerSimulation
-from benchmarks.measures.idle import Idle
+from benchmarks.measures.idle import Idle, IdleService
 from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
 from benchmarks.measures.stack import Stack
+from benchmarks.measures.two_slots import TwoSlots
 from protofleet.protocol.settings.reader import read_toml
 
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -71,6 +73,12 @@ def smallest(measure):
             return Restart(3)
         case Idle():
             return Idle(2, asked=1, settle_seconds=1.0, seconds=2.0)
+        case IdleService():
+            return IdleService(2, settle_seconds=1.0, seconds=2.0)
+        case TwoSlots():
+            return TwoSlots(1, devices=2, rounds=2)
+        case FirstQuestion():
+            return FirstQuestion(devices=2, runs=1)
         case Run():
             return Run(devices=2, rounds=2, process_each=measure.process_each)
         case RunMemory():

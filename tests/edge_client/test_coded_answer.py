@@ -1,4 +1,4 @@
-"""What rounding has lost is kept for the updates that the coordinator uses, and for no other one."""
+"""A device keeps the loss of rounding only for updates that the coordinator uses."""
 
 import random
 

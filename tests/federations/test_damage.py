@@ -324,7 +324,7 @@ def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_
 
 
 def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
-    """That version knows one copy, and writes that one alone."""
+    """An earlier version knows one copy, and writes only this copy."""
     run = simulation(tmp_path, "fedpall")
     run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
     left = (path := tmp_path / "device-1" / "device.copy-2.json").read_bytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -12,6 +14,8 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.here_timer import HERE_SECONDS
+from protofleet.coordinator.observe.log_lines import LogLines
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
@@ -28,6 +32,7 @@ from protofleet.protocol.transport.base import Arrived, packet_bytes
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import Hello, State
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.logs import FORMAT, JsonFormatter, PrintableFormatter
 from tests.support.small_federation import POLICY, plan, shard
 
 RULES = replace(POLICY, quorum=2, cohort=2)
@@ -170,6 +175,37 @@ def test_the_bytes_of_all_runs_are_the_bytes_of_the_connection(tmp_path, able):
     assert not run.service.link.unassigned.meter.wire
 
 
+@pytest.mark.parametrize("is_queue", [True, False])
+def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path, able, is_queue):
+    lines = []
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            text = PrintableFormatter(FORMAT).format(record).partition(" INFO ")[2]
+            lines.append((json.loads(JsonFormatter().format(record)), text))
+
+    run, log = several(tmp_path), logging.getLogger("protofleet.coordinator")
+    run.service.context.isolates_runs = is_queue
+    for one in run.service.runs.values():
+        keep_journal(one, [LogLines("global", RULES.rounds)])
+    log.addHandler(handler := Kept(logging.INFO))
+    log.setLevel(logging.INFO)
+    try:
+        run.run()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    said = Counter(line.get("run") for line, _ in lines if line.get("event") == "round")
+    if is_queue:
+        assert said == Counter(dict.fromkeys(DEVICES, RULES.rounds + 1))
+        assert [
+            text for line, text in lines if "run" in line and not text.startswith(f"{line['run']}: ")
+        ] == []
+        assert [text for line, text in lines if "run" not in line and "round" in text] == []
+    else:
+        assert said == {None: len(DEVICES) * (RULES.rounds + 1)}
+
+
 def test_runs_that_are_added_later_use_the_connection_of_a_service_without_runs(tmp_path, able, alone):
     run = several(tmp_path, stays=True)
     red, blue = run.service.runs.values()
@@ -203,3 +239,19 @@ def test_a_hello_of_a_run_that_is_not_open_gets_finished_unless_the_run_is_pause
     assert [h.recipient for h in sent if h and (h.kind, h.run) == ("finished", "gone")] == (
         [] if paused else ["device-0"]
     )
+
+
+def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path, able):
+    """The announcement of the run is lost, so a device joins only if the run is offered to it."""
+    run = several(tmp_path, stays=True)
+    red, blue = run.service.runs.values()
+    for each in (red, blue):
+        run.service.remove(each.name)
+    run.run(until=lambda: False, limit=HERE_SECONDS)
+    publish = run.broker.publish
+    run.broker.publish = lambda topic, frame, retain: (
+        topic == run.topics.coord_state or publish(topic, frame, retain)
+    )
+    run.service.add(red)
+    run.run(until=lambda: red.machine.roster == set(DEVICES["red"]), limit=3.0)
+    assert red.machine.roster == set(DEVICES["red"]) and not blue.machine.roster

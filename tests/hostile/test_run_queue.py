@@ -189,6 +189,14 @@ def test_two_runs_at_once_on_the_same_devices_have_their_bits_also_if_a_third_fa
     operator.wait_for(120.0, red="running", blue="running", bad="failed")
     f.wait_until(lambda: any(operator.runs.glob("*/rounds.jsonl")), "a round")
     operator.wait_for(red="running", blue="running")
+    shown = f.metrics()
+    assert all(shown[f'protofleet_round{{run="{name}"}}'] >= 1 for name in ("red", "blue"))
+    assert shown['protofleet_run_over{how="failed",run="bad"}'] == 1
+    assert shown["protofleet_coordinator_connected"] == 1
+    assert (
+        shown['protofleet_queue_runs{state="running"}'],
+        shown['protofleet_queue_runs{state="failed"}'],
+    ) == (2, 1)
     service.kill()
     service = f.service()
     operator.wait_for(red="finished", blue="finished")
@@ -197,7 +205,10 @@ def test_two_runs_at_once_on_the_same_devices_have_their_bits_also_if_a_third_fa
         assert operator.submit(f"{name}-alone", text=text) == 0
         operator.wait_for(**{f"{name}-alone": "finished"})
         assert operator.bits(name) == operator.bits(f"{name}-alone") and len(operator.bits(name)) > 1
-    assert "Traceback" not in f.log_of(f.processes[1]) + f.log_of(f.processes[2]) + f.log_of(service)
+    devices = f.log_of(f.processes[1]) + f.log_of(f.processes[2])
+    assert all(f"INFO {name}: round 1 train: sending the update" in devices for name in ("red", "blue"))
+    assert all(f"INFO {name}: round 2 of 2: 2 of 2 devices" in f.log_of(service) for name in ("red", "blue"))
+    assert "Traceback" not in devices + f.log_of(service)
 
 
 def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_does_not_end_it(
@@ -225,7 +236,7 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     for path in whole:
         path.write_bytes(b"nothing" * 500)
     service = f.service(planted=UNBUILDABLE, slots=1)
-    f.wait_until(lambda: "run red is paused" in f.log_of(service), "word of the damage")
+    f.wait_until(lambda: "red: the run is paused" in f.log_of(service), "word of the damage")
     assert operator.say("show", "red") == 0 and "is damaged" in capsys.readouterr().out
     for path, content in whole.items():
         path.write_bytes(content)

@@ -1,56 +1,66 @@
-"""Define the dashboard for the progress of the run, for its accuracy, and for the cost of a round."""
+"""Define the dashboard for the progress of the runs, for its accuracy, and for the cost of a round."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tools.monitoring.panels import dashboard, stat, time_series
-from tools.monitoring.queries import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW, recent_mean
+from tools.monitoring.queries import (
+    ACCURACY,
+    CHOSEN,
+    COMMITTED,
+    DOMAIN,
+    FEDAVG,
+    OURS,
+    RUN,
+    VIEW,
+    recent_mean,
+)
 
 
 def federation() -> dict[str, Any]:
-    description = "Progress of the run, accuracy, and what a round costs."
+    description = "Progress of the runs, accuracy, and what a round costs."
     return dashboard(
         "protofleet-federation",
         "protofleet: Federation",
         description,
-        [DOMAIN, VIEW],
+        [RUN, DOMAIN, VIEW],
         [
             stat(
                 "Round",
                 "none",
-                ("protofleet_round", "in hand"),
-                ("protofleet_rounds_planned", "planned"),
+                (f"protofleet_round{CHOSEN}", "{{run}} in hand"),
+                (f"protofleet_rounds_planned{CHOSEN}", "{{run}} planned"),
             ),
             stat(
                 "Devices",
                 "none",
-                ("protofleet_devices_present", "present"),
-                ("protofleet_quorum", "quorum"),
+                (f"protofleet_devices_present{CHOSEN}", "{{run}} present"),
+                (f"protofleet_quorum{CHOSEN}", "{{run}} quorum"),
             ),
             stat(
                 "Mean accuracy",
                 "percentunit",
-                (f"avg by (view) ({ACCURACY})", "{{view}}"),
-                description="over the chosen domains, by view",
+                (f"avg by (run, view) ({ACCURACY})", "{{run}} {{view}}"),
+                description="over the chosen domains, by run and view",
             ),
             stat(
                 "Since the last round",
                 "s",
-                (f"time() - {COMMITTED}", ""),
+                (f"time() - {COMMITTED}", "{{run}}"),
                 warn=600,
                 description="RoundStalled is raised at twice the time that most rounds take",
             ),
             stat(
                 "Next round in",
                 "s",
-                ("clamp_min(protofleet_round_next_timestamp_seconds - time(), 0)", ""),
+                (f"clamp_min(protofleet_round_next_timestamp_seconds{CHOSEN} - time(), 0)", "{{run}}"),
                 description="while policy.pause_seconds or policy.hours delay it; 0 while a round runs",
             ),
             stat(
                 "Saved against FedAvg",
                 "percentunit",
-                (f"1 - sum({OURS}) / sum({FEDAVG})", ""),
+                (f"1 - sum by (run) ({OURS}) / sum by (run) ({FEDAVG})", "{{run}}"),
                 warn=0,
                 bad_below=True,
                 description="compared with FedAvg's bytes: the same network's weights, up and in one broadcast down",
@@ -58,80 +68,89 @@ def federation() -> dict[str, Any]:
             time_series(
                 "Accuracy by domain",
                 "percentunit",
-                (ACCURACY, "{{domain}} ({{view}})"),
+                (ACCURACY, "{{run}} {{domain}} ({{view}})"),
                 width=12,
                 description="on each domain's own test samples",
             ),
             time_series(
                 "Loss by domain",
                 "none",
-                ('protofleet_loss{domain=~"$domain", view=~"$view"}', "{{domain}} ({{view}})"),
+                (
+                    'protofleet_loss{run=~"$run", domain=~"$domain", view=~"$view"}',
+                    "{{run}} {{domain}} ({{view}})",
+                ),
                 width=12,
             ),
             time_series(
                 "Participants",
                 "none",
-                ("protofleet_round_invited", "invited"),
-                ("protofleet_round_accepted", "accepted"),
-                ("protofleet_round_late", "late"),
-                ("protofleet_round_failed", "refused"),
+                (f"protofleet_round_invited{CHOSEN}", "{{run}} invited"),
+                (f"protofleet_round_accepted{CHOSEN}", "{{run}} accepted"),
+                (f"protofleet_round_late{CHOSEN}", "{{run}} late"),
+                (f"protofleet_round_failed{CHOSEN}", "{{run}} refused"),
                 floor=0,
                 description="in the last round; late ones are stragglers",
             ),
             time_series(
                 "Seconds a round",
                 "s",
-                (recent_mean("protofleet_round_duration_seconds"), "mean of 15 minutes"),
-                ("protofleet_round_seconds", "the last one"),
-                ("max(protofleet:round_seconds:p95)", "95 % of a day's rounds took no longer"),
+                (recent_mean("protofleet_round_duration_seconds"), "{{run}} mean of 15 minutes"),
+                (f"protofleet_round_seconds{CHOSEN}", "{{run}} the last one"),
+                (
+                    f"max by (run) (protofleet:round_seconds:p95{CHOSEN})",
+                    "{{run}} 95 % of a day's rounds took no longer",
+                ),
                 floor=0,
             ),
             time_series(
                 "Seconds by phase",
                 "s",
-                (recent_mean("protofleet_round_phase_seconds"), "{{phase}}"),
+                (recent_mean("protofleet_round_phase_seconds"), "{{run}} {{phase}}"),
                 floor=0,
                 description="mean of 15 minutes, from asking to closing",
             ),
             time_series(
                 "Tensor bytes a round, beside FedAvg's",
                 "bytes",
-                ("sum by (direction) (protofleet_round_bytes)", "{{direction}}"),
-                ("protofleet_round_fedavg_bytes", "{{direction}}, FedAvg"),
+                (f"sum by (run, direction) (protofleet_round_bytes{CHOSEN})", "{{run}} {{direction}}"),
+                (f"protofleet_round_fedavg_bytes{CHOSEN}", "{{run}} {{direction}}, FedAvg"),
                 floor=0,
             ),
             time_series(
                 "Budgets",
                 "percentunit",
-                ("protofleet_budget_used_ratio", "{{limit}}: used by the device that has used most"),
+                (
+                    f"protofleet_budget_used_ratio{CHOSEN}",
+                    "{{run}} {{limit}}: used by the device that has used most",
+                ),
                 floor=0,
                 description="in a run with a budget (docs/budget.md)",
             ),
             time_series(
                 "Devices with a spent budget",
                 "none",
-                ("protofleet_budget_devices_spent", "{{limit}}"),
+                (f"protofleet_budget_devices_spent{CHOSEN}", "{{run}} {{limit}}"),
                 floor=0,
                 description="they get no task, because their budget does not hold one more round",
             ),
             time_series(
                 "Answers",
                 "none",
-                ("increase(protofleet_updates_total[5m])", "{{verdict}}"),
+                (f"increase(protofleet_updates_total{CHOSEN}[5m])", "{{run}} {{verdict}}"),
                 floor=0,
                 description="in five minutes",
             ),
             time_series(
                 "Rounds behind",
                 "none",
-                (recent_mean("protofleet_update_staleness_rounds"), "mean of 15 minutes"),
+                (recent_mean("protofleet_update_staleness_rounds"), "{{run}} mean of 15 minutes"),
                 floor=0,
                 description="of all answers when they arrived; 0 if none was late",
             ),
             time_series(
                 "Repeated rounds",
                 "none",
-                ("protofleet_rounds_repeated_total", "because the quorum was not reached"),
+                (f"protofleet_rounds_repeated_total{CHOSEN}", "{{run}} because the quorum was not reached"),
                 floor=0,
             ),
         ],

@@ -61,7 +61,10 @@ def fleet() -> dict[str, Any]:
             time_series(
                 "Last message received",
                 "s",
-                (f"time() - protofleet_device_last_seen_timestamp_seconds{chosen}", "{{device}}"),
+                (
+                    f"time() - max by (device) (protofleet_device_last_seen_timestamp_seconds{chosen})",
+                    "{{device}}",
+                ),
                 floor=0,
                 description="seconds ago, as the coordinator counts",
             ),

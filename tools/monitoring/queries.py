@@ -12,9 +12,14 @@ VIEW: Final = variable("view", "View", "label_values(protofleet_accuracy_ratio, 
 ALL_DEVICES: Final = "all devices|other"  # Two values of the label `device` that stand for several devices.
 METHOD: Final = variable("method", "Method", "label_values(protofleet_round_bytes, method)")
 
-ACCURACY: Final = 'protofleet_accuracy_ratio{split="test", domain=~"$domain", view=~"$view"}'
-OURS: Final = "protofleet_rounds_bytes_total"
-FEDAVG: Final = "protofleet_fedavg_bytes_total > 0"
+# The runs of a coordinator with a queue. The series of a coordinator of one run have no label `run`. A query for any
+# value, ".*", finds them too.
+RUN: Final = variable("run", "Run", "label_values(protofleet_round, run)")
+CHOSEN: Final = '{run=~"$run"}'
+
+ACCURACY: Final = 'protofleet_accuracy_ratio{split="test", run=~"$run", domain=~"$domain", view=~"$view"}'
+OURS: Final = f"protofleet_rounds_bytes_total{CHOSEN}"
+FEDAVG: Final = f"protofleet_fedavg_bytes_total{CHOSEN} > 0"
 # Reasons for rejected messages that honest devices and coordinators never cause.
 FORGED: Final = (
     "bad_signature|equivocation|stale_boot|unknown_sender|"
@@ -29,7 +34,7 @@ def recent_mean(histogram: str) -> str:
     If there are no such observations, the query has no value. A mean since the start of the process would
     hide changes.
     """
-    return f"increase({histogram}_sum[{OVER}]) / (increase({histogram}_count[{OVER}]) > 0)"
+    return f"increase({histogram}_sum{CHOSEN}[{OVER}]) / (increase({histogram}_count{CHOSEN}[{OVER}]) > 0)"
 
 
-COMMITTED: Final = "(protofleet_round_last_commit_timestamp_seconds > 0)"
+COMMITTED: Final = f"(protofleet_round_last_commit_timestamp_seconds{CHOSEN} > 0)"

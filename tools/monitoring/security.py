@@ -45,7 +45,10 @@ def security() -> dict[str, Any]:
             stat(
                 "Coordinators",
                 "none",
-                ("count by (federation) (protofleet_run_info)", "{{federation}}"),
+                (
+                    "count by (federation) (group by (federation, instance) (protofleet_run_info))",
+                    "{{federation}}",
+                ),
                 warn=2,
                 width=6,
             ),
@@ -72,7 +75,7 @@ def security() -> dict[str, Any]:
             time_series(
                 "Missing messages",
                 "none",
-                ('protofleet_device_messages_missing{device=~"$device"}', "{{device}}"),
+                ('max by (device) (protofleet_device_messages_missing{device=~"$device"})', "{{device}}"),
                 (
                     'sum(protofleet_device_coordinator_silent{device=~"$device"})',
                     "devices that receive nothing new",
@@ -83,7 +86,7 @@ def security() -> dict[str, Any]:
             time_series(
                 "Refuted wills",
                 "none",
-                (f"sum by (device) (increase({REFUTED_WILLS}[1h]))", "{{device}}"),
+                (f"max by (device) (sum by (device, run) (increase({REFUTED_WILLS}[1h])))", "{{device}}"),
                 floor=0,
                 description="in an hour, of devices still connected; only a malicious broker publishes them",
             ),

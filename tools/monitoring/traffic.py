@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from tools.monitoring.panels import dashboard, stat, table, time_series
-from tools.monitoring.queries import ALL_DEVICES, DEVICE, FEDAVG, METHOD, OURS
+from tools.monitoring.queries import ALL_DEVICES, CHOSEN, DEVICE, FEDAVG, METHOD, OURS, RUN
 
 
 def traffic() -> dict[str, Any]:
     description = "All bytes, by method, kind and direction, and what FedAvg would have cost."
-    tensors = 'protofleet_run_bytes_total{method=~"$method"}'
-    uncoded = 'protofleet_uncoded_bytes_total{method=~"$method"}'
-    wire = 'protofleet_run_wire_bytes_total{method=~"$method"}'
-    crossing = 'protofleet_message_wire_bytes_total{job="coordinator", method=~"$method"}'
+    tensors = 'protofleet_run_bytes_total{run=~"$run", method=~"$method"}'
+    uncoded = 'protofleet_uncoded_bytes_total{run=~"$run", method=~"$method"}'
+    wire = 'protofleet_run_wire_bytes_total{run=~"$run", method=~"$method"}'
+    crossing = 'protofleet_message_wire_bytes_total{job="coordinator", run=~"$run", method=~"$method"}'
+    messages = 'protofleet_messages_total{job="coordinator", run=~"$run"}'
     theirs = 'protofleet_message_wire_bytes_total{job="devices", device=~"$device"}'
-    divided = f'{{device=~"$device|{ALL_DEVICES}", method=~"$method"}}'
+    divided = f'{{run=~"$run", device=~"$device|{ALL_DEVICES}", method=~"$method"}}'
     return dashboard(
         "protofleet-bytes",
         "protofleet: Bytes and methods",
         description,
-        [METHOD, DEVICE],
+        [RUN, METHOD, DEVICE],
         [
             stat(
                 "Tensors so far",
@@ -55,7 +56,7 @@ def traffic() -> dict[str, Any]:
                 "Tensor bytes of a round, by kind and direction",
                 "bytes",
                 (
-                    'sum by (direction, kind) (protofleet_round_bytes{method=~"$method"})',
+                    'sum by (direction, kind) (protofleet_round_bytes{run=~"$run", method=~"$method"})',
                     "{{direction}} {{kind}}",
                 ),
                 stacked=True,
@@ -65,10 +66,10 @@ def traffic() -> dict[str, Any]:
                 "Tensor bytes of a round, by method",
                 "bytes",
                 (
-                    'sum by (method, direction) (protofleet_round_bytes{method=~"$method"})',
+                    'sum by (method, direction) (protofleet_round_bytes{run=~"$run", method=~"$method"})',
                     "{{method}} {{direction}}",
                 ),
-                ("protofleet_round_fedavg_bytes", "FedAvg {{direction}}"),
+                (f"protofleet_round_fedavg_bytes{CHOSEN}", "{{run}} FedAvg {{direction}}"),
                 width=12,
                 floor=0,
             ),
@@ -126,7 +127,7 @@ def traffic() -> dict[str, Any]:
                 "Messages",
                 "none",
                 (
-                    'sum by (direction, kind) (increase(protofleet_messages_total{job="coordinator"}[5m]))',
+                    f"sum by (direction, kind) (increase({messages}[5m]))",
                     "{{direction}} {{kind}}",
                 ),
                 width=12,

@@ -16,11 +16,11 @@ from protofleet.coordinator.observe.metrics import (
     MAX_DEVICES,
     BoundedLabels,
     DamageCounts,
-    DepartureCounts,
     Errors,
     OlderCopyCounts,
     WillCounts,
 )
+from protofleet.coordinator.observe.process_metrics import DepartureCounts, PeerErrors
 from protofleet.coordinator.observe.record import MOST_DEVICES
 from protofleet.coordinator.observe.series import (
     ROWS,
@@ -30,6 +30,8 @@ from protofleet.coordinator.observe.series import (
     DiskSpace,
     LastRound,
     Learned,
+    ProcessSeries,
+    QueueSeries,
     RunProgress,
     Traffic,
 )
@@ -61,6 +63,7 @@ All times are Unix times. The labels have these limits:
   `control` and at most {MOST_KINDS} kinds that the method declares. The counter also has one `_created` series
   for each of its series, like every counter.
 - The method defines the views. A device has one domain for a whole run.
+- In a [queue](run-queue.md#metrics), the series of a run and of its messages have the label `run` too.
 
 Counters of the whole run, or of all ended rounds, continue after a restart of the coordinator.
 All other counters begin at 0 when a process starts.
@@ -108,12 +111,18 @@ def register_common(r: CollectorRegistry) -> None:
 def register_coordinator(r: CollectorRegistry) -> None:
     for series in (RunProgress, Attendance, LastRound, Traffic, Learned, Devices, DiskSpace):
         series(r)
-    r.register(DepartureCounts(None))
     r.register(DamageCounts(Counter()))
     r.register(WillCounts(Counter(), BoundedLabels(MAX_DEVICES)))
     r.register(OlderCopyCounts(Counter(), BoundedLabels(MAX_DEVICES)))
     r.register(Errors(None))
     r.register(BudgetSeries(lambda: None))
+
+
+def register_process(r: CollectorRegistry) -> None:
+    ProcessSeries(r)
+    QueueSeries(r)
+    r.register(DepartureCounts(None))
+    r.register(PeerErrors(None))
 
 
 def register_device(r: CollectorRegistry) -> None:
@@ -125,7 +134,8 @@ def register_device(r: CollectorRegistry) -> None:
 
 SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {
     "Coordinator and device": register_common,
-    "Coordinator": register_coordinator,
+    "Coordinator": register_process,
+    "Run": register_coordinator,
     "Device": register_device,
 }
 

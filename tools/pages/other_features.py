@@ -41,8 +41,15 @@ HEADS: Final = (
     ("GH-OFL, linear discriminants", "ghofl-lda"),
 )
 TRAINERS: Final = (
+    ("FedProx", "fedprox"),
+    ("FedNova", "fednova"),
+    ("SCAFFOLD", "scaffold"),
+    ("FedDyn", "feddyn"),
     ("FedAvgM", "fedavgm"),
     ("FedAdam", "fedadam"),
+    ("FedYogi", "fedyogi"),
+    ("FedAdagrad", "fedadagrad"),
+    ("FedGH", "fedgh"),
     ("Ditto", "ditto"),
     ("APFL", "apfl"),
 )

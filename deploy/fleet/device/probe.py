@@ -67,7 +67,10 @@ def check_coordinator_settings(path: Path) -> int:
     from protofleet.deploy.fleet.device.coordinator_settings import load_settings
 
     def read() -> None:
-        settings = load_settings(path, str(ROLES[COORDINATOR].keys), ()).settings
+        loaded = load_settings(path, str(ROLES[COORDINATOR].keys), ())
+        if loaded.service is not None:
+            return  # The settings name no run, so they can be different from those of no run.
+        settings = loaded.settings
         folder = Path(settings.folder) / settings.name / "coordinator"
         check_run(folder, settings.name, settings.plan().encode().decode())
 

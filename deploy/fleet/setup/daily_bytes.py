@@ -79,8 +79,12 @@ def pause_for(flash_a_day: float, a_round: RoundBytes) -> float:
     return 60.0 * math.ceil(DAY_SECONDS / rounds / 60.0)
 
 
-def describe_bytes(settings: CoordinatorSettings) -> str:
+def describe_bytes(settings: CoordinatorSettings, has_queue: bool = False) -> str:
     """Describe the bytes of a board in one line, for `deploy plan` and `deploy doctor`."""
+    if has_queue:
+        return (
+            "bytes of a board: unknown, because they depend on the runs that are submitted to the coordinator"
+        )
     a_round = bytes_of_round(settings)
     if a_round is None:
         return (

@@ -15,7 +15,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.curves import best, curve, measurements, totals
 from protofleet.coordinator.observe.metrics import Metrics
-from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.observers import Events, keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile, copy_of, read_rounds
 from protofleet.coordinator.observe.summary import summarise
@@ -374,7 +374,7 @@ def scraped(folder):
     keep_journal(run.service.run, [metrics])
     run.run()
     port = free_port()
-    with metrics.exposed(Endpoint("127.0.0.1", port)):
+    with exposed(metrics.registry, Endpoint("127.0.0.1", port)):
         return run, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
 
 
@@ -397,8 +397,8 @@ def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tm
 def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
     run, _ = observed(tmp_path)
     port = free_port()
-    with Metrics(run.service.run.view).exposed(Endpoint("127.0.0.1", port)):
-        taken = exposed(Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port))
+    with exposed(registry := Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port)):
+        taken = exposed(registry, Endpoint("127.0.0.1", port))
         with pytest.raises(
             MetricsError, match=f"metrics_port {port} cannot be used.*set metrics_port to another port"
         ):
@@ -433,3 +433,9 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog, mo
     file.round_ended(RoundRecord(3, 0, "training"))
     assert path.read_bytes() == copy_of(path).read_bytes()
     assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("run", "named"), [("red", {"run": "red"}), ("", {})])
+def test_each_event_names_the_run_if_the_coordinator_conducts_several(capsys, run, named):
+    Events(run).entry("left", {"device": "d"})
+    assert json.loads(capsys.readouterr().out) == {"event": "left", "device": "d", **named}

@@ -24,6 +24,7 @@ from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import PageLog
 from protofleet.coordinator.round.events import Paused
 from protofleet.protocol.settings.budget import BudgetSettings
+from protofleet.runtime.logs import lines_of_run
 from tests.support.small_federation import simulation
 
 
@@ -224,13 +225,14 @@ def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):
     log.setLevel(logging.DEBUG)
     try:
         log.info("%d of %d devices", 2, 3)
-        log.warning("a line\nwith \x1b[2J and \u202e")
+        with lines_of_run("red"):
+            log.warning("a line\nwith \x1b[2J and \u202e")
         log.debug("not this one")
     finally:
         log.removeHandler(handler)
     found = now(page)["log"]
-    assert [(row["level"], row["text"]) for row in found] == [
-        ("info", "2 of 3 devices"), ("warning", r"a line\nwith \x1b[2J and \u202e"),
+    assert [(row["level"], row["text"], row["run"]) for row in found] == [
+        ("info", "2 of 3 devices", ""), ("warning", r"a line\nwith \x1b[2J and \u202e", "red"),
     ]  # fmt: skip
 
 

@@ -10,7 +10,13 @@ from prometheus_client import generate_latest
 
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.deploy.fleet.accuracy import AccuracyCheck, MetricsReading, fetch_metrics, worst_drop
+from protofleet.deploy.fleet.accuracy import (
+    AccuracyCheck,
+    MetricsReading,
+    fetch_metrics,
+    parse_metrics,
+    worst_drop,
+)
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.rollout import HostOutcome, Rollout
 from protofleet.deploy.fleet.settings import RolloutSettings
@@ -19,7 +25,7 @@ from tests.support.small_federation import simulation
 
 URL = "http://coordinator:9100/metrics"
 CARE = RolloutSettings(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)
-DIGITS, STREET = ("mnist", "test", "global"), ("svhn", "test", "global")
+DIGITS, STREET = ("mnist", "test", "global", ""), ("svhn", "test", "global", "")
 
 
 def check_of(*readings, care=CARE):
@@ -37,7 +43,7 @@ def check_of(*readings, care=CARE):
 
 
 def reading(rounds, digits, street=0.5):
-    return MetricsReading(rounds, {DIGITS: digits, STREET: street})
+    return MetricsReading({"": rounds}, {DIGITS: digits, STREET: street})
 
 
 @contextmanager
@@ -61,7 +67,7 @@ def test_the_worst_domain_is_named_and_what_may_be_lost_is_not():
     assert worst_drop(reading(1, 0.9), reading(2, 0.86), 0.05) == ""
     words = worst_drop(reading(1, 0.9, 0.5), reading(2, 0.8, 0.3), 0.05)
     assert words == "accuracy of svhn (test, global) has fallen from 0.500 to 0.300, by more than 0.05"
-    assert worst_drop(MetricsReading(1, {DIGITS: 0.9}), MetricsReading(2, {}), 0.05) == "", (
+    assert worst_drop(MetricsReading({"": 1}, {DIGITS: 0.9}), MetricsReading({"": 2}, {}), 0.05) == "", (
         "who is not measured has lost nothing"
     )
 
@@ -76,8 +82,50 @@ def test_accuracy_is_judged_when_all_devices_have_measured_twice():
     assert not good and "from 0.900 to 0.700" in words
 
 
+def of_two(red, blue, digits):
+    """Return a reading of two runs, of which blue has the given accuracy; a round of None is a run that is over."""
+    rounds = {name: round for name, round in (("red", red), ("blue", blue)) if round is not None}
+    found = {"red": 0.9, "blue": digits}
+    return MetricsReading(rounds, {("mnist", "test", "global", name): found[name] for name in rounds})
+
+
+def test_each_run_of_a_queue_is_judged_by_its_own_measurements():
+    readings = [
+        of_two(7, 3, 0.9),
+        of_two(8, 3, 0.9),
+        of_two(9, 3, 0.9),
+        of_two(10, 4, 0.9),
+        of_two(11, 5, 0.2),
+    ]
+    check = check_of(of_two(7, 3, 0.9), *readings)
+    check.record_baseline()
+    good, words = check.judge()
+    assert not good and words.startswith(
+        "accuracy of mnist (test, global, blue) has fallen from 0.900 to 0.200"
+    )
+
+
+def test_a_run_of_a_queue_that_ends_during_a_deployment_is_not_judged():
+    check = check_of(of_two(7, 3, 0.9), of_two(8, None, 0), of_two(9, None, 0), of_two(10, None, 0))
+    check.record_baseline()
+    assert check.judge() == (True, "")
+
+
+def test_the_runs_of_a_queue_are_read_apart_and_those_that_are_over_are_left_out():
+    ratio = 'protofleet_accuracy_ratio{domain="mnist",split="test",view="global",run="%s"} %s\n'
+    rounds, over = (
+        'protofleet_accuracy_round{run="%s"} %d\n',
+        'protofleet_run_over{how="finished",run="%s"} %d\n',
+    )
+    runs = (("red", 0.9, 7, 0), ("blue", 0.5, 3, 1))
+    text = "".join(ratio % (n, a) + rounds % (n, r) + over % (n, o) for n, a, r, o in runs)
+    assert parse_metrics(text) == MetricsReading({"red": 7}, {("mnist", "test", "global", "red"): 0.9})
+
+
 def test_a_domain_that_is_no_longer_measured_is_named():
-    check = check_of(reading(7, 0.9), reading(8, 0.9), *(MetricsReading(n, {DIGITS: 0.9}) for n in (9, 10)))
+    check = check_of(
+        reading(7, 0.9), reading(8, 0.9), *(MetricsReading({"": n}, {DIGITS: 0.9}) for n in (9, 10))
+    )
     check.record_baseline()
     assert check.judge() == (True, "accuracy of svhn is no longer measured, and was not judged")
 
@@ -110,7 +158,7 @@ def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
     run.run()
     with exporter(generate_latest(metrics.registry)) as url:
         found = fetch_metrics(url)
-    assert found.rounds == run.service.run.machine.rounds + 1  # and the final evaluation
+    assert found.rounds == {"": run.service.run.machine.rounds + 1}  # and the final evaluation
     assert found.accuracy and all(0 <= value <= 1 for value in found.accuracy.values())
 
 

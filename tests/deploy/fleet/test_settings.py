@@ -1,9 +1,15 @@
-"""A fleet's file gives each device its settings."""
+"""A fleet's file gives each device and the coordinator its settings."""
+
+import io
+import tarfile
 
 import pytest
 
-from protofleet.deploy.fleet.settings import Fleet, device_settings
-from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.coordinator.service_settings import ServiceSettings
+from protofleet.deploy.fleet.copies import check
+from protofleet.deploy.fleet.settings import Fleet, coordinator_settings, device_settings, queue_settings
+from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
+from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml, write_toml
 
 METRICS = {"metrics_port": 9101}
 
@@ -49,3 +55,40 @@ def test_two_devices_on_one_host_are_refused_by_both_names(first, second, refuse
         SettingsError, match=r"hosts a_b and a\.b have the same address, .*: leave out one of the two hosts"
     ):
         decode(Fleet, table)
+
+
+def with_coordinator(**coordinator):
+    hosts = {"coordinator": {"address": "10.0.0.10", "role": "coordinator"}}
+    return decode(Fleet, {"root": "root", "coordinator": coordinator, "hosts": hosts})
+
+
+def test_a_coordinator_whose_table_names_no_run_is_deployed_with_a_queue():
+    fleet = with_coordinator(slots=3, page_port=9180)
+    found = queue_settings(fleet, "lab")
+    assert found.queue.slots == 3 and found.own == coordinator_settings(fleet, "lab")
+    assert (found.own.folder, found.own.page_port) == ("/var/lib/protofleet-coordinator/runs", 9180)
+    there = ServiceSettings.of(parse_toml(write_toml(found.encoded()).encode(), "the file on the host"))
+    assert there.own == found.own and there.queue == found.queue
+    assert "depend on the runs that are submitted" in describe_bytes(found.own, has_queue=True)
+    run = {"name": "first", "rounds": 3, "classes": 10, "method": {"name": "fedavg"}}
+    assert queue_settings(with_coordinator(**run), "lab") is None
+
+
+def test_a_key_of_a_run_at_a_deployed_coordinator_with_a_queue_is_refused_in_one_line():
+    with pytest.raises(
+        SettingsError, match="^coordinator: policy belongs to a run, and this file names no run"
+    ):
+        queue_settings(with_coordinator(policy={"quorum": 2}), "lab")
+
+
+@pytest.mark.parametrize(("held", "wanted", "words"), [
+    ("runs/.queue/service.sqlite", "", ""), ("runs/first/coordinator/spool.sqlite", "", "holds no queue of runs"),
+    ("runs/first/coordinator/spool.sqlite", "first", ""),
+])  # fmt: skip
+def test_a_copy_is_restored_only_for_a_coordinator_that_can_go_on_with_it(tmp_path, held, wanted, words):
+    with tarfile.open(tmp_path / "runs.tar", "w") as copy:
+        copy.addfile(tarfile.TarInfo(held), io.BytesIO())
+    if not words:
+        return check(tmp_path, wanted)
+    with pytest.raises(SettingsError, match=words):
+        check(tmp_path, wanted)

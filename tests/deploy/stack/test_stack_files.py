@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.deploy.images.__main__ import main as build_images
 from protofleet.deploy.images.build import TARGETS, Build, build_context, packages_without_torch, with_pins
 from protofleet.deploy.stack.__main__ import main, with_devices
@@ -165,6 +166,26 @@ def test_an_unfinished_run_continues_with_another_budget_in_new_containers(finis
     (run / "summary.json").write_text("{}")
     assert main(["up", *finished, "--set", "budget.bytes_per_device=30 MB"]) == 0
     assert run.with_name("tiny.1").exists(), "a run that has ended does not continue"
+
+
+def test_a_stack_with_a_queue_names_no_run_and_the_run_of_its_experiment_can_be_submitted(
+    finished, docker, tmp_path, capsys
+):
+    asked = docker('case "$*" in *"ps --status running"*) echo id ;; esac')
+    assert main(["up", *finished]) == 0
+    before, folder = len(asked()), tmp_path / "s"
+    one = decode(CoordinatorSettings, read_toml(folder / "settings" / "coordinator.toml"))
+    assert main(["check", *finished, "--queue"]) == 0 and main(["up", *finished, "--queue"]) == 0
+    assert " down " in asked()[before:], "the run goes on when it is submitted"
+    said = capsys.readouterr().out
+    assert f"protofleet submit {folder}/run.toml --service {folder}/state/coordinator" in said
+    service = ServiceSettings.of(read_toml(folder / "settings" / "coordinator.toml"))
+    assert service.of_run("tiny", (folder / "run.toml").read_text()) == one
+    before = len(asked())
+    assert main(["up", *finished, "--queue"]) == 0 and " down " not in asked()[before:], "the queue goes on"
+    assert main(["follow", *finished, "--queue"]) == 1
+    assert "use `protofleet follow` with the folder of a run" in capsys.readouterr().err
+    assert main(["up", *finished]) == 0 and " down " in asked()[before:], "the coordinator gets one run again"
 
 
 def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for(

@@ -113,6 +113,8 @@ def engineers_lines(port):
         " --user root" if os.geteuid() == 0 else ""
     )  # otherwise Mosquitto becomes a user who may not read these files
     said = [line + as_root if line.startswith("protofleet enrol fleet") else line for line in lines[3:]]
+    # A reader submits the run when the coordinator has said that it is up.
+    said.insert(said.index("protofleet submit shapes.toml"), "until protofleet runs; do sleep 0.2; done")
     return files, "\n".join(said).replace("8883", str(port))
 
 
@@ -127,14 +129,17 @@ def test_an_engineer_gets_three_boards_on_one_machine_to_serve_a_model_and_rolls
     with (tmp_path / "said").open("w") as out:
         done = subprocess.run(
             ["bash", "page.sh"], cwd=tmp_path, env=reader.environment, stdout=out, stderr=out,
-            stdin=subprocess.DEVNULL, timeout=240,
+            stdin=subprocess.DEVNULL, timeout=480,
         )  # fmt: skip
     said = (tmp_path / "said").read_text()
     assert done.returncode in (0, 143) and "Traceback" not in said, said
     assert re.search(r"^6 circle square triangle$", said, re.MULTILINE), said
     assert re.search(r"^5 circle square triangle$", said, re.MULTILINE), "the version before"
     rolled_back, list_after = said.partition("+ protofleet model rollback")[2].split("+ python app.py")
-    assert "is v000005 of round 5 (pinned; " in rolled_back
-    assert re.search(r"v000005 .* round 5 .* current pinned", list_after)
-    assert "is v000006 of round 6 (the newest" in list_after
-    assert (tmp_path / "runs" / "shapes" / "report.html").exists()
+    assert "is v000011 of round 5 (pinned; " in rolled_back
+    assert re.search(r"v000011 .* round 5 .* current pinned", list_after)
+    assert "is v000012 of round 6 (the newest" in list_after
+    assert all((tmp_path / "runs" / name / "report.html").exists() for name in ("shapes", "again"))
+    states = said.rpartition("+ protofleet runs")[2].partition("+ protofleet follow")[0]
+    assert re.search(r"^again +queued +waits for shapes, which is running", states, re.MULTILINE), states
+    assert re.search(r"^shapes +running", states, re.MULTILINE), states

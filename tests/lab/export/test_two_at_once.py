@@ -1,4 +1,4 @@
-"""When two exports write to one place at once, neither deletes the other's folder, and the last one is whole."""
+"""Two exports that write to one place at once do not delete each other's folder, and the last one is whole."""
 
 import pytest
 

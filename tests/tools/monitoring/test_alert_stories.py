@@ -346,7 +346,7 @@ def as_its_source_asks(lived, target):
 
     The variables of the dashboard stand at "All", and Grafana's own variable has its value.
     """
-    query = re.sub(r"\$(device|domain|view|method)\b", ".*", target["expr"])
+    query = re.sub(r"\$(run|device|domain|view|method)\b", ".*", target["expr"])
     step = max(INTERVAL, round((lived.ended - lived.prometheus.began) / 200))
     query = query.replace("$__rate_interval", f"{max(step + INTERVAL, 4 * INTERVAL):g}s")
     assert "$" not in query, f"a variable of Grafana's that nothing is put in place of: {query}"
@@ -359,9 +359,9 @@ def as_its_source_asks(lived, target):
 
 # Panels without values: this machine has no such sensor, and the run has no codec.
 EMPTY = {
-    "protofleet_budget_used_ratio",
-    "protofleet_budget_devices_spent",
-    'sum by (direction) (protofleet_uncoded_bytes_total{method=~"$method"})',
+    'protofleet_budget_used_ratio{run=~"$run"}',
+    'protofleet_budget_devices_spent{run=~"$run"}',
+    'sum by (direction) (protofleet_uncoded_bytes_total{run=~"$run", method=~"$method"})',
     'max(protofleet_device_temperature_celsius{device=~"$device"})',
     'protofleet_device_temperature_celsius{device=~"$device"}',
 }
@@ -396,7 +396,7 @@ def test_mean_accuracy_is_of_each_view_alone(lived):
 
 def shown_at(lived, title, at):
     """Return the values that a panel shows for the moment `at`, by device, direction and kind."""
-    query = re.sub(r"\$(device|method)\b", ".*", expression("bytes", title)["expr"])
+    query = re.sub(r"\$(run|device|method)\b", ".*", expression("bytes", title)["expr"])
     found = lived.prometheus.ask("query", query=query, time=str(at))["result"]
     labels = ("device", "direction", "kind")
     return {tuple(one["metric"][name] for name in labels): float(one["value"][1]) for one in found}

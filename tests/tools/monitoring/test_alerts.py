@@ -106,6 +106,10 @@ CASES = {
         {DIVERGED: "0x10 1 stale _x60", FINISHED: "0x11 stale _x60"},
         {DIVERGED: "0x11 stale _x60", FINISHED: "0x10 1 stale _x60"}, 60,
     ),
+    "RunFailed": (
+        {'protofleet_run_over{instance="c", run="red", how="failed"}': "0x10 1 stale _x60"},
+        {'protofleet_run_over{instance="c", run="red", how="failed"}': "0x10 1x5 0x60", FINISHED: "0x10 1x60"}, 60,
+    ),
     "BrokerDown": ({SESSION: "1x10 0x20", CONNECTED: "1x10 0x20"}, {SESSION: "1x10 0x20", CONNECTED: "1x30"}, 20),
     "CoordinatorCutOff": (
         {SESSION: "1x10 0x20", CONNECTED: "1x30"}, {SESSION: "1x10 0x20", CONNECTED: "1x10 0x20"}, 20,
@@ -194,8 +198,37 @@ CASES = {
 }  # fmt: skip
 
 
+# A run of a queue, and a second one that goes on well.
+BLUE, RED = ({name: one.replace("{", f'{{run="{run}", ', 1) for name, one in {
+    "since": SINCE, "present": PRESENT, "quorum": QUORUM, "next": NEXT, "seen": SEEN, "over": FINISHED,
+    "patience": 'protofleet_patience_seconds{instance="c"}', "info": RUN_INFO % ("a", "c"), "good": GOOD,
+    "late": LATE, "full": 'protofleet_disk_full{instance="c"}',
+}.items()} for run in ("blue", "red"))  # fmt: skip
+QUEUE = 'protofleet_queue_runs{instance="c", state="finished"}'
+GOES_ON = {
+    SESSION: "1x100", RED["since"]: "0+60x100", BLUE["since"]: "60x100",
+    **{one["patience"]: "60x100" for one in (RED, BLUE)}, **{one["quorum"]: "2x100" for one in (RED, BLUE)},
+    RED["present"]: "2x100",
+}  # fmt: skip
+# More series that raise an alert, in the form of CASES.
+LOUD = [
+    ("RoundStalled", {**GOES_ON, BLUE["present"]: "2x100"}, 30),
+    ("QuorumLost", {**GOES_ON, BLUE["present"]: "1x100"}, 30),
+    ("LateAnswers", {BLUE["late"]: "0+1x100", BLUE["good"]: "0+2x100", RED["good"]: "0+90x100"}, 90),
+    # This address had a coordinator of one run, whose run is over. Now it has a queue, and one of its runs is over.
+    ("CoordinatorAbsent", {
+        UP: "1x20 0x40", FINISHED: "0x4 1 stale _x60",
+        **dict.fromkeys((RED["over"], QUEUE), "_x10 1x10 stale _x40"),
+    }, 40),
+]  # fmt: skip
 # More series that do not raise an alert, in the form of CASES.
 QUIET = [
+    ("RoundStalled", {**GOES_ON, BLUE["present"]: "2x100", BLUE["over"]: "1x100"}, 30),
+    ("DeviceMissing", {
+        SESSION: "1x100", RED["seen"]: "0+60x100", BLUE["seen"]: "60x100", BLUE["over"]: "1x100", **ROUNDS,
+    }, 60),
+    ("DiskFull", {BLUE["full"]: "1x60", BLUE["over"]: "1x60"}, 15),
+    ("TwoCoordinators", {RED["info"]: "1x60", BLUE["info"]: "1x60"}, 45),
     ("RoundStalled", {
         SINCE: "60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", NEXT: "0x100", PAUSED: "0x5 1x95",
         **ROUNDS,
@@ -246,6 +279,19 @@ def test_what_is_said_of_a_disk_is_what_is_left_of_it_and_where_its_entry_is(tmp
     assert {key: found[key] for key in expected} == expected
 
 
+@pytest.mark.slow
+@needs_promtool
+@pytest.mark.parametrize(
+    ("series", "words"),
+    [
+        ({**GOES_ON, BLUE["present"]: "2x100"}, "the run blue has made no progress for 29m 0s, more than"),
+        (CASES["RoundStalled"][0], "the run has made no progress for 29m 0s, more than"),
+    ],
+)
+def test_an_alert_about_a_run_of_a_queue_names_the_run(tmp_path, series, words):
+    assert alert_annotations(tmp_path, "RoundStalled", series, 30, "")["summary"].startswith(words)
+
+
 def alert_annotations(folder, name, series, minutes, page):
     """Return the annotations of an alert that a Prometheus with that page in its external labels would send."""
     test = {
@@ -278,7 +324,7 @@ def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, ra
         (name, guilty if raised else innocent, minutes) for name, (guilty, innocent, minutes) in CASES.items()
     ]
     tests = []
-    for name, series, minutes in [*cases, *([] if raised else QUIET)]:
+    for name, series, minutes in [*cases, *(LOUD if raised else QUIET)]:
         if series is None:
             continue
         tests.append({

@@ -102,7 +102,22 @@ def test_every_query_and_rule_asks_for_metrics_that_there_are():
 def test_what_a_label_is_asked_to_be_can_be():
     for where, text in texts():
         for name, inside in re.findall(r"\b(protofleet_\w+)\{([^}]*)\}", text):
-            kind_and_labels = DOCUMENTED.get(name.removesuffix("_bucket"))
+            kind_and_labels = DOCUMENTED.get(name) or DOCUMENTED.get(re.sub("_(bucket|sum|count)$", "", name))
             assert kind_and_labels, name
             asked = set(re.findall(r"(\w+)\s*[=!]", inside))
-            assert asked <= {*kind_and_labels[1], "job", "device", "instance"}, f"{where}: {name}{{{inside}}}"
+            assert asked <= {*kind_and_labels[1], "job", "device", "instance", "run"}, (
+                f"{where}: {name}{{{inside}}}"
+            )
+
+
+def test_a_user_chooses_runs_and_each_panel_about_runs_shows_only_these():
+    """A coordinator of one run has no label `run`: with all runs chosen, its series are shown too."""
+    for name in ("federation", "bytes"):
+        page = DASHBOARDS[name]()
+        (run,) = (one for one in page["templating"]["list"] if one["name"] == "run")
+        assert run["multi"] and run["includeAll"] and re.fullmatch(run["allValue"], "")
+        for panel in page["panels"]:
+            for target in panel["targets"]:
+                for metric, inside in re.findall(r"\b(protofleet[_:][\w:]+)(\{[^}]*\})?", target["expr"]):
+                    of_devices = 'job="devices"' in inside or metric == "protofleet:repeated_bytes:ratio"
+                    assert 'run=~"$run"' in inside or of_devices, f"{panel['title']}: {metric}"

@@ -8,6 +8,9 @@ import pytest
 
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.process_metrics import process_registry
+from protofleet.coordinator.observe.run_labels import RunLabels
+from protofleet.coordinator.observe.series import QueueSeries
 from protofleet.edge_client.gpu.admission import Usage
 from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
@@ -47,8 +50,12 @@ def shown(tmp_path_factory):
     device.registry.register(UsageCollector(Usage()))
     serving = ModelServing(ModelVersions(folder / "models"), str, None)
     device.registry.register(ModelCollector(serving, lambda: 0))
-    metrics.registry.register(HostMetrics("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
-    return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
+    host = HostMetrics("1.0", "coordinator", folder, BrokerAddress(tls=tls))
+    page = RunLabels(process := process_registry(run.service.context, host, 0.0))
+    QueueSeries(process)
+    with page.showing(metrics.registry):
+        coordinator = [*page.collect()]
+    return {"coordinator": coordinator, "device": [*device.registry.collect()]}
 
 
 def named(families):

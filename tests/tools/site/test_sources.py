@@ -1,4 +1,4 @@
-"""What is wrong with the pages of a repository is known before Sphinx is started."""
+"""The program finds faults in the pages of a repository before Sphinx is started."""
 
 import pytest
 

@@ -26,8 +26,8 @@ def signed(tmp_path):
     authority = make_authority(tmp_path / "root", "lab", 1, durable=False)
     enrol(authority, tmp_path / "keys", "coordinator", 30)
 
-    def write(name="coordinator", version=0, keys=authority.keys):
-        text = TEXT.format(folder=tmp_path / "runs")
+    def write(name="coordinator", version=0, keys=authority.keys, text=TEXT):
+        text = text.format(folder=tmp_path / "runs")
         settings = SignedSettings("lab", name, version or int(time.time()), text)
         path = tmp_path / "coordinator.settings"
         path.write_text(armoured(SETTINGS, issue_settings(settings, keys)))
@@ -40,6 +40,12 @@ def test_what_the_root_has_signed_is_taken(signed, tmp_path):
     loaded = load_settings(signed(version=7), str(tmp_path / "keys"), ["rounds=4"])
     assert (loaded.version, loaded.settings.rounds) == (7, 4)
     assert loaded.settings.enrolled == str(tmp_path / "keys")
+
+
+def test_signed_settings_that_name_no_run_are_those_of_a_queue(signed, tmp_path):
+    path = signed(text='federation = "lab"\nfolder = "{folder}"\nslots = 3\n')
+    loaded = load_settings(path, str(tmp_path / "keys"), [])
+    assert loaded.service.queue.slots == 3 and loaded.service.own.enrolled == str(tmp_path / "keys")
 
 
 def test_what_is_a_device_s_or_a_stranger_s_is_not(signed, tmp_path):

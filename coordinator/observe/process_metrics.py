@@ -1,0 +1,75 @@
+"""The metrics of a coordinator process that belong to none of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily
+
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.observe.series import ProcessSeries
+from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.host.metrics import HostMetrics
+from protofleet.runtime.metrics_page import BrokerCertificate, ConnectionErrors
+
+
+class DepartureCounts:
+    """The counts of devices that left, by reason.
+
+    A series exists for each reason from the start, so that an alert can watch the series.
+    """
+
+    def __init__(self, context: ProcessContext | None) -> None:
+        self._context = context
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        reasons = ", ".join(reason.value for reason in DisconnectReason)
+        words = f"Devices that left with a message, by reason: {reasons}"
+        return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        for reason in DisconnectReason:
+            family.add_metric([reason.value], self._context.departures[reason] if self._context else 0)
+        yield family
+
+
+class PeerErrors:
+    """The counter of errors that concern only the messages of one device."""
+
+    def __init__(self, context: ProcessContext | None) -> None:
+        self._context = context
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        return [
+            CounterMetricFamily(
+                "protofleet_peers_cut_off",
+                "Errors in handling a message from or to a device, after which the device's messages were "
+                "ignored for a while",
+            )
+        ]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (cut_off,) = self.describe()
+        if self._context is not None:
+            cut_off.add_metric([], self._context.error_boundary.cut_off)
+        yield cut_off
+
+
+def process_registry(context: ProcessContext, host: HostMetrics, unclean_at: float) -> CollectorRegistry:
+    """Return the registry of a process; `unclean_at` is the Unix time of its last start after a crash."""
+    r, transport = CollectorRegistry(), context.link.transport
+    r.register(ConnectionErrors(lambda: transport.errors.count))
+    r.register(BrokerCertificate(lambda: transport.broker_certificate_ends))
+    r.register(host)
+    series = ProcessSeries(r)
+    series.connected.set_function(lambda: float(context.connected))
+    series.epoch.set(context.link.epoch)
+    series.unclean_start.set(unclean_at)
+    series.banned.set_function(lambda: float(len(context.bans.banned)))
+    r.register(DepartureCounts(context))
+    r.register(PeerErrors(context))
+    return r
