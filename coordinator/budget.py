@@ -166,6 +166,10 @@ class Budget:
             "budget.month_bytes_per_device"
         )
 
+    def of_device(self, device: str) -> Mapping[str, Sequence[int]]:
+        """Return the bytes of a device so far and its largest number of bytes, for each limit."""
+        return {name: (self._counted(name, device), limit) for name, limit in self.limits.items()}
+
     def until(self) -> float:
         """Return the Unix time at which the budget of the month begins anew."""
         return end_of_month(self._wall())

@@ -22,6 +22,8 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
     """Return a function that carries out a command and returns its result; any thread may call it."""
 
     def handle(user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if request.get("run", run.name) != run.name:
+            return {"verdict": "refused", "words": f"this coordinator conducts only {run.name}"}
         match request:
             case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
                 try:

@@ -19,7 +19,10 @@ from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
+from protofleet.coordinator.operator_commands import VERBS
 from protofleet.coordinator.page.operated_page import OperatedPage
+from protofleet.coordinator.page.process_page import ProcessPage
+from protofleet.coordinator.page.serving import page_served
 from protofleet.coordinator.round.events import BUDGET
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
@@ -132,13 +135,17 @@ def run_coordinator(
         checks = health(conducted.context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
-        page = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
+        operated = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
+        page = ProcessPage(VERBS)
         host = HostMetrics(software, "coordinator", folder, settings.broker)
         metrics = RunLabels(process_registry(conducted.context, host, life.unclean_at))
-        shown = observed(run, settings, folder, software, events, metrics.showing, built, page)
+        shown = observed(
+            run, settings, folder, software, events, metrics.showing, built,
+            page if settings.page_port else None,
+        )  # fmt: skip
         served = exposed(metrics, settings.endpoint(), checks, scrapes)
-        control = listening(folder / "coordinator", page.handle)
-        with shown as finish, served, watched, control:
+        control = listening(folder / "coordinator", operated.handle)
+        with shown as finish, served, page_served(page, operated), watched, control:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(service, receive_queue, time.monotonic, heartbeats)

@@ -27,7 +27,9 @@ from protofleet.coordinator.observe.series import QueueSeries
 from protofleet.coordinator.operator_commands import state_of
 from protofleet.coordinator.operators import BrokerOperators
 from protofleet.coordinator.page.operated_page import OperatedPage
-from protofleet.coordinator.page.page_in_turn import PageInTurn
+from protofleet.coordinator.page.process_page import ProcessPage
+from protofleet.coordinator.page.queue_table import QueueTable
+from protofleet.coordinator.page.serving import page_served
 from protofleet.coordinator.process_faults import is_of_the_process, words_of
 from protofleet.coordinator.queue.commands import (
     DENIED,
@@ -59,7 +61,14 @@ from protofleet.coordinator.queue.states import (
     turn,
     waits_for,
 )
-from protofleet.coordinator.queue_requests import MOST_REQUEST, SHOWS, denial_of, loggable, queue_commands
+from protofleet.coordinator.queue_requests import (
+    MOST_REQUEST,
+    SHOWS,
+    VERBS,
+    denial_of,
+    loggable,
+    queue_commands,
+)
 from protofleet.coordinator.round.events import Paused, Stopped
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
@@ -163,9 +172,9 @@ class RunService:
         self.operators = BrokerOperators(commands, self._commands, self._call, bans)
         if own.enrolled:
             self._connection.transport.subscribe(commands.topics.all_commands)
-        # A login holds for the pages of all runs.
-        self._page = OperatedPage(own.page_address(), self._handle)
-        self._pages = PageInTurn(self._page)
+        self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
+        self._page = ProcessPage(VERBS) if own.page_port else None
+        self._on_page: Mapping[str, QueuedRun] | None = None  # The rows that the page has got last.
 
     def _least_epoch(self, runs: Iterable[QueuedRun]) -> int:
         """Return an epoch that is above the epochs of all runs that are not over."""
@@ -175,9 +184,11 @@ class RunService:
 
     def serve(self) -> str:
         own = self._settings.own
-        page = exposed(self._metrics, own.endpoint(), self._health())
-        control = listening(self._folder, self._page.handle, MOST_REQUEST)
-        with page, watchdog(self._heartbeats, own.watchdog_seconds), control:
+        metrics = exposed(self._metrics, own.endpoint(), self._health())
+        control = listening(self._folder, self._operated.handle, MOST_REQUEST)
+        page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
+        # The metrics come last: they tell others that the coordinator takes commands.
+        with page, control, metrics, watchdog(self._heartbeats, own.watchdog_seconds):
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.settle()
@@ -204,10 +215,6 @@ class RunService:
         """Make the thread of the event loop call a function. Any thread may call this method."""
         self._events.put(Done(call))
 
-    def _handle(self, user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a request of an operator. The page names no run: its requests are for the run that it shows."""
-        return self._commands(user, {"run": next(iter(tuple(self._open)), ""), **request})
-
     # Methods for the steps of the queue.
 
     def settle(self) -> None:
@@ -233,6 +240,13 @@ class RunService:
         states = Counter(run.state for run in self._queue.runs.values())
         for state in STATES:
             self._counts.runs.labels(state).set(states[state])
+        self._show_queue()
+
+    def _show_queue(self) -> None:
+        """Show the queue on the page. A change puts a new mapping in place of the old one."""
+        if self._page is not None and self._on_page is not self._queue.runs:
+            self._on_page = self._queue.runs
+            self._page.show_queue(QueueTable.of(self._on_page, self._settings.queue.slots))
 
     def end_turn(self) -> bool:
         """Settle the queue if a command has changed it, or if a run is in another state.
@@ -337,7 +351,7 @@ class RunService:
         self._open[row.name] = conducted
         observers = observed(
             conducted.run, settings, conducted.folder, self._software, self._prints_events,
-            partial(self._metrics.showing, run=row.name), self._built, self._page, self._pages.showing, in_queue=True,
+            partial(self._metrics.showing, run=row.name), self._built, self._page, in_queue=True,
         )  # fmt: skip
         conducted.observe(observers)
         has_shared = conducted.spool.device_time.lift is not None

@@ -49,6 +49,11 @@ def _set(variable: ContextVar[str], value: str) -> Iterator[None]:
         variable.reset(token)
 
 
+def run_of_lines() -> str:
+    """Return the run that the present log lines belong to, or ""."""
+    return _RUN.get()
+
+
 def _named() -> dict[str, str]:
     """Return the device and the run that the present log lines belong to, without empty names."""
     return {variable.name: value for variable in (_DEVICE, _RUN) if (value := variable.get())}

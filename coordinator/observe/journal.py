@@ -49,6 +49,7 @@ from protofleet.coordinator.round.events import (
     Diverge,
     Drop,
     Event,
+    Extended,
     Finish,
     Joined,
     Left,
@@ -124,6 +125,8 @@ class Journal:
                 self._note_presence("left", device, now, reason=reason[:400])
             case Advanced(None, fault=""):
                 self._round_ended(run, now)
+            case Extended(rounds):
+                self._tell_sinks("extended", rounds=rounds)
         for command in commands:
             self._note_command(command, now)
         self._note_pause(run)

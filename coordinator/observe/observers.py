@@ -23,18 +23,16 @@ from protofleet.coordinator.observe.record import RoundRecord, record_of
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
-from protofleet.coordinator.page.live_page import LivePage
-from protofleet.coordinator.page.operated_page import OperatedPage
+from protofleet.coordinator.page.live_page import LivePage, no_budget
 from protofleet.coordinator.page.page_state import MOST_ROUNDS
-from protofleet.coordinator.page.serving import page_served
+from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
 
 log = logging.getLogger("protofleet.coordinator")
 
-# Shows the registry of a run, or serves its live page, while the `with` lasts.
+# Shows the registry of a run while the `with` lasts.
 Show = Callable[[CollectorRegistry], contextlib.AbstractContextManager[None]]
-ServePage = Callable[[LivePage], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
@@ -46,15 +44,14 @@ def observed(
     events: bool,
     show: Show,
     built: Mapping[str, str] | None = None,
-    operated: OperatedPage | None = None,
-    serve_page: ServePage | None = None,
+    process_page: ProcessPage | None = None,
     in_queue: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """Observe a run; yield a function that writes the summary at the end of the run.
 
     The function writes no summary if the process was stopped before the run was over. `show` shows the metrics of the
-    run on the page of the process, and `serve_page` serves its live page. Without `serve_page`, the run has a live
-    page of its own. `in_queue` is true if the coordinator conducts several runs, so that each event names its run.
+    run on the page of the process. `process_page` is the live page, if there is one. `in_queue` is true if the
+    coordinator conducts several runs, so that each event names its run.
     """
     view, disk = run.view, run.spool.disk
     file = folder / "rounds.jsonl"
@@ -76,9 +73,11 @@ def observed(
     with contextlib.ExitStack() as served:
         served.enter_context(show(metrics.registry))
         run.tell_of_devices(metrics.heard_from)
-        if operated is not None and operated.address.port:
-            page = LivePage(view, map(record_of, rounds.records[-MOST_ROUNDS:]))
-            served.enter_context(serve_page(page) if serve_page else page_served(page, operated))
+        if process_page is not None:
+            earlier = map(record_of, rounds.records[-MOST_ROUNDS:])
+            budget_of = run.budget.of_device if run.budget else no_budget
+            page = LivePage(view, process_page, earlier, budget_of=budget_of)
+            served.callback(page.end)
 
             def heard_from(device: str) -> None:
                 metrics.heard_from(device)

@@ -1,4 +1,4 @@
-"""The live page of a run: its state, its document, and its server. The page only shows, it makes no decisions.
+"""The live page of a process: its runs, its queue, its document, and its server. The page makes no decisions.
 
-May import: coordinator, coordinator.observe, coordinator.round, protocol.*, runtime.*.
+May import: coordinator, coordinator.observe, coordinator.queue, coordinator.round, protocol.*, runtime.*.
 """

@@ -1,13 +1,9 @@
-"""The sink of the journal that keeps the state of the page, and publishes each change as an event.
-
-The coordinator's thread and the threads that write log lines call this sink, one at a time.
-"""
+"""The sink of the journal that keeps the state of a run on the page, and publishes each change as an event."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,42 +13,57 @@ from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.page.page_state import (
     MOST_DEVICES,
-    MOST_LINES,
     MOST_ROUNDS,
     PageState,
     Row,
     device_row,
+    figures_row,
     round_row,
     short,
 )
+from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.protocol.link.meter import human_bytes
-from protofleet.runtime.live.event_ring import EventRing
 
 HEARD_SECONDS: Final = 5.0  # Seconds between two events with the times of the devices' last messages.
 MOST_HEARD: Final = 256  # Largest number of devices in one such event.
 NOT_HERE: Final = "not here yet"
 
 
+def no_budget(device: str) -> Mapping[str, Sequence[int]]:
+    return {}
+
+
 class LivePage:
     def __init__(
-        self, run: RunView, rounds: Iterable[RoundRecord] = (), clock: Callable[[], float] = time.time
-    ) -> None:
-        """Set up the page; `rounds` are the rounds that earlier processes of this run have ended."""
+        self, run: RunView, process: ProcessPage, rounds: Iterable[RoundRecord] = (),
+        clock: Callable[[], float] = time.time, budget_of: Callable[[str], Mapping[str, Sequence[int]]] = no_budget,
+    ) -> None:  # fmt: skip
+        """Show the run on the page.
+
+        `rounds` are the rounds that earlier processes of this run have ended. `budget_of` returns the bytes of a
+        device and the largest number of bytes, for each limit of the budget.
+        """
         self._run, self._clock, self._view = run, clock, run.plan.variant.reports
-        self._changes = threading.RLock()
+        self.process, self._budget_of = process, budget_of
         self._phase, self._answered, self._asked, self._since = "", 0, 0, clock()
         self._here, self._end = len(run.roster), ""
         self._heard: dict[str, float] = {}
         self._fresh: dict[str, float] = {}  # The part of `_heard` that no event has told yet.
-        self._told_at, self._lines = clock(), 0
+        self._told_at = clock()
         names = sorted(run.enrolled | run.roster)[:MOST_DEVICES]
         devices = {
             name: device_row(name, run.domains.get(name, ""), self._first_state(name)) for name in names
         }
-        earlier = tuple(round_row(run.name, record, self._view) for record in rounds)[-MOST_ROUNDS:]
-        self._state = PageState(self._run_row(), earlier, devices, {}, ())
-        self.ring = EventRing(self._state, clock=clock)
+        earlier = tuple(round_row(record, self._view) for record in rounds)[-MOST_ROUNDS:]
+        self._state = PageState(self._run_row(), earlier, devices, {}, {})
+        process.begin_run(self._state)
+
+    def end(self) -> None:
+        """Keep the last state of the run on the page until later runs take its place."""
+        row = {**self._state.run, "closed": True}
+        self._publish("run", row, run=row)
+        self.process.end_run(self._run.name)
 
     def _first_state(self, name: str) -> str:
         return "present" if name in self._run.roster else NOT_HERE
@@ -62,62 +73,63 @@ class LivePage:
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what == SEEN:
             return
-        with self._changes:
-            self._here = details.get("roster", self._here) - details.get("unsteady", 0)
-            self._note_device(what, details)
-            match what:
-                case "asked":
-                    self._phase, self._answered, self._asked = details["phase"], 0, len(details["cohort"])
-                    self._since = self._clock()
-                case "answered":
-                    # Not a count of our own: an earlier process may have accepted some of the updates.
-                    self._answered = len(self._run.answered)
-                case "finished":
-                    early = self._run.ended_early
-                    self._end = (
-                        f"ended early: {early}"
-                        if early
-                        else f"all {self._run.rounds_planned} rounds are done"
-                    )
-                case "diverged":
-                    self._end = f"the run cannot continue: {details['reason']}"
-            self._refresh_run()
+        self._here = details.get("roster", self._here) - details.get("unsteady", 0)
+        self._note_device(what, details)
+        match what:
+            case "asked":
+                self._phase, self._answered, self._asked = details["phase"], 0, len(details["cohort"])
+                self._since = self._clock()
+            case "answered":
+                # Not a count of our own: an earlier process may have accepted some of the updates.
+                self._answered = len(self._run.answered)
+            case "finished":
+                early = self._run.ended_early
+                self._end = (
+                    f"ended early: {early}" if early else f"all {self._run.rounds_planned} rounds are done"
+                )
+            case "diverged":
+                self._end = f"the run cannot continue: {details['reason']}"
+        self._refresh_run()
 
     def round_ended(self, record: RoundRecord) -> None:
-        with self._changes:
-            row = round_row(self._run.name, record, self._view)
-            earlier = tuple(one for one in self._state.rounds if one["round"] != row["round"])
-            self._publish("round", row, rounds=(*earlier, row)[-MOST_ROUNDS:])
-            self._refresh_run()
+        row = round_row(record, self._view)
+        earlier = tuple(one for one in self._state.rounds if one["round"] != row["round"])
+        self._publish("round", row, rounds=(*earlier, row)[-MOST_ROUNDS:])
+        self._tell_figures(record)
+        self._refresh_run()
+
+    def _tell_figures(self, record: RoundRecord) -> None:
+        """Publish the energy and the bytes of the devices for which they have changed."""
+        known, used = self._state.figures, self._budget_of
+        found = {
+            name: {**known.get(name, {}), **figures_row(record.energy.get(name, {}), used(name))}
+            for name in self._state.devices
+        }
+        if changed := {name: row for name, row in found.items() if row != known.get(name, {})}:
+            rows = [{"name": name, **row} for name, row in changed.items()]
+            self._publish("device", {"rows": rows}, figures={**known, **changed})
 
     # Functions that a run calls for its devices.
 
     def heard_from(self, device: str) -> None:
         now = self._clock()
-        with self._changes:
-            if device in self._state.devices:
-                self._heard[device] = self._fresh[device] = now
-            if now - self._told_at >= HEARD_SECONDS:
-                self._told_at = now
-                self._tell_heard()
+        if device in self._state.devices:
+            self._heard[device] = self._fresh[device] = now
+        if now - self._told_at >= HEARD_SECONDS:
+            self._told_at = now
+            self._tell_heard()
 
     def _tell_heard(self) -> None:
         self._state = replace(self._state, heard=dict(self._heard))
-        self.ring.replace(self._state)
+        self.process.replace(self._state)
         told, self._fresh = [*self._fresh.items()][:MOST_HEARD], {}
-        if self.ring.is_watched:
-            self._publish("device", [{"name": device, "heard": round(at, 1)} for device, at in told])
+        if self.process.ring.is_watched:
+            self._publish(
+                "device", {"rows": [{"name": device, "heard": round(at, 1)} for device, at in told]}
+            )
 
     def refused(self, device: str, reason: str) -> None:
-        with self._changes:
-            self._set_device(device, "refused", reason)
-
-    def logged(self, at: float, level: str, text: str) -> None:
-        """Add a log line; any thread may call this method."""
-        with self._changes:
-            self._lines += 1
-            row = {"line": self._lines, "time": round(at, 1), "level": level, "text": short(text)}
-            self._publish("log", row, log=(*self._state.log, row)[-MOST_LINES:])
+        self._set_device(device, "refused", reason)
 
     # Methods that change the state.
 
@@ -156,7 +168,7 @@ class LivePage:
         new = [name for name in rows if name not in known][: max(0, room)]
         changed |= {name: rows[name] for name in new}
         if changed:
-            self._publish("device", [*changed.values()], devices={**known, **changed})
+            self._publish("device", {"rows": [*changed.values()]}, devices={**known, **changed})
 
     def _refresh_run(self) -> None:
         row = self._run_row()
@@ -168,11 +180,11 @@ class LivePage:
         state, words, until = self._stage()
         asks = state == "running"
         return {
-            "name": run.name, "federation": run.federation, "method": run.plan.method, "view": self._view,
+            "run": run.name, "federation": run.federation, "method": run.plan.method, "view": self._view,
             "state": state, "words": short(words), "until": until, "round": run.round, "planned": run.rounds_planned,
             "phase": self._phase if asks else "", "asked": self._asked if asks else 0,
             "answered": self._answered if asks else 0, "since": round(self._since, 1), "present": self._here,
-            "held": bool(run.paused),
+            "held": bool(run.paused), "closed": False,
         }  # fmt: skip
 
     def _stage(self) -> tuple[str, str, float]:
@@ -205,6 +217,6 @@ class LivePage:
             return f"evaluation before round {run.round} of {run.rounds_planned}"
         return f"round {run.round} of {run.rounds_planned}"
 
-    def _publish(self, kind: str, data: Any, **changes: Any) -> None:
+    def _publish(self, kind: str, data: Mapping[str, Any], **changes: Any) -> None:
         self._state = replace(self._state, **changes)
-        self.ring.publish(kind, data, self._state)
+        self.process.publish(kind, data, self._state)

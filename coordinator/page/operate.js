@@ -15,9 +15,9 @@ const said = (words) => text($("result"), words);
 
 // Exchange the code of the address for a cookie and a key. The code leaves the address, because it is used now.
 async function login() {
-  const code = /^#c=([\w-]+)$/.exec(location.hash)?.[1];
+  const [, code, run] = /^#c=([\w-]+)(?:&run=(.*))?$/.exec(location.hash) ?? [];
   if (!code) return;
-  history.replaceState(null, "", location.pathname);
+  history.replaceState(null, "", run ? `#run=${run}` : location.pathname);
   const answer = await post("login", {code}).catch(() => null);
   if (!answer?.ok) {
     const why = answer ? (await answer.text()).trim() : "the coordinator does not answer";
@@ -29,17 +29,19 @@ async function login() {
   try { localStorage.setItem(KEY, secret); } catch { /* Then the login lasts until the page is closed. */ }
 }
 
-// Send a command. Each try has the same id, so the command has one effect.
-async function send(verb) {
+// Send a command for one run. Each try has the same id, so the command has one effect.
+async function send(run, verb, args) {
   if (sending) return;
   sending = true;
+  choose(run);
   drawButtons();
-  said(`${verb}: sent`);
+  const which = now.queue ? `${verb} ${run}` : verb;
+  said(`${which}: sent`);
   const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   let words = "the coordinator does not answer";
   for (const pause of PAUSES) {
     await new Promise((done) => setTimeout(done, pause));
-    const answer = await post("command", {id, verb, reason: $("reason").value}, {"X-Protofleet": secret}).catch(() => null);
+    const answer = await post("command", {id, verb, run, reason: $("reason").value, ...args}, {"X-Protofleet": secret}).catch(() => null);
     if (!answer) continue;
     const result = answer.ok ? await answer.json() : {verdict: answer.status === 503 ? "unknown" : "refused", words: await answer.text()};
     words = result.words;
@@ -48,36 +50,69 @@ async function send(verb) {
     if (result.verdict !== "unknown") break;
   }
   sending = false;
-  said(`${verb}: ${words}`);
+  said(`${which}: ${words}`);
   drawButtons();
 }
 
 function drawButtons() {
-  const run = now.run, ended = run?.state === "ended", may = Boolean(run && now.operator && secret && !ended);
+  const one = found(shown), ended = isOver(one), known = one.row || one.live;
+  const may = Boolean(known && now.operator && secret && !ended);
   if (!may && $("confirm").open) $("confirm").close();
   if (!may && $("operate").contains(document.activeElement)) $("top").focus();
   $("operate").hidden = !may;
-  text($("hint"), may || !run || ended ? "" : 'To pause or stop the run here, log in: "protofleet page RUN" prints the address.');
+  text($("hint"), may || !known || ended || now.operator && secret ? "" : 'To pause or stop a run here, log in: "protofleet page RUN" prints the address.');
   if (!may) return;
-  text($("hold"), run.held ? "Resume" : "Pause");
-  for (const id of ["hold", "stop"]) $(id).setAttribute("aria-disabled", sending);
+  text($("h-operate"), `Operate ${shown}`);
+  text($("hold"), isHeld(one) ? "Resume" : "Pause");
+  $("of-extend").hidden = !now.verbs.includes("extend");
+  const rounds = $("rounds"), planned = String(one.row?.rounds ?? one.live.run.planned), of = `${shown} ${planned}`;
+  if (rounds.dataset.of !== of) {  // A number that a person has entered stays until the run has another number.
+    rounds.dataset.of = of;
+    rounds.value = planned;
+  }
+  for (const id of ["hold", "stop", "extend"]) $(id).setAttribute("aria-disabled", sending);
   text($("operator"), `Logged in as ${now.operator}. A pause begins at the end of the open round.`);
+}
+
+// The row of the queue says what is wanted of a run, also before the run begins.
+const isHeld = ({row, live}) => (row ? ["paused", "pausing"].includes(row.state) : live.run.held);
+
+// A person who changes a run goes on to see it, also when it is over.
+function choose(run) {
+  chosen = run;
+  if (now.queue) history.replaceState(null, "", `#run=${encodeURIComponent(run)}`);
 }
 
 function confirmStop() {
   if (sending) return;
-  text($("confirm-title"), `Stop ${now.run.name}?`);
-  text($("confirm-words"), `The run ${now.run.name} ends for ever in round ${now.run.round} of ${now.run.planned}. Its files are kept.`);
-  text($("really"), `Stop ${now.run.name}`);
+  choose(shown);
+  const {row, live} = found(shown), round = live ? ` in round ${live.run.round} of ${live.run.planned}` : "";
+  $("really").dataset.run = shown;
+  text($("confirm-title"), `Stop ${shown}?`);
+  text($("confirm-words"), `The run ${shown} ends for ever${round}. ${live || row?.begun ? "Its files are kept." : "It has not begun."}`);
+  text($("really"), `Stop ${shown}`);
   $("confirm").showModal();
   $("keep").focus();
 }
 
-$("hold").addEventListener("click", () => send(now.run.held ? "resume" : "pause"));
-$("stop").addEventListener("click", confirmStop);
-$("keep").addEventListener("click", () => $("confirm").close());
-$("really").addEventListener("click", () => { $("confirm").close(); send("stop"); });
+function extend() {
+  const rounds = $("rounds").valueAsNumber;
+  if (rounds >= 1) send(shown, "extend", {args: {rounds}}); else said("extend: enter the number of all rounds");
+}
 
-const start = () => login().then(listen);
-addEventListener("hashchange", start);
+$("hold").addEventListener("click", () => send(shown, isHeld(found(shown)) ? "resume" : "pause"));
+$("stop").addEventListener("click", confirmStop);
+$("extend").addEventListener("click", extend);
+$("keep").addEventListener("click", () => $("confirm").close());
+$("really").addEventListener("click", ({target}) => { $("confirm").close(); send(target.dataset.run, "stop"); });
+
+// The part of the address after # has the code of a login, or the run that the page shows.
+function follow() {
+  const [, name] = /^#run=(.+)$/.exec(location.hash) ?? [];
+  try { chosen = name ? decodeURIComponent(name) : ""; } catch { chosen = ""; }
+  schedule();
+}
+
+const start = () => login().then(follow).then(listen);
+addEventListener("hashchange", () => { if (location.hash.startsWith("#c=")) start(); else follow(); });
 start();

@@ -2,16 +2,29 @@
 // Texts of devices are put into the page with textContent only, never as HTML.
 const SVG = "http://www.w3.org/2000/svg", COLOURS = 10, LINES = 200, ROWS = 200, LEFT = 88, HEIGHT = 220;
 const $ = (id) => document.getElementById(id);
-const now = {run: null, operator: "", rounds: new Map(), devices: new Map(), log: []};
+const now = {loaded: false, runs: new Map(), queue: null, verbs: [], operator: "", log: []};
 let skew = 0, loading = null, drawn = false, stream = null, waiting = 0, follows = true;
+let chosen = "", shown = "";  // The run that a person has chosen, and the run that the page shows.
 
 // The state: a snapshot of /now, and the events after it.
 const apply = {
-  run: (row) => { now.run = {...now.run, ...row}; },
-  round: (row) => { now.rounds.set(row.round, row); },
-  device: (rows) => rows.forEach((row) => now.devices.set(row.name, {...now.devices.get(row.name), ...row})),
+  run: (row) => { entry(row.run).run = row; },
+  round: (row) => { entry(row.run).rounds.set(row.round, row); },
+  device: ({run, rows}) => {
+    const {devices} = entry(run);
+    rows.forEach((row) => devices.set(row.name, {...devices.get(row.name), ...row}));
+  },
+  queue: ({rows, order, waiting, over}) => {
+    const known = new Map([...(now.queue?.rows ?? []), ...rows].map((row) => [row.run, row]));
+    now.queue = {rows: order.map((name) => known.get(name)), waiting, over};
+  },
   log: (row) => { now.log = [...now.log, row].slice(-LINES); },
 };
+
+function entry(name) {
+  if (!now.runs.has(name)) now.runs.set(name, {run: {run: name}, rounds: new Map(), devices: new Map()});
+  return now.runs.get(name);
+}
 
 async function load() {
   const mine = loading = [], answer = await fetch("now", {cache: "no-store"});
@@ -19,9 +32,11 @@ async function load() {
   const found = await answer.json();
   if (loading !== mine) return;  // A later gap reads the snapshot again.
   skew = Date.now() / 1000 - found.time;
-  const {rounds, ...run} = found.runs[0];
-  Object.assign(now, {run, operator: found.operator, rounds: new Map(rounds.map((row) => [row.round, row])), log: found.log});
-  now.devices = new Map(found.devices.map((row) => [row.name, row]));
+  const {runs, queue, verbs, operator, log} = found;
+  Object.assign(now, {loaded: true, queue, verbs, operator, log});
+  now.runs = new Map(runs.map(({rounds, devices, ...run}) => [run.run, {
+    run, rounds: new Map(rounds.map((row) => [row.round, row])), devices: new Map(devices.map((row) => [row.name, row])),
+  }]));
   $("log").setAttribute("aria-live", "off");  // Only lines that come later are read out.
   loading = null;
   for (const one of mine.filter(([id]) => id > found.n)) take(...one);
@@ -31,6 +46,18 @@ async function load() {
 function take(id, kind, data) {
   apply[kind](data);
   schedule();
+}
+
+// The run that the page shows: its row of the queue, and its state while it is or was active.
+const isOver = ({row, live}) => (row ? row.over : live?.run.state === "ended");
+const found = (name) => ({name, row: now.queue?.rows.find((row) => row.run === name), live: now.runs.get(name)});
+
+// A run that nobody has chosen is shown until it is over. Then the page shows the first run of the queue.
+function select() {
+  const names = now.queue ? now.queue.rows.map((row) => row.run) : [...now.runs.keys()], one = found(shown);
+  if (chosen && (now.queue || names.includes(chosen))) shown = chosen;
+  else if (!names.includes(shown) || isOver(one)) shown = names[0] ?? "";
+  return found(shown);
 }
 
 function listen() {
@@ -45,8 +72,9 @@ function listen() {
   }
   stream.onopen = () => told("live", false);
   stream.onerror = () => {
-    told(now.run?.state === "ended" ? "The run is over and its coordinator has ended; this is its last state."
-      : "The connection is lost; the page tries again. This is the last state that it has.", now.run?.state !== "ended");
+    const ended = !now.queue && shown && isOver(found(shown));
+    told(ended ? "The run is over and its coordinator has ended; this is its last state."
+      : "The connection is lost; the page tries again. This is the last state that it has.", !ended);
     if (stream.readyState === EventSource.CLOSED) again();
   };
 }
@@ -89,7 +117,7 @@ function shape(tag, attributes, words) {
 }
 
 // Put rows into a table. A row stays the same node as long as its key stays, so that focus and selection stay.
-function fill(table, head, rows) {
+function fill(table, head, rows, put = text) {
   const top = table.tHead ?? table.createTHead(), body = table.tBodies[0] ?? table.createTBody();
   if (top.textContent !== head.join("")) {
     const line = element("tr");
@@ -103,7 +131,7 @@ function fill(table, head, rows) {
     line.dataset.key = key;
     while (line.cells.length < cells.length) line.append(element("td"));
     while (line.cells.length > cells.length) line.lastChild.remove();
-    cells.forEach((words, i) => text(line.cells[i], words));
+    cells.forEach((words, i) => put(line.cells[i], words, i));
     if (body.rows[place] !== line) body.insertBefore(line, body.rows[place] ?? null);
   });
   known.forEach((line) => line.remove());
@@ -175,7 +203,7 @@ function drawBytes(rounds) {
   const scale = 176 / (up + down), zero = 12 + up * scale, slot = width / Math.max(1, shown.length), bar = Math.min(40, slot * 0.7);
   const x = (i) => LEFT + slot * (i + 0.5);
   // A label that would touch the label of the axis is left out.
-  const marks = [[12, `${bytes(up)} up`], [zero, "0"], [188, `${bytes(down)} down`]];
+  const marks = shown.length ? [[12, `${bytes(up)} up`], [zero, "0"], [188, `${bytes(down)} down`]] : [[zero, "0"]];
   const parts = axes(svg, marks.filter(([at]) => at === zero || Math.abs(at - zero) > 14), shown, x);
   shown.forEach((row, i) => ["up", "down"].forEach((way) => {
     let edge = zero;
@@ -194,18 +222,26 @@ function drawBytes(rounds) {
 }
 
 function drawTimes() {
-  const run = now.run, at = Date.now() / 1000 - skew;
-  if (!run) return;
-  const parts = [`${run.present} ${run.present === 1 ? "device" : "devices"} present`];
-  if (run.state === "running" && run.phase) {
-    parts.unshift(`phase ${run.phase}: ${run.answered} of ${run.asked} answered, ${age(at - run.since)}`);
+  const {live} = found(shown), run = live?.run, at = Date.now() / 1000 - skew, parts = [];
+  if (run && !run.closed) {
+    parts.push(`${run.present} ${run.present === 1 ? "device" : "devices"} present`);
+    if (run.state === "running" && run.phase) {
+      parts.unshift(`phase ${run.phase}: ${run.answered} of ${run.asked} answered, ${age(at - run.since)}`);
+    }
+    if (run.until) parts.unshift(`paused until ${new Date((run.until + skew) * 1000).toLocaleString()}`);
   }
-  if (run.until) parts.unshift(`paused until ${new Date((run.until + skew) * 1000).toLocaleString()}`);
   text($("more"), parts.join("; "));
-  const devices = [...now.devices.values()].sort((a, b) => a.name.localeCompare(b.name, "en", {numeric: true}));
-  fill($("devices"), ["name", "state", "reason", "heard", "domain"], devices.map((row) =>
-    [row.name, row.name, row.state, row.reason, heard(row, at), row.domain]));
+  const devices = [...(live?.devices.values() ?? [])].sort((a, b) => a.name.localeCompare(b.name, "en", {numeric: true}));
+  const more = Object.entries(FIGURES).filter(([, words]) => devices.some(words));
+  fill($("devices"), ["name", "state", "reason", "heard", "domain", ...more.map(([head]) => head)], devices.map((row) =>
+    [row.name, row.name, row.state, row.reason, heard(row, at), row.domain, ...more.map(([, words]) => words(row))]));
 }
+
+// Columns that the table has only if a device has told the energy of a round, or if the run has a budget.
+const FIGURES = {
+  energy: ({joules}) => (joules === undefined ? "" : `${joules.toPrecision(3)} J`),
+  data: ({data = {}}) => Object.entries(data).map(([limit, [used, most]]) => `${bytes(used)} of ${bytes(most)} (${limit})`).join(", "),
+};
 
 // The times come every few seconds, so a device that was heard may have none yet.
 function heard(row, at) {
@@ -224,28 +260,70 @@ function drawLog() {
   list.append(...now.log.filter((row) => row.line > last).map((row) => {
     const item = element("div", row.level), time = element("time", "", clock(row.time));
     item.dataset.line = row.line;
-    item.append(time, row.text);
+    item.append(time, row.run ? `${row.run}: ${row.text}` : row.text);
     return item;
   }));
   if (follows) list.scrollTop = list.scrollHeight;
   if (list.getAttribute("aria-live") === "off") setTimeout(() => list.setAttribute("aria-live", "polite"), 1000);
 }
 
+// The queue. Only the name is a link; each other text is only text.
+function drawQueue() {
+  const queue = now.queue;
+  $("queue").hidden = !queue?.rows.length;
+  if (!queue) return;
+  fill($("runs"), ["run", "state", "round", "reason", "priority", "after"], queue.rows.map((row) => {
+    const live = now.runs.get(row.run)?.run;
+    return [row.run, row.run, row.state, place(row, live), reason({row, live}), row.priority, row.after];
+  }), (cell, words, i) => {
+    if (i) text(cell, String(words)); else link(cell, words);
+  });
+  const more = [[queue.waiting, "waiting"], [queue.over, "ended"]].filter(([count]) => count);
+  text($("not-shown"), more.map(([count, kind]) => `${count} more ${kind} ${count === 1 ? "run is" : "runs are"} not shown.`).join(" "));
+}
+
+// The row of the queue may have no reason only while its run is conducted. Then the run says what it does.
+const reason = ({row, live}) => row?.reason || (row && live?.closed ? "" : live?.words ?? "");
+
+function place(row, live) {
+  if (live) return `${Math.min(live.round, row.rounds)} of ${row.rounds}`;
+  return row.begun ? `${row.rounds} planned` : `0 of ${row.rounds}`;
+}
+
+function link(cell, name) {
+  const made = cell.firstElementChild ?? element("a");
+  if (!made.parentNode) cell.append(made);
+  text(made, name);
+  made.href = `#run=${encodeURIComponent(name)}`;
+  if (name === shown) made.setAttribute("aria-current", "true"); else made.removeAttribute("aria-current");
+}
+
 function draw() {
-  const run = now.run, rounds = [...now.rounds.values()].sort((a, b) => a.round - b.round);
-  if (!run) return;
-  document.body.classList.remove("empty");
-  document.title = `${run.name}: ${run.state}, protofleet`;
-  text($("name"), run.name);
-  text($("state"), run.state);
-  text($("words"), run.words);
-  $("done").max = run.planned;
-  $("done").value = rounds.filter((row) => row.kind === "training").length;
-  drawAccuracy(rounds);
-  drawBytes(rounds);
-  drawTimes();
+  if (!now.loaded) return;
+  const {row, live} = select(), run = live?.run, state = row?.state ?? run?.state;
+  drawQueue();
   drawLog();
+  document.body.classList.remove("empty");
+  document.body.classList.toggle("idle", !run);
+  const rounds = [...(live?.rounds.values() ?? [])].sort((a, b) => a.round - b.round);
+  document.title = state ? `${shown}: ${state}, protofleet` : "protofleet";
+  text($("name"), shown || "protofleet");
+  text($("state"), state ?? (shown ? "not shown" : "no run"));
+  text($("words"), state ? reason({row, live: run}) : missing());
+  if (run) {
+    $("done").max = run.planned;
+    $("done").value = rounds.filter((row) => row.kind === "training").length;
+    drawAccuracy(rounds);
+    drawBytes(rounds);
+  }
+  drawTimes();
   drawButtons();
+}
+
+// The queue shows only its newest runs, so a chosen run may have no row.
+function missing() {
+  if (shown) return `The page does not show this run. "protofleet show runs/${shown}" shows it, if there is one of this name.`;
+  return 'The queue is empty. "protofleet submit FILE" adds a run.';
 }
 
 addEventListener("resize", schedule);

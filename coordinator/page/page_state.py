@@ -1,8 +1,8 @@
-"""The state that the page shows, as rows that never change. A change puts a new row in place of the old one."""
+"""The state of a run on the page, as rows that never change. A change puts a new row in place of the old one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
@@ -26,11 +26,18 @@ class PageState:
     rounds: tuple[Row, ...]
     devices: Mapping[str, Row]
     heard: Mapping[str, float]  # Device -> Unix time of its last message.
-    log: tuple[Row, ...]
+    figures: Mapping[str, Row]  # Device -> its energy and its bytes at the end of a round, if they are known.
+
+    @property
+    def name(self) -> str:
+        return str(self.run["run"])
 
     def table(self) -> dict[str, Any]:
-        devices = [{**row, "heard": self.heard.get(name)} for name, row in self.devices.items()]
-        return {"runs": [{**self.run, "rounds": self.rounds}], "devices": devices, "log": self.log}
+        devices = [
+            {**row, "heard": self.heard.get(name), **self.figures.get(name, {})}
+            for name, row in self.devices.items()
+        ]
+        return {**self.run, "rounds": self.rounds, "devices": devices}
 
 
 def device_row(name: str, domain: str, state: str, reason: str = "") -> Row:
@@ -38,15 +45,21 @@ def device_row(name: str, domain: str, state: str, reason: str = "") -> Row:
     return {"name": name, "domain": short(domain, LONGEST_NAME), "state": state, "reason": short(reason)}
 
 
-def round_row(run: str, record: RoundRecord, view: str) -> Row:
+def round_row(record: RoundRecord, view: str) -> Row:
     """Return the row of a round that has ended, with the accuracy of one view and the bytes on the wire."""
     accuracy = sorted(record.accuracy.get(view, {}).items())[:MOST_DOMAINS]
     return {
-        "run": run, "round": record.round, "kind": record.kind, "seconds": record.seconds,
+        "round": record.round, "kind": record.kind, "seconds": record.seconds,
         "answered": len(record.participants), "asked": len({d for p in record.phases for d in p.asked}),
         "accuracy": {short(domain, LONGEST_NAME): round(value, 6) for domain, value in accuracy if isfinite(value)},
         "up": _kinds(record.wire, "up"), "down": _kinds(record.wire, "down"),
     }  # fmt: skip
+
+
+def figures_row(energy: Mapping[str, float], used: Mapping[str, Sequence[int]]) -> Row:
+    """Return the joules of a device in a round, and its bytes with each limit of the budget, if they are known."""
+    joules = {"joules": round(sum(energy.values()), 3)} if energy else {}
+    return {**joules, **({"data": used} if used else {})}
 
 
 def _kinds(wire: ByKind, way: str) -> dict[str, int]:

@@ -6,10 +6,12 @@ logger `protofleet`.
 
 from __future__ import annotations
 
+import html
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from rich.console import Console
@@ -68,6 +70,14 @@ class QuietDisplay:
     def print(self, text: str) -> None:
         log.info("%s", text)
 
+    def show_page(self, address: str) -> None:
+        """Show a link under the notebook's cell, or print the address on standard error."""
+        if (show := shown_in_notebook()) is None:
+            print(f"page {address}", file=sys.stderr, flush=True)
+            return
+        link = html.escape(address)
+        show({"text/plain": address, "text/html": f'<a href="{link}" target="_blank">live page</a>'})
+
     def show_result(self, text: str) -> None:
         """Show nothing, because `run` returns the result."""
 
@@ -115,13 +125,20 @@ def notebook_cell() -> Callable[[str], Callable[[str], None]] | None:
 
     That function returns a second function, which replaces the text of the line.
     """
+    if (display := shown_in_notebook()) is None:
+        return None
+
+    def show(text: str) -> Callable[[str], None]:
+        handle = display({"text/plain": text}, display_id=True)
+        return lambda changed: handle.update({"text/plain": changed}, raw=True)
+
+    return show
+
+
+def shown_in_notebook() -> Callable[..., Any] | None:
+    """Return the function that shows MIME types under the running cell; None if this is not a notebook."""
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python is not None else None
     if python is None or not hasattr(shell, "kernel"):
         return None
-
-    def show(text: str) -> Callable[[str], None]:
-        handle = python.display.display({"text/plain": text}, raw=True, display_id=True)
-        return lambda changed: handle.update({"text/plain": changed}, raw=True)
-
-    return show
+    return partial(python.display.display, raw=True)

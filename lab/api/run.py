@@ -1,16 +1,18 @@
 """Implement `protofleet.run`: run an experiment from a script or a notebook.
 
-The function does the same as the command `protofleet run`, but it prints no messages and sets no signal
-handlers.
+The function does the same as the command `protofleet run`, but it prints no messages, except for the
+address of a live page, and sets no signal handlers.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from protofleet.federation.brokers.ports import free_port
 from protofleet.lab.api.display import ProgressChoice, display_for
 from protofleet.lab.api.errors import public_errors
 from protofleet.lab.api.experiments import experiment_from
@@ -32,6 +34,7 @@ def run(
     fresh: bool = False,
     progress: ProgressChoice = "auto",
     track: Sequence[str] = (),
+    page: bool = False,
 ) -> Result:
     """Run a whole federation on this machine until the run is finished.
 
@@ -45,6 +48,9 @@ def run(
     `progress` is "auto" (a line in a notebook, a display at a terminal), "off", or a function that is called
     with the record of each round. `track` lists trackers: "tensorboard", "mlflow", "mlflow=URI" ...
 
+    With `page`, a live page of the run is served on a free port of this machine. A notebook shows a link to it;
+    elsewhere its address is printed on standard error.
+
     The message of a SettingsError, RunError or DivergedError is one line that describes what is wrong and
     what to do.
     """
@@ -52,6 +58,8 @@ def run(
     with public_errors():
         trackers = destinations([track] if isinstance(track, str) else track)
         settings = experiment_from(experiment, seed)
+        if page and not settings.page_port:
+            settings = replace(settings, page_port=free_port())
         agreed_names(settings)
         require_data([settings])
         require_public_images(settings)

@@ -278,19 +278,19 @@ class BrokerWatch:
 
 
 class PageLine:
-    """The line with the address of the live page, which the coordinator tells when it listens."""
+    """The address of the live page, which the coordinator tells when it listens."""
 
-    def __init__(self, folder: Path, wanted: bool, say: Callable[[str], None]) -> None:
-        self._folder, self._wanted, self._say = folder / "coordinator", wanted, say
+    def __init__(self, folder: Path, wanted: bool, show: Callable[[str], None]) -> None:
+        self._folder, self._wanted, self._show = folder / "coordinator", wanted, show
 
     def look(self) -> None:
-        """Print the line, once; the address has a code with which a browser logs in."""
+        """Show the address, once; the address has a code with which a browser logs in."""
         if not self._wanted:
             return
         with contextlib.suppress(NobodyListensError):
             found = send(self._folder, {"id": "", "verb": "page", "reason": ""})
             self._wanted = False
-            self._say(f"page {found['words']}")
+            self._show(found["words"])
 
 
 def watch(
@@ -307,7 +307,7 @@ def watch(
     progress.print(f"devices: {devices}; {SYNCED if experiment.devices.durable else NOT_SYNCED}")
     devices.start()
     assert coordinator.stdout is not None
-    page = PageLine(folder, bool(experiment.page_port), progress.print)
+    page = PageLine(folder, bool(experiment.page_port), progress.show_page)
 
     def on_idle() -> None:
         page.look()

@@ -65,7 +65,7 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def ask(run: Path, verb: str, reason: str, args: Mapping[str, Any]) -> dict[str, Any]:
+def ask(run: Path, verb: str, reason: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Send a command to the coordinator of a run, and return its response."""
     from protofleet.protocol.settings.reader import SettingsError
     from protofleet.runtime.control_socket import CONTROL_SOCKET
@@ -73,12 +73,14 @@ def ask(run: Path, verb: str, reason: str, args: Mapping[str, Any]) -> dict[str,
     run = run.absolute()
     folder = run / "coordinator"
     if has_queue(run.parent) and not (folder / CONTROL_SOCKET).exists():
-        return ask_queue(run.parent, {"verb": verb, "run": run.name, "reason": reason, "args": args})
+        return ask_queue(run.parent, {"verb": verb, "run": run.name, "reason": reason, "args": args or {}})
     if not folder.is_dir():
         raise SettingsError(
             f"{run} is no folder of a run: there is no {folder}; name a run such as runs/demo"
         )
-    return ask_socket(folder, {"verb": verb, "reason": reason, "args": args}, f"no coordinator of {run}")
+    return ask_socket(
+        folder, {"verb": verb, "reason": reason, "args": args or {}}, f"no coordinator of {run}"
+    )
 
 
 def lines_of(state: dict[str, Any]) -> list[str]:

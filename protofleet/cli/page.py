@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.command.errors import FAILED
@@ -12,22 +13,40 @@ from protofleet.runtime.command.listing import Listing, add_listing_options
 
 def add_page(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "page", help="print the address of a run's live page, which logs a browser in"
+        "page", help="print the address of the live page of a run or of a queue, which logs a browser in"
     )
-    command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
+    command.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        help="folder of the run, for example runs/demo, or the folder of --service",
+    )
+    command.add_argument(
+        "--service", type=Path, metavar="FOLDER",
+        help="the `folder` of a coordinator that conducts a queue of runs (default: runs); the page shows the queue",
+    )  # fmt: skip
     add_listing_options(command)
     command.set_defaults(command=_page)
 
 
 def _page(options: argparse.Namespace) -> int:
-    from protofleet.cli.operate import ask
-
     listing = Listing.of(options)
-    response = ask(options.run, "page", "", {})
+    folder, response = _asked(options.run, options.service)
     done = response["verdict"] == "done"
-    listing.line(response["words"] if done else f"{options.run}: {response['words']}", wrong=not done)
+    listing.line(response["words"] if done else f"{folder}: {response['words']}", wrong=not done)
     listing.end(response)
     return 0 if done else FAILED
+
+
+def _asked(run: Path | None, service: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Ask for the address of the page of a run, or of the queue of a coordinator."""
+    from protofleet.cli.operate import ask
+    from protofleet.cli.queue_socket import ask_queue, has_queue
+
+    if run is not None and service is None and not has_queue(run):
+        return run, ask(run, "page", "")
+    folder = service or run or Path("runs")
+    return folder, ask_queue(folder, {"verb": "page", "run": run.name if run and service else ""})
 
 
 def add_page_option(command: argparse.ArgumentParser) -> None:

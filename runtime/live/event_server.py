@@ -39,6 +39,7 @@ PAUSE_SECONDS: Final = 0.2
 BUFFER: Final = 1 << 16  # Bytes that the kernel keeps of a stream whose client does not read.
 CLOSE_SECONDS: Final = 1.0  # Seconds that streams and commands have at the end to send their last bytes.
 FULL_SECONDS: Final = 1.0  # Seconds until the next try if this process can open no more connections.
+COMMAND: Final = ("id", "verb", "run", "reason", "args")  # Keys of a command.
 COMMANDS: Final = 4  # Largest number of commands that run at the same time.
 JSON: Final = ("Content-Type", "application/json")
 METHODS: Final = {"/": "GET", "/now": "GET", "/events": "GET", "/login": "POST", "/command": "POST"}
@@ -234,7 +235,7 @@ class EventServer:
         task = asyncio.current_task()
         assert task is not None, "each connection is a task"
         self._of_commands.add(task)
-        command = {"id": said.get("id"), "verb": said.get("verb"), "reason": said.get("reason", "")}
+        command = {"reason": "", **{key: said[key] for key in COMMAND if key in said}}
         result = await self._loop.run_in_executor(self._workers, self._carry_out, session.operator, command)
         return Response("200 OK", (JSON, *PROTECTION), json.dumps(result).encode())
 

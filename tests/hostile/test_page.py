@@ -47,11 +47,11 @@ def now(port):
     try:
         return json.loads(page_of(port))
     except OSError:
-        return {"runs": [{"rounds": [], "state": ""}], "devices": [], "log": []}
+        return {"runs": [{"rounds": [], "state": "", "devices": []}], "log": []}
 
 
 def row_of(port, device):
-    return next((row for row in now(port)["devices"] if row["name"] == device), {"state": ""})
+    return next((row for row in now(port)["runs"][0]["devices"] if row["name"] == device), {"state": ""})
 
 
 def said_by_four(port):
@@ -204,6 +204,11 @@ def test_a_code_logs_in_once_and_a_command_with_the_same_id_has_one_effect(tmp_p
         commands = ask(f.run, "show", "")["commands"]
         assert [(one["operator"], one["verb"]) for one in commands] == [(login["operator"], "pause")] * 2
         assert post(port, "/command", {**once, "id": "short"}, **mine)[2]["verdict"] == "refused"
+        other = {**once, "verb": "stop", "run": "red", "id": "8" * 32}
+        assert (
+            post(port, "/command", other, **mine)[2]["words"]
+            == f"this coordinator conducts only {f.run.name}"
+        )
         assert (
             post(port, "/command", {**once, "verb": "page", "id": "7" * 32}, **mine)[2]["verdict"]
             == "refused"
@@ -243,7 +248,7 @@ OPERABLE = ("button", "textbox", "dialog", "region", "image", "log", "progressba
 
 def logged_in(f, browser):
     """Open the address that `protofleet page` prints, and wait for the buttons."""
-    browser.call("Page.navigate", url=ask(f.run, "page", "")["url"])
+    browser.open(ask(f.run, "page", "")["url"])
     browser.wait_until("!document.querySelector('#operate').hidden")
 
 

@@ -109,10 +109,11 @@ class Operator:
 
 
 class Page:
-    """A browser that has logged in to the live page of the active run."""
+    """A browser that has logged in to the live page of a run."""
 
     def __init__(self, address):
-        self.root, _, code = address.partition("#c=")
+        self.root, _, rest = address.partition("#c=")
+        code, _, self.run = rest.partition("&run=")
         self.headers = {}
         answer, headers = self.post("login", {"code": code})
         self.headers = {"Cookie": headers["Set-Cookie"].split(";")[0], "X-Protofleet": answer["key"]}
@@ -124,7 +125,9 @@ class Page:
             return json.load(answer), answer.headers
 
     def command(self, verb, reason):
-        return self.post("command", {"id": secrets.token_hex(16), "verb": verb, "reason": reason})[0]
+        return self.post(
+            "command", {"id": secrets.token_hex(16), "verb": verb, "run": self.run, "reason": reason}
+        )[0]
 
     def now(self):
         with urllib.request.urlopen(self.root + "now", timeout=10) as answer:
@@ -220,7 +223,7 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     page = operator.page("red")
     paused = page.command("pause", "no power")
     operator.wait_for(red="paused")
-    assert paused["verdict"] == "done" and page.now()["runs"][0]["name"] == "red"
+    assert paused["verdict"] == "done" and page.now()["runs"][0]["run"] == "red"
     assert operator.submit("blue") == 0 and operator.submit("green", "--priority", "1") == 0
     capsys.readouterr()
     assert operator.say("show", "blue") == 0

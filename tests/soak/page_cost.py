@@ -1,7 +1,9 @@
-"""`python -m tests.soak.page_cost` measures what ten streams of the live page cost the coordinator of a real run.
+"""`python -m tests.soak.page_cost` measures what ten streams of the live page cost a coordinator of two runs.
 
-Six devices answer at once, about one round in a second. The streams are open in each second window, so both kinds of
-windows have the same load. The result is the difference of the coordinator's CPU time, as a share of one core.
+Six real devices take part in both runs, about one round of each run in two seconds. The streams are open in each
+second window, so both kinds of windows have the same load.
+
+The result is the difference of the coordinator's CPU time, as a share of one core.
 """
 
 from __future__ import annotations
@@ -17,15 +19,34 @@ import time
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.round.policy import Policy
-from protofleet.federation.brokers.ports import free_port
-from tests.hostile.device import honest
-from tests.hostile.federation import Federation
+from protofleet.cli.queue_socket import ask_queue
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.errors import RunError
+from tests.hostile.federation import CLASSES, SIZE, Federation
 
 STREAMS: Final = 10
 WINDOWS: Final = 8  # Pairs of windows without and with streams.
 SECONDS: Final = 10.0
 NAMES: Final = tuple(f"board-{i}" for i in range(6))
+EXPERIMENT: Final = f"""
+rounds = 10000
+classes = {CLASSES}
+size = {SIZE}
+
+[network]
+name = "mlp"
+
+[method]
+name = "fedavg"
+lr = 0.02
+
+[policy]
+quorum = {len(NAMES)}
+gather = {len(NAMES)}
+patience_seconds = 600
+pause_seconds = 2.0
+"""
+RUNS: Final = ("red", "blue")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -55,26 +76,37 @@ def with_streams(pid: int, port: int) -> float:
         return share(pid)
 
 
+def asked(runs: Path, verb: str, run: str = "", **more: object) -> dict[str, object]:
+    """Ask the coordinator; return {} while it does not answer."""
+    with contextlib.suppress(RunError, SettingsError):
+        return ask_queue(runs, {"verb": verb, "run": run, **more})
+    return {}
+
+
+def rounds_of(runs: Path) -> list[int]:
+    return [int(str(asked(runs, "show", name).get("round", 0))) for name in RUNS]
+
+
 def main() -> int:
-    port = free_port()
-    policy = Policy(quorum=len(NAMES), gather=len(NAMES), patience_seconds=600, pause_seconds=1.0)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Federation(Path(folder), *NAMES, rounds=10_000, policy=policy, page_port=port, forked=False) as f,
-    ):
-        coordinator = f.coordinator()
+    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), *NAMES, forked=False) as f:
+        service, runs = f.service(), Path(folder) / "runs"
+        f.wait_until(lambda: asked(runs, "runs"), "the coordinator")
+        for name in RUNS:
+            asked(runs, "submit", name, experiment=EXPERIMENT, after="", priority=0)
+        f.forked = True  # The devices share their memory.
         for name in NAMES:
-            f.raw(name, honest)
-        f.wait_until(lambda: len(f.rounds()) > 2, "three rounds")
-        assert coordinator.child is not None
-        pid, rounds = coordinator.child.pid, len(f.rounds())
+            f.device(name, stays=True)
+        f.wait_until(lambda: min(rounds_of(runs)) > 3, "three rounds of both runs", 300)
+        assert service.child is not None
+        pid, before = service.child.pid, rounds_of(runs)
+        port = int(str(asked(runs, "page")["url"]).split(":")[2].split("/")[0])
         pairs = [(share(pid), with_streams(pid, port)) for _ in range(WINDOWS)]
-        rounds = len(f.rounds()) - rounds
+        done = [after - first for first, after in zip(before, rounds_of(runs), strict=True)]
     for without, streams in pairs:
         sys.stdout.write(f"without {without:.2%}, with {STREAMS} streams {streams:.2%} of a core\n")
     more = [streams - without for without, streams in pairs]
     sys.stdout.write(
-        f"{rounds} rounds; {STREAMS} streams cost {statistics.median(more):.2%} of a core (median)\n"
+        f"{done} rounds; {STREAMS} streams cost {statistics.median(more):.2%} of a core (median)\n"
     )
     return 0
 

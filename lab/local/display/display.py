@@ -20,6 +20,9 @@ class Display(Protocol):
 
     def print(self, text: str) -> None: ...
 
+    def show_page(self, address: str) -> None:
+        """Show the address of the live page, which logs a browser in."""
+
     def handle_line(self, line: str) -> None:
         """Handle a line that the coordinator has printed. The line is an event as JSON, or any other text."""
 

@@ -184,6 +184,10 @@ class ProgressDisplay:
         # With str in place of Text, rich would read square brackets in a device's text as markup.
         self._console.print(Text(text), soft_wrap=True)
 
+    def show_page(self, address: str) -> None:
+        """Print the address of the live page."""
+        self.print(f"page {address}")
+
     def show_result(self, text: str) -> None:
         """Print the result of the finished run."""
         self.print(text)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -131,17 +132,25 @@ def test_an_interrupt_ends_all_its_processes_and_the_next_run_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_function_that_raises_in_a_round_ends_the_run_and_its_error_comes_out(tmp_path, monkeypatch):
+def test_a_function_that_raises_in_a_round_ends_the_run_and_its_page_and_its_error_comes_out(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(furnished(tmp_path))
+    printed = []
 
     class EnoughError(Exception):
         pass
 
     def enough(record):
+        printed.append(capsys.readouterr())
+        address, _, code = printed[0].err.strip().removeprefix("page ").partition("#c=")
+        with urllib.request.urlopen(f"{address}now", timeout=10) as told:
+            assert code and json.load(told)["runs"][0]["run"] == "small"
         raise EnoughError(record["round"])
 
     with pytest.raises(EnoughError, match="1"):
-        protofleet.run("small.toml", progress=enough)
+        protofleet.run("small.toml", progress=enough, page=True)
+    assert printed[0].out == ""
     assert not [pid for pid in descendants(os.getpid()) if "protofleet" in name_of(pid)]
 
 

@@ -42,8 +42,8 @@ def test_a_run_with_a_page_prints_its_address_and_serves_it_until_the_end(tmp_pa
                 with urllib.request.urlopen(str(found["url"]), timeout=SOON) as told:
                     found["html"] = told.read()
     assert run.returncode == 0
-    assert found["now"]["runs"][0]["name"] == "small" and found["now"]["runs"][0]["planned"] == 40
-    assert {row["name"] for row in found["now"]["devices"]} == {"device-1", "device-2", "device-3"}
+    assert found["now"]["runs"][0]["run"] == "small" and found["now"]["runs"][0]["planned"] == 40
+    assert {row["name"] for row in found["now"]["runs"][0]["devices"]} == {"device-1", "device-2", "device-3"}
     assert b"<script>" in found["html"]
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(str(found["url"]), timeout=SOON)
