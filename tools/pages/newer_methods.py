@@ -46,9 +46,7 @@ PLACES: Final = 4  # Decimal places of an accuracy in percent.
 NOTE: Final = (
     "Accuracy is the mean over the domains, with the sample standard deviation if there are several seeds. The "
     "column 'apart' has the mean and the deviation of the differences to FedAvg in the same view, seed by seed. "
-    "SCAFFOLD and FedDyn have no momentum. One seed chose each value, and of equal values the lowest. "
-    "Each table 'without a search' has one seed, earlier sources, and a FedAvg of its own; compare its rows only "
-    "with each other."
+    "SCAFFOLD and FedDyn have no momentum. One seed chose each value, and of equal values the lowest."
 )
 Runs = Mapping[int, ComparedRun]  # Run of each seed.
 Searched = Mapping[float, Runs]  # Runs of each value of the setting that was searched.
