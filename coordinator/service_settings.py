@@ -16,6 +16,7 @@ from protofleet.coordinator.method_settings import Layer, require_own_settings
 from protofleet.methods.plugins.paths import TABLES
 from protofleet.protocol.settings.bounds import Slots
 from protofleet.protocol.settings.reader import SettingsError, Table, decode, encode, parse_toml
+from protofleet.protocol.settings.suggest import there_are
 
 # Keys that name a run. A file without all of them is the file of a coordinator that stays up.
 OF_A_RUN: Final = ("name", "rounds", "method")
@@ -45,6 +46,7 @@ class QueueSettings:
 
 
 OF_THE_QUEUE: Final = frozenset(one.name for one in fields(QueueSettings))
+KNOWN: Final = OF_AN_EXPERIMENT | OF_THE_SERVICE | OF_THE_QUEUE | {"data", "base"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,9 @@ def experiment_in(text: str) -> Table:
         raise SettingsError(f"the experiment has {size:,} bytes; the limit is {MOST_EXPERIMENT:,}")
     table = parse_toml(text.encode(), "the experiment")
     for key in table:
+        if key not in KNOWN:
+            keys = there_are(key, sorted(OF_AN_EXPERIMENT))
+            raise SettingsError(f"{key} is not a setting of an experiment; {keys}")
         if key in OF_THE_SERVICE | OF_THE_QUEUE or key in ("data", "base"):
             raise SettingsError(
                 f"{key} is not a setting of a submitted experiment, because it belongs to the machine of a party; "

@@ -104,11 +104,15 @@ class RunFollower:
         if not isinstance(message, State):
             self.context.status.coordinator_answered = True
         self.run.heard(message)
-        self._watchdog.heard(self.link.last_new_message_at)
+        self.note_new_message()
         if received.run != self.run.name:
             self.tasks.change_run(received.run)
         if not says_run_is_over(message):
             self.run_end.contradicted()
+
+    def note_new_message(self) -> None:
+        """Tell the watchdog when the last new message of the coordinator arrived, also a message about no run."""
+        self._watchdog.heard(self.link.last_new_message_at)
 
     def _is_missed(self, status: RoundStatus) -> bool:
         """Return whether the coordinator waits for this device, but this device has not received the task.

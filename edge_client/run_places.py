@@ -185,6 +185,7 @@ class RunPlaces:
         if not self.active.several:
             self.first.handle(received)
             return
+        self.first.note_new_message()
         for follower in self._awake:
             follower.handle(replace(received, run=follower.run.name))
         self._lobby.received(state, received.epoch)

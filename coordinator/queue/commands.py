@@ -136,7 +136,8 @@ def decide(
         return _extend(command, run, refusal)
     state = NEXT_STATE.get((run.state, command.verb))
     if state is None:
-        return Decision(REFUSED, f"the run is {run.state}; submit it again under another name")
+        name = "" if run.may_come_again else " under another name"
+        return Decision(REFUSED, f"the run is {run.state}; submit it again{name}")
     if state == run.state:
         return Decision(
             DONE,
@@ -175,14 +176,17 @@ def _submit(
     if origin := submission.origin:
         row = replace(row, origin_run=origin.run, origin_round=origin.round, origin_object=origin.object)
         words += f"; it starts with {origin.words()}"
-    return Decision(DONE, words, (row,), _forgotten(runs, submission.after))
+    others = {name: run for name, run in runs.items() if name != row.name}
+    return Decision(DONE, words, (row,), _forgotten(others, submission.after))
 
 
 def _problem(command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun]) -> str:
-    if command.run in runs:
+    if command.run in runs and not runs[command.run].may_come_again:
         return f"there is a run {command.run} already; choose another name with --name"
     if submission.problem:
         return submission.problem
+    if submission.after == command.run:
+        return f"{command.run} cannot come after itself; name another run with --after"
     if submission.after and submission.after not in runs:
         return f"the queue has no run {submission.after}; `protofleet runs` lists the runs"
     if abs(submission.priority) > MOST_PRIORITY:

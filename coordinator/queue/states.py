@@ -67,6 +67,12 @@ class QueuedRun:
         return Origin(self.origin_run, self.origin_round, self.origin_object) if self.origin_run else None
 
     @property
+    def may_come_again(self) -> bool:
+        """Return whether a run of this name can be submitted again, because this one has failed or never started."""
+        is_given_up = self.state == FAILED or (self.state == STOPPED and not self.started)
+        return bool(self.closed) and is_given_up
+
+    @property
     def is_active(self) -> bool:
         """Return whether devices may hold the state of this run, so that it has a slot."""
         return bool(self.started) and not self.closed

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from protofleet.cli.operate import line_of_command
 from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue
+from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.command.arguments import PRIORITY, Subparsers
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options, fitted
+
+MOST_LETTERS: Final = 64  # Largest number of letters of a run's name in a message.
 
 
 def add_queue(commands: Subparsers) -> None:
@@ -92,7 +95,7 @@ def _text_of(path: Path) -> str:
 
 def _say(listing: Listing, run: str, response: dict[str, Any]) -> int:
     done = response["verdict"] == "done"
-    listing.line(f"{run}: {response['words']}", wrong=not done)
+    listing.line(f"{printable(run)[:MOST_LETTERS]}: {response['words']}", wrong=not done)
     listing.end(response)
     return 0 if done else FAILED
 

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings, is_service
+from protofleet.coordinator.service_settings import (
+    MOST_EXPERIMENT,
+    OF_AN_EXPERIMENT,
+    ServiceSettings,
+    is_service,
+)
 from protofleet.protocol.settings.reader import SettingsError
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-queue.md"
@@ -19,6 +24,14 @@ def service():
     table = tomllib.loads(text)
     assert is_service(table)
     return ServiceSettings.of(table)
+
+
+def test_the_experiment_in_the_documents_can_be_submitted_and_names_all_keys_of_a_run():
+    page = PAGE.read_text()
+    (text,) = re.findall(r"^```toml submitted\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert service().of_run("fedavg", text).rounds == 20
+    (row,) = (line for line in page.splitlines() if line.startswith("| `name`, `rounds`, `classes`"))
+    assert set(re.findall(r"`(\w+)`", row.split("|")[1])) == OF_AN_EXPERIMENT - {"experiment"}
 
 
 def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_service_in_the_documents():
@@ -38,6 +51,10 @@ def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_service_i
         (
             EXPERIMENT + "[select]\nmost = 2\n[policy]\nquorum = 3\n",
             "select.most is 2, but policy.quorum is 3",
+        ),
+        (
+            "roundz = 2\n" + EXPERIMENT,
+            "roundz is not a setting of an experiment; did you mean rounds? there are",
         ),
         (EXPERIMENT + "[", "the experiment is not TOML"),
         (EXPERIMENT + "#" * MOST_EXPERIMENT, "the limit is 65,536"),

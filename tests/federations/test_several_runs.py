@@ -17,6 +17,7 @@ from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.here_timer import HERE_SECONDS
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
 from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.link.base import unverified_header
@@ -286,3 +287,11 @@ def test_a_coordinator_of_one_run_refuses_a_device_that_the_run_does_not_select_
         in run.agents["device-2"].view.problem
     )
     assert not red.link.meter.rejected and not run.service.context.bans.ignored
+
+
+def test_a_device_hears_from_a_coordinator_that_has_no_run(tmp_path):
+    run = several(tmp_path, stays=True)
+    for each in list(run.service.runs.values()):
+        run.service.remove(each.name)
+    run.run(until=lambda: run.clock.now > 2 * SILENT_SECONDS, limit=SECONDS)
+    assert not any(agent.view.coordinator_silent for agent in run.agents.values())

@@ -93,6 +93,31 @@ def test_each_command_does_in_each_state_what_the_table_says(state, stop, pause,
         assert changed.closed == (wanted == "stopped" and not row("a", state).started)
 
 
+def test_an_active_run_that_goes_on_after_a_pause_is_running_at_once():
+    paused = row("a", "queued", started=NOW)
+    assert settle(runs(paused), {}, slots=1) == Change("a", "running", "")
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("started", [0, NOW])
+def test_only_a_run_that_failed_or_was_stopped_before_its_start_can_be_submitted_again(state, started):
+    before = row("a", state, number=7, started=started, ended=NOW, closed=int(state in FINAL))
+    command = QueueCommand(bytes(16), "local:ann", "submit", "a")
+    decision = decide(command, runs(before), NOW, Submission("rounds = 4", 4))
+    if state == "failed" or (state == "stopped" and not started):
+        (again,) = decision.changed
+        assert (again.state, again.number, again.rounds, again.started) == ("submitted", 8, 4, 0)
+    else:
+        assert (decision.verdict, decision.changed) == ("refused", ())
+        assert "there is a run a already" in decision.words
+
+
+def test_a_run_cannot_come_after_itself():
+    command = QueueCommand(bytes(16), "local:ann", "submit", "a")
+    decision = decide(command, {}, NOW, Submission("rounds = 4", 4, after="a"))
+    assert decision.words == "a cannot come after itself; name another run with --after"
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_the_rounds_of_a_run_are_set_in_each_state_that_is_not_over_unless_the_run_itself_refuses(state):
     command, a = QueueCommand(bytes(16), "local:ann", "extend", "a", rounds=5), row("a", state)
@@ -121,6 +146,7 @@ FACTS = {
         ("submitted", None, Change("a", "queued", "waits for its turn")),
         ("queued", None, Change("a", "starting", "")),
         ("starting", None, Conduct("a")),
+        ("starting", "rests", Change("a", "running", "")),
         ("starting", "ready", Change("a", "running", "")),
         ("running", None, Conduct("a")),
         ("running", "ready", None),
@@ -163,7 +189,7 @@ def test_one_run_is_active_at_a_time_and_the_others_start_by_priority_and_then_i
     for state in ("paused", "queued"):
         held = replace(third, state=state, started=NOW)
         found = settle(runs(first, second, held), {"c": FACTS["rests"]})
-        assert found == (None if state == "paused" else Change("c", "starting", ""))
+        assert found == (None if state == "paused" else Change("c", "running", ""))
     words = waits_for(first, runs(first, second, row("c", "paused", 3, started=NOW)))
     assert words == (
         "waits for c, which is paused and holds the devices; resume it or stop it; 1 run is before it in the queue"
