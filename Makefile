@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator federation lab deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test near test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo docs test near test-all test-containers check format bench bench-check peers exports gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## list all targets
@@ -88,6 +88,9 @@ bench: $(VENV)/.dev mosquitto ## measure costs, as ratios to one run: make bench
 
 bench-check: $(VENV)/.dev mosquitto ## find measures that are worse than the last stored figures, in pairs with their commit
 	@$(BIN)/python -m benchmarks check $(ARGS)
+
+peers: $(VENV)/.all mosquitto ## start the benchmarks of other systems once, which are installed first: minutes
+	@PROTOFLEET_PEERS=1 $(BIN)/python -m pytest -n 0 -rP tests/benchmarks/test_quoted.py -k flower $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation site in build/docs; a warning or a broken link is an error
 	@$(BIN)/python -m tools.site
