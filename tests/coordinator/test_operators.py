@@ -121,17 +121,19 @@ def test_an_error_of_ours_in_the_work_for_one_operator_pauses_only_this_operator
 
 def command(verb="stop", run="red", grants=("view", "run"), **more):
     sender = Sender(frozenset(grants), 5, more.pop("newest", 1), "h")
-    return QueueCommand(more.pop("id", bytes(16)), "alice", verb, run, "", sender)
+    return QueueCommand(more.pop("id", bytes(16)), "alice", verb, run, sender=sender)
 
 
 @pytest.mark.parametrize(
     ("verb", "grants", "needed"),
     [("runs", ("run",), "view"), ("show", (), "view"), ("log", ("admit",), "view"), ("submit", ("view",), "run"),
-     ("stop", ("view", "lead"), "run"), ("anything", ("view",), "run")],
+     ("stop", ("view", "lead"), "run"), ("anything", ("view",), "run"),
+     ("label", ("view", "run"), "admit"), ("labels", ("admit",), "view")],
 )  # fmt: skip
 def test_a_denial_names_the_grant_that_is_missing(verb, grants, needed):
     assert denial_of(command(verb, grants=grants)) == f"alice has no grant {needed!r}, which {verb} needs"
-    assert denial_of(command(verb)) == "" == denial_of(QueueCommand(bytes(16), "local:ann", verb, ""))
+    every = command(verb, grants=("view", "run", "admit"))
+    assert denial_of(every) == "" == denial_of(QueueCommand(bytes(16), "local:ann", verb, ""))
 
 
 def test_a_submission_without_the_grant_is_denied_before_its_experiment_is_read():
