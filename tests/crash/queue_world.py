@@ -126,7 +126,7 @@ class QueueWorld(Simulation):
         self.disk.make(self.runs_folder)
         self.disk.make(queue_folder(self.runs_folder))
         keys = self.keys[COORDINATOR]
-        conducted = RunService(self.settings, "", False, lambda folder: None, {}, keys, self.keyring)
+        conducted = RunService(self.settings, "", False, lambda folder: None, {}, keys, self.keyring, {})
         self.service = ServiceLoop(conducted)
         conducted.settle()
         self.connection.connect()
