@@ -21,6 +21,7 @@ from protofleet.coordinator.queue.commands import (
     shown_commands,
     training_is_over,
 )
+from protofleet.coordinator.queue.states import WAITING
 from protofleet.coordinator.round.events import Event, Extended, Paused, SaveResult, Stage, Stopped
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.spool.spool import Spool
@@ -154,9 +155,9 @@ def state_of(m: RoundMachine, view: RunView) -> tuple[str, str]:
     if m.paused:
         return ("paused" if m.stage is Stage.GATHERING else "pausing"), m.paused
     if view.disk_full:
-        return "waiting", view.disk_full
+        return WAITING, view.disk_full
     if m.stage is not Stage.GATHERING:
         return "running", ""
     if m.next_round_at:
-        return "waiting", "policy.pause_seconds or policy.hours delay the next round"
-    return "waiting", f"{len(m.roster)} devices are present, and a round needs {m.least}"
+        return WAITING, "policy.pause_seconds or policy.hours delay the next round"
+    return WAITING, f"{len(m.roster)} of the {m.least} devices that a round needs are present"

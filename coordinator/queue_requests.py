@@ -18,7 +18,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.security.operators import ADMIT, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.wire.names import valid_name
+from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.control_socket import SECONDS
 
@@ -94,7 +94,8 @@ def problem_of(command: QueueCommand) -> str:
         if command.run or command.verb not in OF_NO_RUN:
             valid_name(command.run)
     except ValueError:
-        return f"{command.run[:MOST_SHOWN]!r} is not the name of a run"
+        letters = f" ({len(command.run):,} letters)" if len(command.run) > MOST_SHOWN else ""
+        return f"{command.run[:MOST_SHOWN]!r}{letters} is not the name of a run; a name has {RULE}"
     return ""
 
 

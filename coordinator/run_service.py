@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,10 +56,11 @@ from protofleet.coordinator.queue.states import (
     PAUSED,
     STARTING,
     STATES,
+    WAITING,
     QueuedRun,
     RunFact,
     active_runs,
-    turn,
+    in_groups,
     waits_for,
 )
 from protofleet.coordinator.queue_requests import (
@@ -468,8 +470,11 @@ class RunService:
     def _view(self, command: QueueCommand) -> Mapping[str, Any]:
         match command.verb:
             case "runs":
-                runs = sorted(self._queue.runs.values(), key=lambda run: (run.closed, *turn(run)))
-                return {"verdict": DONE, "words": "", "runs": [self._shown(run) for run in runs]}
+                return {
+                    "verdict": DONE,
+                    "words": "",
+                    "runs": [self._shown(run) for run in chain(*in_groups(self._queue.runs))],
+                }
             case "show" if command.run in self._queue.runs:
                 return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
             case "labels":
@@ -517,7 +522,9 @@ class RunService:
     def _shown(self, run: QueuedRun) -> dict[str, Any]:
         reason = waits_for(run, self._queue.runs, self._settings.queue.slots)
         if not reason and (conducted := self._open.get(run.name)) is not None:
-            reason = conducted.run.participants.misfits.words
+            fact = self._facts.get(run.name)
+            waiting = fact.reason if fact is not None and fact.state == WAITING else ""
+            reason = conducted.run.participants.misfits.words or waiting
         return {
             "run": run.name, "state": run.state, "reason": reason, "rounds": run.rounds,
             "over": bool(run.closed),

@@ -190,7 +190,9 @@ class TaskHandler:
         if run != self.run.name:
             self._drop_result(job)
         elif isinstance(job, ValueError) and not isinstance(job, DamagedError):
-            # For example, the device's network does not fit the method or the samples.
+            # For example, the device's network does not fit the method or the samples. This object may follow another
+            # run later.
+            self.queue.done()
             self._refuse_plan(job)
         elif isinstance(job, Exception):
             self._work_failed(job)

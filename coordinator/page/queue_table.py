@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protofleet.coordinator.page.page_state import Row, short
-from protofleet.coordinator.queue.states import FINAL, QueuedRun, turn, waits_for
+from protofleet.coordinator.queue.states import FINAL, QueuedRun, in_groups, waits_for
 
 MOST_WAITING: Final = 40  # Largest number of runs with a row that have not begun.
 MOST_OVER: Final = 20  # Largest number of runs with a row that are over.
@@ -22,15 +22,7 @@ class QueueTable:
     @staticmethod
     def of(runs: Mapping[str, QueuedRun], slots: int) -> QueueTable:
         """Return the active runs, then the waiting runs, and the runs that are over, the newest of them first."""
-        active = sorted((run for run in runs.values() if run.is_active), key=turn)
-        begun = {run.name for run in active}
-        waiting = sorted(
-            (run for run in runs.values() if run.state not in FINAL and run.name not in begun), key=turn
-        )
-        over = sorted(
-            (run for run in runs.values() if run.state in FINAL and run.name not in begun),
-            key=lambda run: (run.ended, run.number), reverse=True,
-        )  # fmt: skip
+        active, waiting, over = in_groups(runs)
         shown = [*active, *waiting[:MOST_WAITING], *over[:MOST_OVER]]
         rows = tuple(_row(run, waits_for(run, runs, slots)) for run in shown)
         return QueueTable(rows, max(0, len(waiting) - MOST_WAITING), max(0, len(over) - MOST_OVER))

@@ -10,11 +10,10 @@ from typing import Any, Final
 from protofleet.coordinator.devices.labels import NO_LABELS, DeviceLabels
 from protofleet.coordinator.queue.commands import DONE, REFUSED, Decision
 from protofleet.protocol.settings.suggest import there_are
-from protofleet.protocol.wire.names import NAME
+from protofleet.protocol.wire.names import NAME, RULE
 
 MOST_LABELS: Final = 16  # Largest number of labels of a device.
 MOST_NAMED: Final = 8  # Largest number of devices that a message names.
-RULE: Final = "1 to 64 of the characters A-Z a-z 0-9 _ . -, and the first must be a letter or a digit"
 
 
 @dataclass(frozen=True, slots=True)

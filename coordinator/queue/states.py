@@ -17,6 +17,7 @@ PAUSED: Final = "paused"
 FINISHED: Final = "finished"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
+WAITING: Final = "waiting"  # State of an active run that waits for devices; the queue does not store it.
 FINAL: Final = frozenset({FINISHED, FAILED, STOPPED})
 STATES: Final = (SUBMITTED, QUEUED, STARTING, RUNNING, PAUSING, PAUSED, FINISHED, FAILED, STOPPED)
 
@@ -82,7 +83,7 @@ class QueuedRun:
 class RunFact:
     """The state of an active run according to its own folder; only data that are on the disk count."""
 
-    state: str  # A state of NEXT_STATE, or "waiting" if the run waits for devices.
+    state: str  # A state of NEXT_STATE, or WAITING if the run waits for devices.
     reason: str
     closed: bool = False  # True if nothing of the run is left to do.
 
@@ -90,6 +91,16 @@ class RunFact:
 def active_runs(runs: Mapping[str, QueuedRun]) -> list[QueuedRun]:
     """Return the active runs, the oldest first."""
     return sorted((run for run in runs.values() if run.is_active), key=lambda run: (run.started, run.number))
+
+
+def in_groups(runs: Mapping[str, QueuedRun]) -> tuple[list[QueuedRun], list[QueuedRun], list[QueuedRun]]:
+    """Return the active runs, the oldest first, the waiting runs, and the runs that are over, the newest first."""
+    active = active_runs(runs)
+    begun = {run.name for run in active}
+    others = [run for run in runs.values() if run.name not in begun]
+    waiting = sorted((run for run in others if run.state not in FINAL), key=turn)
+    over = sorted((run for run in others if run.state in FINAL), key=lambda run: (-run.ended, -run.number))
+    return active, waiting, over
 
 
 def waits_for(run: QueuedRun, runs: Mapping[str, QueuedRun], slots: int = 1) -> str:

@@ -12,6 +12,7 @@ TopicParty: TypeAlias = Literal["device", "coordinator", "operator"]
 EVERYBODY: Final = "*"
 COORDINATOR: Final = "coordinator"
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+RULE: Final = "1 to 64 of the characters A-Z a-z 0-9 _ . -, and the first must be a letter or a digit"
 
 
 def valid_name(name: str) -> str:
@@ -21,8 +22,7 @@ def valid_name(name: str) -> str:
     """
     if re.fullmatch(NAME, name):
         return name
-    rule = "1 to 64 of the characters A-Z a-z 0-9 _ . -, and the first must be a letter or a digit"
-    raise ValueError(f"{name!r} is no name; a name has {rule}")
+    raise ValueError(f"{name!r} is no name; a name has {RULE}")
 
 
 def valid_device(name: str) -> str:

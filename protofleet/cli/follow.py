@@ -34,12 +34,16 @@ def follow(options: argparse.Namespace) -> int:
 
     run, send, said = options.run.absolute(), through_broker(options), ""
     # Through the broker, only the number of the round is known.
-    rounds = None if send else NewRounds(run / "rounds.jsonl")
+    rounds, has_answered = None if send else NewRounds(run / "rounds.jsonl"), False
     while True:
         try:
             request = {"verb": "show", "run": run.name}
             state = send(request) if send else ask_queue(run.parent, request)
+            has_answered = True
         except (RunError, BrokerError) as error:
+            # From another machine, the first question shows whether the settings of the operator can be used.
+            if send and not has_answered:
+                raise
             state = {"verdict": "unknown", "words": f"{error}; waiting for it"}
         if state["verdict"] in ("refused", "denied"):
             print(f"{run.name}: {state['words']}", flush=True)

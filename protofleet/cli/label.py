@@ -38,7 +38,11 @@ def _ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]
 
 
 def _label(options: argparse.Namespace) -> int:
+    from protofleet.protocol.settings.reader import SettingsError
+
     listing = Listing.of(options)
+    if options.group is not None and not options.device:
+        raise SettingsError("--group names no device; name one: protofleet label DEVICE --group GROUP")
     if options.labels or options.group is not None:
         request = {
             "verb": "label",
@@ -57,8 +61,7 @@ def _label(options: argparse.Namespace) -> int:
         listing.line(response["words"], wrong=True)
         listing.end(response)
         return FAILED
-    _list(listing, response, options.device)
-    return 0
+    return _list(listing, response, options.device)
 
 
 def labels_in(texts: Sequence[str]) -> dict[str, str]:
@@ -76,7 +79,7 @@ def labels_in(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _list(listing: Listing, response: dict[str, Any], device: str) -> None:
+def _list(listing: Listing, response: dict[str, Any], device: str) -> int:
     from protofleet.coordinator.devices.labels import DeviceLabels
 
     shown = [one for one in response["devices"] if device in ("", one["device"])]
@@ -84,6 +87,9 @@ def _list(listing: Listing, response: dict[str, Any], device: str) -> None:
     for one in shown:
         words = DeviceLabels(one["group"], one["labels"]).words()
         listing.line(f"{one['device']:{width}}  {words}{'' if one['enrolled'] else '; not enrolled'}")
-    if not shown:
-        listing.line(f"{device} is not enrolled" if device else "no device is enrolled")
+    if device and not shown:
+        listing.line(f"{device} is not enrolled; `protofleet label` lists the devices", wrong=True)
+    elif not shown:
+        listing.line("no device is enrolled")
     listing.end({**response, "devices": shown})
+    return FAILED if device and not shown else 0

@@ -93,7 +93,7 @@ def lines_of(state: dict[str, Any]) -> list[str]:
         where = f"round {state['round']} of {state['rounds']}"
         if state["phase"]:
             where += f", {state['phase']}: {state['answered']} of {state['asked']} have answered"
-        lines.append(f"{where}, {state['present']} devices are present")
+        lines.append(f"{where}; devices present: {state['present']}")
         if not state["connected"]:
             lines.append("the coordinator has no connection to the broker")
     return lines + [line_of_command(one) for one in state["commands"]]

@@ -323,6 +323,10 @@ def test_a_run_that_no_device_can_follow_ends_no_device_and_the_other_runs_go_on
     assert operator.submit("red") == 0
     operator.wait_for(red="finished", larger="running", classes="running")
     assert all(device.child.poll() is None for device in devices)
+    assert operator.say("stop", "larger") == operator.say("stop", "classes") == 0
+    for name in ("blue", "green"):  # Together they need both places of each device.
+        assert operator.submit(name, text=EXPERIMENT.replace("rounds = 2", "rounds = 5")) == 0
+    operator.wait_for(blue="finished", green="finished")
 
 
 def test_only_the_run_whose_folder_is_missing_is_paused(operator, capsys):

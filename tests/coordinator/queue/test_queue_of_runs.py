@@ -7,7 +7,7 @@ import pytest
 
 from protofleet.coordinator.devices.labels import DeviceLabels
 from protofleet.coordinator.queue.commands import Decision, QueueCommand, Submission, decide
-from protofleet.coordinator.queue.labelling import RULE, Labelling, decide_labels
+from protofleet.coordinator.queue.labelling import Labelling, decide_labels
 from protofleet.coordinator.queue.queue_file import QUEUE_FILE, QueueFile
 from protofleet.coordinator.queue.settle import Change, Conduct, Tell, settle
 from protofleet.coordinator.queue.states import FINAL, STATES, QueuedRun, RunFact, waits_for
@@ -15,6 +15,7 @@ from protofleet.coordinator.spool.index import FencedError, RunMismatchError
 from protofleet.coordinator.spool.origin import Origin
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.names import RULE
 from tests.coordinator.queue.world import World
 
 NOW = 1_790_000_000
