@@ -94,6 +94,8 @@ class AnyWeather(RuleBasedStateMachine):
         self.now, self.said = 0.0, []
         self.unenrolled = set()
         self.reborn = 0  # number of commands of earlier processes
+        # Whether a device was silent after the last step, and the rounds in which one was silent.
+        self.had_silent, self.rounds_with_silent = False, set()
         self.machine = self.machine_class(self.policy, self.policy.rounds)
         self.thinking = None  # the Advance that the worker has in hand
         self.disk = {"save": None, "closed": {}, "accepted": {}}
@@ -267,8 +269,12 @@ class AnyWeather(RuleBasedStateMachine):
     @invariant()
     def only_who_is_there_is_invited(self):
         assert set(self.machine.cohort) <= set(DEVICES) and len(self.machine.cohort) <= max(3, len(DEVICES))
+        # The silent device that is asked in addition may have answered since, and then it is not silent any more.
+        if self.machine.silent.devices or self.had_silent:
+            self.rounds_with_silent.add(self.machine.round)
+        self.had_silent = bool(self.machine.silent.devices)
         if not self.machine.evaluating:
-            in_addition = 1 if self.machine.silent.devices else 0
+            in_addition = 1 if self.machine.round in self.rounds_with_silent else 0
             most = self.policy.cohort + self.policy.spares + in_addition
             assert len(self.machine.cohort) <= most or self.reborn
 
