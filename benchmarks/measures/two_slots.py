@@ -12,8 +12,6 @@ from benchmarks.harness.processes import cpu_seconds
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.queue_fleet import LEARNING, QueueFleet
 
-LEAST_OVERLAP = 0.7  # Least part of the time of two runs at once in which both are active.
-
 
 @dataclass(frozen=True, slots=True)
 class Spent:
@@ -28,6 +26,7 @@ class TwoSlots:
     epochs: int  # Epochs of training of a device in a round; one epoch takes about 7 ms of CPU.
     devices: int = 4
     rounds: int = 40
+    overlap: float = 0.7  # Least part of the time of two runs at once in which both are active.
     figures: ClassVar = {
         "coordinator's CPU, at once / in turn": Figure("", steady=True),
         "CPU of all, at once / in turn": Figure("", steady=True),
@@ -67,7 +66,7 @@ class TwoSlots:
         before = spent(fleet)
         rows = self._conduct(fleet, f"red-{number}", f"blue-{number}")
         after = spent(fleet)
-        demand_order(list(rows.values()), slots)
+        demand_order(list(rows.values()), slots, self.overlap)
         fleet.end_coordinator()
         return Spent(after.coordinator - before.coordinator, after.all - before.all)
 
@@ -88,7 +87,7 @@ def spent(fleet: QueueFleet) -> Spent:
     return Spent(cpu_seconds(fleet.process.pid), fleet.family.cpu_seconds())
 
 
-def demand_order(rows: Sequence[Mapping[str, Any]], slots: int) -> None:
+def demand_order(rows: Sequence[Mapping[str, Any]], slots: int, overlap: float = 0.7) -> None:
     """Raise MeasureError if two runs were not at once with two slots, or not in turn with one slot.
 
     The rows of the queue have times in whole seconds, so a difference of one second is allowed.
@@ -96,7 +95,7 @@ def demand_order(rows: Sequence[Mapping[str, Any]], slots: int) -> None:
     first, second = sorted(rows, key=lambda row: (row["started"], row["ended"]))
     together = max(0, min(first["ended"], second["ended"]) - second["started"])
     whole = max(first["ended"], second["ended"]) - first["started"]
-    if (slots == 1 and together > 1) or (slots == 2 and together < LEAST_OVERLAP * whole - 1):
+    if (slots == 1 and together > 1) or (slots == 2 and together < overlap * whole - 1):
         raise MeasureError(
             f"with slots = {slots}, the two runs were active together for {together} s of {whole} s"
         )
