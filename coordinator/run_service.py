@@ -198,6 +198,11 @@ class RunService:
             self._connection.connect()
             try:
                 serve(ServiceLoop(self), self._events, time.monotonic, self._heartbeats)
+            except FileNotFoundError:
+                # If a later coordinator has deleted the file, the error says so.
+                for conducted in self._open.values():
+                    conducted.spool.index.check_claim()
+                raise
             finally:
                 for name in list(self._open):
                     self._open.pop(name).close()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from protofleet.cli.operator_option import add_operator_option, through_broker
-from protofleet.cli.queue_socket import ask_queue
+from protofleet.cli.operator_option import add_service_options, ask_service
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
@@ -23,18 +21,9 @@ def add_label(commands: Subparsers) -> None:
     label.add_argument(
         "--group", metavar="GROUP", help='put the device into this group; "" removes it from its group'
     )
-    label.add_argument(
-        "--service", type=Path, default=Path("runs"), metavar="FOLDER",
-        help="the `folder` in the coordinator's file (default: runs)",
-    )  # fmt: skip
-    add_operator_option(label)
+    add_service_options(label)
     add_listing_options(label)
     label.set_defaults(command=_label)
-
-
-def _ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
-    send = through_broker(options)
-    return send(request) if send else ask_queue(options.service, request)
 
 
 def _label(options: argparse.Namespace) -> int:
@@ -51,12 +40,12 @@ def _label(options: argparse.Namespace) -> int:
             "group": options.group,
             "labels": labels_in(options.labels),
         }
-        response = _ask(options, request)
+        response = ask_service(options, request)
         done = response["verdict"] == "done"
         listing.line(response["words"], wrong=not done)
         listing.end(response)
         return 0 if done else FAILED
-    response = _ask(options, {"verb": "labels", "run": ""})
+    response = ask_service(options, {"verb": "labels", "run": ""})
     if response["verdict"] != "done":
         listing.line(response["words"], wrong=True)
         listing.end(response)

@@ -1,4 +1,4 @@
-"""The option `--operator`, with which a command goes to a coordinator through the broker."""
+"""The options that name the coordinator of a command: on this machine, or behind a broker with `--operator`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from protofleet.cli.queue_socket import ask_queue
 
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -26,3 +28,17 @@ def through_broker(options: argparse.Namespace) -> Ask | None:
 
     settings = load_operator_settings(options.operator)
     return lambda request: ask_coordinator(settings, {"reason": "", **request})
+
+
+def add_service_options(command: argparse.ArgumentParser) -> None:
+    add_operator_option(command)
+    command.add_argument(
+        "--service", type=Path, default=Path("runs"), metavar="FOLDER",
+        help="the `folder` in the coordinator's file (default: runs)",
+    )  # fmt: skip
+
+
+def ask_service(options: argparse.Namespace, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a request to the coordinator that the options name, and return its response."""
+    send = through_broker(options)
+    return send(request) if send else ask_queue(options.service, request)

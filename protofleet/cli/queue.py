@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.cli.operate import line_of_command
-from protofleet.cli.operator_option import add_operator_option, through_broker
-from protofleet.cli.queue_socket import ask_queue
+from protofleet.cli.operator_option import add_service_options, ask_service
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.command.arguments import PRIORITY, Subparsers
 from protofleet.runtime.command.errors import FAILED
@@ -31,24 +30,16 @@ def add_queue(commands: Subparsers) -> None:
     submit.add_argument(
         "--priority", type=PRIORITY, default=0, help="runs with a higher priority start earlier (default: 0)"
     )
-    _add_service(submit)
+    add_service_options(submit)
     add_listing_options(submit)
     submit.set_defaults(command=_submit)
     runs = commands.add_parser("runs", help="list the runs of a coordinator that conducts a queue of runs")
     runs.add_argument(
         "--log", action="store_true", help="list the newest commands and their operators instead"
     )
-    _add_service(runs)
+    add_service_options(runs)
     add_listing_options(runs)
     runs.set_defaults(command=_runs)
-
-
-def _add_service(command: argparse.ArgumentParser) -> None:
-    add_operator_option(command)
-    command.add_argument(
-        "--service", type=Path, default=Path("runs"), metavar="FOLDER",
-        help="the `folder` in the coordinator's file (default: runs)",
-    )  # fmt: skip
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -72,12 +63,7 @@ def _submit(options: argparse.Namespace) -> int:
         "from": options.source.name if options.source else "",
         "priority": options.priority,
     }
-    return _say(Listing.of(options), name, _ask(options, request))
-
-
-def _ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
-    send = through_broker(options)
-    return send(request) if send else ask_queue(options.service, request)
+    return _say(Listing.of(options), name, ask_service(options, request))
 
 
 def _text_of(path: Path) -> str:
@@ -102,7 +88,7 @@ def _say(listing: Listing, run: str, response: dict[str, Any]) -> int:
 
 def _runs(options: argparse.Namespace) -> int:
     listing = Listing.of(options)
-    response = _ask(options, {"verb": "log" if options.log else "runs", "run": ""})
+    response = ask_service(options, {"verb": "log" if options.log else "runs", "run": ""})
     if response["verdict"] != "done":
         return _say(listing, response["verdict"], response)
     if options.log:
