@@ -35,13 +35,13 @@ settle_seconds = 0.2
 """
 
 UNBUILDABLE = """
-import protofleet.coordinator.run_service as service
-class Unbuildable(service.ActiveRun):
+import protofleet.coordinator.queue_conductor as conductor
+class Unbuildable(conductor.ActiveRun):
     def __init__(self, settings, *more):
         if settings.name == "blue":
             raise RuntimeError("the network is gone")
         super().__init__(settings, *more)
-service.ActiveRun = Unbuildable
+conductor.ActiveRun = Unbuildable
 """
 
 
