@@ -185,7 +185,7 @@ class Budget:
 
     def close(self) -> None:
         """Save the last bytes. The next coordinator reports a damaged ledger, or a folder that another one has."""
-        with contextlib.suppress(DamagedError, RunMismatchError):
+        with contextlib.suppress(DamagedError, RunMismatchError, FileNotFoundError):
             self._spool.save_traffic()
             self._write_ledger()
         if self._ledger is not None:
