@@ -671,6 +671,12 @@ class Spool:
         row = self._db.execute(query, (command,)).fetchone()
         return SaveResult(*row) if row else None
 
+    def newest_numbers(self, verdict: str) -> tuple[int, int]:
+        """Return the number of the newest command, and of the newest one with this verdict; 0 if there is none."""
+        query = "SELECT MAX(number), MAX(CASE verdict WHEN ? THEN number END) FROM commands"
+        newest, of_verdict = self._db.execute(query, (verdict,)).fetchone()
+        return newest or 0, of_verdict or 0
+
     def newest_results(self, most: int) -> list[SaveResult]:
         """Return the newest stored commands of operators with their results, the newest first."""
         query = "SELECT id, at, operator, verb, verdict, words FROM commands ORDER BY number DESC LIMIT ?"
