@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED
 from protofleet.coordinator.operator_commands import OperatorCommand, OperatorResult
-from protofleet.coordinator.queue.commands import REFUSED
+from protofleet.coordinator.queue.commands import DONE, REFUSED
 from protofleet.coordinator.request_form import (
     ID,
     NO_ANSWER,
@@ -19,8 +21,10 @@ from protofleet.coordinator.request_form import (
 )
 from protofleet.coordinator.run import Run
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.transport.base import Done, Item
+from protofleet.protocol.transport.base import Done, Item, StopRequest
 from protofleet.runtime.control_socket import Handler
+
+log = logging.getLogger("protofleet.coordinator")
 
 
 def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
@@ -33,6 +37,10 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
             command = command_in(request, user)
         except SettingsError as error:
             return {"verdict": REFUSED, "words": str(error)}
+        if command.verb == HAND_OVER:
+            log.info("%s: %s: %s", user, HAND_OVER, ENDS)
+            events.put(StopRequest(MOVED))
+            return {"verdict": DONE, "words": ENDS}
 
         def begin(reply: Callable[[OperatorResult], None]) -> None:
             run.operator_commands.execute(command, reply, time.monotonic())

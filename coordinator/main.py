@@ -5,9 +5,10 @@ The order is: settings, key, spool, link, run, service.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from protofleet.coordinator.connection import CoordinatorConnection, run_of, unl
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
@@ -36,6 +38,9 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.folder_lock import shared_if_free
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
@@ -59,6 +64,11 @@ class ClaimedRun:
     epoch: int
     keys: Keys
     keyring: Keyring
+    ends: contextlib.ExitStack
+
+    def close(self) -> None:
+        """Close the spool, and let the folder be handed over."""
+        self.ends.close()
 
 
 def claim(settings: CoordinatorSettings) -> ClaimedRun:
@@ -74,15 +84,28 @@ def claim(settings: CoordinatorSettings) -> ClaimedRun:
     compute_deterministically(strict=True)
     plan = settings.plan()
     runs, clock = Path(settings.folder), int(time.time())
-    spool = Spool(runs / settings.name / "coordinator")
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(shared(CoordinatorPlace(runs, settings.name)))
+        spool = Spool(folder)
+        stack.callback(spool.close)
         least = least_epoch(runs, settings.federation, clock)
         epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
         save_epoch(runs, settings.federation, epoch)
-    except BaseException:
-        spool.close()
-        raise
-    return ClaimedRun(plan, spool, epoch, keys, keyring)
+        return ClaimedRun(plan, spool, epoch, keys, keyring, stack.pop_all())
+
+
+@contextlib.contextmanager
+def shared(place: CoordinatorPlace) -> Iterator[Path]:
+    """Hold the folder of a run, which is then not handed over. A later coordinator may share it and take it over."""
+    demand_here(place)
+    Disk().make(place.folder)
+    with shared_if_free(place.folder) as is_free:
+        if not is_free:
+            raise SettingsError(
+                f"{place} is being handed over or unpacked; start the coordinator when this is done"
+            )
+        demand_here(place)
+        yield place.folder
 
 
 class ConductedRun:
@@ -156,7 +179,7 @@ def run_coordinator(
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
-        life.end(in_order=stopped() or not service.stopped)
+        life.end(in_order=stopped() or service.stopped in ("", MOVED))
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")
         end = run.machine.ended_early
@@ -167,7 +190,7 @@ def run_coordinator(
         raise DamagedError(f"{error}; put it back and start the coordinator again") from error
     finally:
         conducted.close()
-        claimed.spool.close()
+        claimed.close()
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED, ONLY_HERE
 from protofleet.coordinator.queue.commands import (
     DENIED,
     DONE,
@@ -85,6 +86,9 @@ class QueueExecutor:
                 self._conductor.extend(self._conductor.open[command.run].run, command.rounds)
         if decision.labelled is not None:
             self._service.selection_changed()
+        if command.verb == HAND_OVER and decision.verdict == DONE:
+            # This leaves in the folders of the runs what a kill leaves.
+            self._service.end(MOVED)
         return {"verdict": decision.verdict, "words": decision.words}
 
     def _view(self, command: QueueCommand) -> Mapping[str, Any]:
@@ -126,6 +130,8 @@ class QueueExecutor:
         return rounds_are_fixed(plan.method, fixed) if fixed and command.rounds != row.rounds else ""
 
     def _decide(self, command: QueueCommand, more: Submission | Labelling | None) -> Decision:
+        if command.verb == HAND_OVER:
+            return Decision(REFUSED, ONLY_HERE) if command.sender else Decision(DONE, ENDS)
         if isinstance(more, Labelling):
             return decide_labels(more, self._queue.labels, self._context.enrolled_devices)
         if more is not None and more.selection is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.moving.place import HAND_OVER, CoordinatorPlace, demand_here
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
 from protofleet.coordinator.queue.labelling import Labelling
 from protofleet.coordinator.request_form import (
@@ -23,14 +24,16 @@ from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.security.operators import ADMIT, RUN, VIEW
+from protofleet.protocol.security.operators import ADMIT, LEAD, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 
 SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
-VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
-OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
+VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label", HAND_OVER)
+OF_NO_RUN: Final = ("runs", "labels", "log", "label", HAND_OVER)  # Verbs that name no run.
+# The grant that a verb needs; the other verbs need the grant `run`.
+GRANTS: Final = {**dict.fromkeys(SHOWS, VIEW), "label": ADMIT, HAND_OVER: LEAD}
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -105,7 +108,7 @@ def problem_of(command: QueueCommand) -> str:
 
 def denial_of(command: QueueCommand) -> str:
     """Return the reason why the operator may not give the command, or ""."""
-    needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
+    needed = GRANTS.get(command.verb, RUN)
     if command.sender is None or needed in command.sender.grants:
         return ""
     return f"{command.operator} has no grant {needed!r}, which {command.verb[:MOST_SHOWN]} needs"
@@ -140,6 +143,7 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
         case {"experiment": str(text), "after": str(after), "priority": int(priority)}:
             run = settings.of_run(name, text)
             plan = run.plan()
+            demand_here(CoordinatorPlace(settings.folder, run.name))
             check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
             # Otherwise the thread of the event loop would import them, and all other runs would wait.
             plan.import_libraries()

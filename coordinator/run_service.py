@@ -14,6 +14,7 @@ from pathlib import Path
 
 from protofleet.coordinator.connection import CoordinatorConnection
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
@@ -67,8 +68,10 @@ def run_service(
 
     `report` writes the report of a run that has ended.
     """
-    folder, own = queue_folder(settings.folder), settings.own
+    place, own = CoordinatorPlace(settings.folder), settings.own
+    folder = place.folder
     keep_to_ourselves(folder)
+    demand_here(place)
     folder.mkdir(parents=True, exist_ok=True)
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(own.enrolled, own.federation, own.key, own.devices)
@@ -76,6 +79,7 @@ def run_service(
     with held_if_free(folder) as is_ours:
         if not is_ours:
             return f"another coordinator conducts the queue in {folder}; end it, or set another `folder` for this one"
+        demand_here(place)
         service = RunService(settings, software, events, report, built or {}, keys, keyring, operators)
         with contextlib.closing(service):
             return service.serve()
@@ -161,7 +165,7 @@ class RunService:
             finally:
                 self.conductor.close()
                 self._connection.transport.close()
-        self._life.end(in_order=self._is_stopped())
+        self._life.end(in_order=self._is_stopped() or self.service.stopped == MOVED)
         return self.service.stopped
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from protofleet.cli.hand_over import unpack_archive
 from protofleet.runtime.command.arguments import DEVICES, ROUND, Subparsers, broker_changes
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
@@ -38,6 +39,10 @@ def add_coordinator(commands: Subparsers) -> None:
     command.add_argument(
         "--events", action="store_true", help="print the run's events as JSON lines on standard output"
     )
+    command.add_argument(
+        "--from", type=Path, metavar="ARCHIVE", dest="source",
+        help="first unpack the archive of `protofleet hand-over`, unless it was unpacked here before",
+    )  # fmt: skip
     add_log(command)
     command.set_defaults(command=coordinator)
 
@@ -59,7 +64,6 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
         from protofleet.lab.local.misplaced import read_for
-        from protofleet.runtime.command.errors import ended_early
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
@@ -68,23 +72,35 @@ def coordinator(options: argparse.Namespace) -> int:
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
+    if options.source:
+        unpack_archive(options.source, loaded)
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
 
-        raise ended_early(
-            run_service(loaded.service, installed_version(), options.events, report_on, software())
-        )
+        reason = run_service(loaded.service, installed_version(), options.events, report_on, software())
+        return end_of_coordinator(reason)
     folder = Path(settings.folder) / settings.name
     try:
         if problem := run_coordinator(settings, installed_version(), options.events, software()):
-            raise ended_early(problem)
+            return end_of_coordinator(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)
         raise
     report_on(folder)
+    return 0
+
+
+def end_of_coordinator(reason: str) -> int:
+    """Return the exit code 0 for a coordinator that was handed over; raise the error for another early end."""
+    from protofleet.coordinator.moving.place import MOVED
+    from protofleet.runtime.command.errors import ended_early
+
+    if reason != MOVED:
+        raise ended_early(reason)
+    logging.getLogger("protofleet.coordinator").info("the coordinator has ended, because it is handed over")
     return 0
 
 
@@ -273,8 +289,11 @@ def add_go_on(commands: Subparsers) -> None:
 
 
 def go_on(options: argparse.Namespace) -> int:
+    from protofleet.coordinator.moving.place import CoordinatorPlace, demand_here
     from protofleet.coordinator.spool.older_copies import go_on_from
 
+    run = options.folder.absolute()
+    demand_here(CoordinatorPlace(run.parent, run.name))
     go_on_from(options.folder / "coordinator", options.from_round)
     print(f"{options.folder} continues in round {options.from_round} with the state of this copy")
     return 0
