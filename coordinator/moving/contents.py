@@ -40,14 +40,14 @@ class Contents:
     files: dict[str, Path] = field(default_factory=dict)
     keys: list[Path] = field(default_factory=list)  # Files that hold a private key.
     left: list[str] = field(default_factory=list)  # Runs that are over and are left out.
-
-    @property
-    def size(self) -> int:
-        return sum(path.stat().st_size for path in self.files.values())
+    size: int = 0  # Number of bytes of all files.
 
 
 def contents_of(place: CoordinatorPlace, federation: str, with_ended: bool) -> Contents:
-    """Return what belongs into the archive; raise an error with one line if something cannot be moved."""
+    """Return what belongs into the archive; raise an error with one line if something cannot be moved.
+
+    The coordinator may still be running, so a file may disappear meanwhile.
+    """
     found = Contents()
     if place.run:
         if not index_of(place.runs / place.run).exists():
@@ -107,14 +107,13 @@ def _is_left_out(name: str) -> bool:
 
 
 def _add(found: Contents, name: str, path: Path) -> None:
-    if _has_key(path):
-        found.keys.append(path)
-        return
-    if problem := problem_of(name):
-        raise SettingsError(f"{path} cannot be put into an archive: {problem}; rename it or move it away")
-    header_of(name, path.stat().st_size)
-    found.files[name] = path
-
-
-def _has_key(path: Path) -> bool:
-    return path.stat().st_size <= MOST_KEY_BYTES and KEY in path.read_bytes()
+    with contextlib.suppress(FileNotFoundError):
+        size = path.stat().st_size
+        if size <= MOST_KEY_BYTES and KEY in path.read_bytes():
+            found.keys.append(path)
+            return
+        if problem := problem_of(name):
+            raise SettingsError(f"{path} cannot be put into an archive: {problem}; rename it or move it away")
+        header_of(name, size)
+        found.files[name] = path
+        found.size += size

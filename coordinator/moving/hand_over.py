@@ -28,7 +28,7 @@ from protofleet.coordinator.moving.manifest import ArchiveManifest
 from protofleet.coordinator.moving.place import MARK, CoordinatorPlace, MovedMark, encoded
 from protofleet.coordinator.queue.queue_file import FORM, QUEUE_FILE
 from protofleet.coordinator.spool.epochs import epoch_file, saved_epochs
-from protofleet.coordinator.spool.index import INDEX_FILE, SPOOL, Index
+from protofleet.coordinator.spool.index import INDEX_FILE, SPOOL, Index, read_only
 from protofleet.protocol.security.keyfiles import PRIVATE, keep_to_ourselves
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
@@ -152,7 +152,8 @@ def _copied_databases(
             _copy_database(path, copied[name], disk)
         contents = contents_of(place, federation, with_ended)
         contents.files = {name: copied.get(name, path) for name, path in contents.files.items()}
-        yield contents, _epoch(place)
+        index = copied[f"{place.run}/coordinator/{INDEX_FILE}" if place.run else f"{place.top}/{QUEUE_FILE}"]
+        yield contents, _epoch_in(index, place)
     finally:
         disk.remove_folder(copies)
 
@@ -168,11 +169,10 @@ def _copy_database(path: Path, target: Path, disk: Disk) -> None:
         db.execute("VACUUM INTO ?", (str(target),))
 
 
-def _epoch(place: CoordinatorPlace) -> int:
-    """Return the epoch of the last coordinator of this folder; 0 if none has claimed it."""
-    index = Index(place.folder, Disk(), SPOOL if place.run else FORM)
-    with contextlib.closing(index):
-        row = index.db.execute(f"SELECT epoch FROM {'run' if place.run else 'service'}").fetchone()
+def _epoch_in(copy: Path, place: CoordinatorPlace) -> int:
+    """Return the epoch of the last coordinator of this place, from the copy of its database; 0 if there was none."""
+    with contextlib.closing(read_only(copy)) as db:
+        row = db.execute(f"SELECT epoch FROM {(SPOOL if place.run else FORM).owner}").fetchone()
     return int(row[0]) if row else 0
 
 

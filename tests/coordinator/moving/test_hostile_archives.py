@@ -5,7 +5,6 @@ import json
 import os
 import tarfile
 import tracemalloc
-from dataclasses import asdict
 
 import pytest
 
@@ -22,14 +21,21 @@ REFUSED = (DamagedError, SettingsError)
 BLOCK = 512
 
 
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """Return an honest archive of the run "red"."""
+    folder = tmp_path_factory.mktemp("honest")
+    return hand_over(
+        run_place(folder / "old"), FEDERATION, folder / "red.tar", lambda: None, disk=FAST
+    ).archive
+
+
 @pytest.fixture
-def made(tmp_path):
-    """Return the manifest and the contents of an honest archive of the run "red"."""
-    place = run_place(tmp_path / "old")
-    done = hand_over(place, FEDERATION, tmp_path / "red.tar", lambda: None, disk=FAST)
-    with tarfile.open(tmp_path / "red.tar") as tar:
+def made(archive):
+    """Return the manifest and the contents of the honest archive."""
+    with tarfile.open(archive) as tar:
         contents = {name: tar.extractfile(name).read() for name in tar.getnames()}
-    return asdict(done.manifest), contents
+    return json.loads(contents["manifest.json"]), contents
 
 
 def member(name, data=b"", kind=tarfile.REGTYPE, size=None, link=""):
@@ -68,8 +74,8 @@ def refusal(archive, folder):
 
 def test_an_archive_that_is_written_here_like_an_honest_one_is_taken(made, tmp_path):
     manifest, members = honest(made, ["red/more"])
-    archive = written(tmp_path / "own.tar", manifest, members)
-    assert unpack(archive, CoordinatorPlace(tmp_path / "new", "red"), FEDERATION, FAST).is_new
+    own = written(tmp_path / "own.tar", manifest, members)
+    assert unpack(own, CoordinatorPlace(tmp_path / "new", "red"), FEDERATION, FAST).is_new
     assert (tmp_path / "new" / "red" / "more").read_bytes() == b"x"
 
 
@@ -103,6 +109,14 @@ def test_a_link_a_device_or_a_folder_is_refused(made, tmp_path, kind, more):
     members[-1] = member("red/more", b"", kind, **more) + bytes(BLOCK)
     words = refusal(written(tmp_path / "x.tar", manifest, members), tmp_path / "new")
     assert "must be a file" in words or "in place of red/more" in words
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "red/less"])
+def test_a_member_under_another_name_than_in_the_manifest_is_refused(made, tmp_path, name):
+    manifest, members = honest(made, ["red/more"])
+    members[-1] = member(name, b"x")
+    words = refusal(written(tmp_path / "x.tar", manifest, members), tmp_path / "new")
+    assert f"it has {name!r} in place of red/more" in words
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -182,8 +196,8 @@ def test_a_path_that_comes_twice_or_is_a_folder_too_is_refused(made, tmp_path):
         assert words in refusal(written(tmp_path / "x.tar", manifest, members), tmp_path / "new")
 
 
-def test_each_changed_byte_and_each_missing_end_of_an_archive_is_found(made, tmp_path):
-    whole = (tmp_path / "red.tar").read_bytes()
+def test_each_changed_byte_and_each_missing_end_of_an_archive_is_found(archive, tmp_path):
+    whole = archive.read_bytes()
     for position in range(0, len(whole), max(1, len(whole) // 97)):
         changed = bytearray(whole)
         changed[position] ^= 0x20

@@ -37,9 +37,15 @@ from tests.coordinator.moving.world import (
 FAST = Disk(durable=False)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return the folder of each kind of coordinator, which tests copy."""
+    return {kind: make(tmp_path_factory.mktemp("made") / kind) for kind, make in MAKERS.items()}
+
+
 @pytest.fixture(params=MAKERS)
-def place(request, tmp_path):
-    return MAKERS[request.param](tmp_path / "old")
+def place(request, made, tmp_path):
+    return copied(made[request.param], tmp_path / "old")
 
 
 def over(place, archive, disk=FAST, **more):
@@ -357,6 +363,7 @@ def test_a_folder_that_is_half_unpacked_takes_only_the_same_archive(tmp_path):
     new = at(place, tmp_path / "new")
     with pytest.raises(KilledError):
         put(tmp_path / "one.tar", new, DyingDisk(point))
+    assert (new.runs / "red").exists() and not new.folder.exists()  # The folder of the queue comes last.
     with pytest.raises(MovedError, match="is only partly unpacked .*start the coordinator again with --from"):
         demand_here(new)
     with pytest.raises(SettingsError, match="is only partly unpacked from another archive"):
