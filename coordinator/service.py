@@ -204,7 +204,7 @@ class CoordinatorService:
     def unwanted(self, topic: str) -> bool:
         """Return whether messages on this topic are dropped unread. Any thread may call this method."""
         bans = self.context.bans
-        if not bans.ignored or topic == self.link.topics.coord_state:
+        if not bans.ignored or topic in (self.link.topics.coord_state, self.link.topics.coord_probe):
             return False
         name = self.link.device_of_topic(topic)
         if bans.drops(name):
