@@ -38,7 +38,7 @@ from protofleet.coordinator.round.events import Paused, Stopped
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
-from protofleet.coordinator.spool.index import LaterEpochError, index_of
+from protofleet.coordinator.spool.index import LaterEpochError, MissingFolderError, index_of
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
@@ -226,7 +226,8 @@ class QueueConductor:
             run.happen(event)
 
     def _failed(self, name: str, error: Exception) -> None:
-        if any(isinstance(one, FileNotFoundError) for one in (error, error.__cause__)):
+        missing = (FileNotFoundError, MissingFolderError)
+        if any(isinstance(one, missing) for one in (error, error.__cause__)):
             error = self._missing(name, error)
         words, row = words_of(error), self._queue.runs[name]
         expected = (SettingsError, DamagedError, NewerFormatError, LaterEpochError)
@@ -248,7 +249,7 @@ class QueueConductor:
     def _missing(self, name: str, error: Exception) -> Exception:
         """Return the error for a run with a missing file; raise FencedError if another coordinator has the folder."""
         if (conducted := self.open.get(name)) is not None:
-            with contextlib.suppress(FileNotFoundError, sqlite3.Error):
+            with contextlib.suppress(FileNotFoundError, MissingFolderError, sqlite3.Error):
                 conducted.spool.index.check_claim()
         return DamagedError(f"{words_of(error)}; {WAY_OUT}")
 
