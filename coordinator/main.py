@@ -110,7 +110,7 @@ class ConductedRun:
         keep_waiting = unless(stopped, heartbeats)
         self.run = run_of(settings, claimed.plan, self.spool, self.connection, keep_waiting)
         self.service = CoordinatorService(self.context, [self.run])
-        self.connection.lead(self.service)
+        self.connection.look_after_cuts(self.service)
         receive_queue.unwanted = self.service.unwanted
 
     def connect(self) -> None:
