@@ -93,12 +93,14 @@ class CoordinatorLink(LinkToDevices):
 
     def wake(self, now: float) -> None:
         for part in self.runs.values():
-            part.wake(now)
+            with part.scope():
+                part.wake(now)
 
     def end_turn(self, now: float) -> None:
         """Send the blocks that follow the tasks of this turn, and use the room that a run has left in the budget."""
         for part in self.runs.values():
-            part.tasks.flush(now)
+            with part.scope():
+                part.tasks.flush(now)
         if len(self.runs) > 1:
             self.block_budget.share(now)
 
@@ -121,6 +123,13 @@ class CoordinatorLink(LinkToDevices):
             return self._under_own_name(frame, kind, self._own_topic.from_standby, now)
         unverified = unverified_header(frame)
         part = self.part(unverified.run if unverified else "", self.device_of_topic(topic))
+        with part.scope():
+            return self._arrived_for(part, unverified, topic, frame, now)
+        return []
+
+    def _arrived_for(
+        self, part: CoordinatorRunLink, unverified: Header | None, topic: str, frame: bytes, now: float
+    ) -> list[Received]:
         opened = self._open_frame(part, kind_counted(unverified), topic, frame, now)
         if isinstance(opened, UnusableAnswer):
             part.report_packet(topic, frame)
@@ -263,6 +272,13 @@ class CoordinatorLink(LinkToDevices):
         place = self.topics.parse(topic)
         device = place.device if place and place.kind == "up" else ""
         part = self._part_of_block(device, frame)
+        with part.scope():
+            return self._block_for(part, device, topic, frame, now)
+        return []
+
+    def _block_for(
+        self, part: CoordinatorRunLink, device: str, topic: str, frame: bytes, now: float
+    ) -> list[Received]:
         held = part.answers.fetches.get(device)
 
         def take() -> FrameOutcome:

@@ -305,7 +305,7 @@ class CommandOutcome:
     """The coordinator's answer to a command."""
 
     id: bytes
-    verdict: str  # done, refused, denied, failed or unknown
+    verdict: str  # done, refused, conflict, denied, failed or unknown
     words: str
     data: bytes  # a JSON object
 
