@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
@@ -23,6 +24,7 @@ from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.operator_commands import VERBS
+from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
@@ -38,9 +40,12 @@ from protofleet.coordinator.start import USUAL, StartOptions, highest_of_others,
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
+from protofleet.protocol.link.operators import CommandReceiver
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.transport.base import Done
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
@@ -64,6 +69,7 @@ class ClaimedRun:
     epoch: int
     keys: Keys
     keyring: Keyring
+    operators: Mapping[str, OperatorRecord]
 
 
 def claim(settings: CoordinatorSettings, keys: Keys, keyring: Keyring, look: Callable[[], int]) -> ClaimedRun:
@@ -71,6 +77,7 @@ def claim(settings: CoordinatorSettings, keys: Keys, keyring: Keyring, look: Cal
 
     `look` returns the highest epoch that other machines are known to have had.
     """
+    operators = credentials.operators_of(settings.enrolled, settings.federation, settings.devices)
     if settings.select is not None:
         settings.select.demand_no_labels("this one conducts the run of its file")
         enrolled = frozenset(keyring) - {COORDINATOR}
@@ -90,7 +97,7 @@ def claim(settings: CoordinatorSettings, keys: Keys, keyring: Keyring, look: Cal
     except BaseException:
         spool.close()
         raise
-    return ClaimedRun(plan, spool, epoch, keys, keyring)
+    return ClaimedRun(plan, spool, epoch, keys, keyring, operators)
 
 
 class ConductedRun:
@@ -111,7 +118,15 @@ class ConductedRun:
         self.run = run_of(settings, claimed.plan, self.spool, self.connection, keep_waiting)
         self.service = CoordinatorService(self.context, [self.run])
         self.connection.look_after_cuts(self.service)
-        receive_queue.unwanted = self.service.unwanted
+        self.commands = commands_of(self.run, receive_queue)
+        receiver = CommandReceiver(self.connection.link, claimed.operators)
+        receiver.remember(self.spool.heard_operators())
+        self.operators = BrokerOperators(
+            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans
+        )
+        if settings.enrolled:
+            self.transport.subscribe(receiver.topics.all_commands)
+        receive_queue.unwanted = partial(self.operators.unwanted, of_devices=self.service.unwanted)
 
     def connect(self) -> None:
         self.connection.connect()
@@ -176,7 +191,7 @@ def _conduct(
         checks = health(conducted.context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
-        operated = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
+        operated = OperatedPage(settings.page_address(), conducted.commands)
         page = ProcessPage(VERBS)
         host = HostMetrics(show.software, "coordinator", folder, settings.broker)
         metrics = RunLabels(process_registry(conducted.context, host, life.unclean_at))
@@ -189,7 +204,7 @@ def _conduct(
         with shown as finish, served, page_served(page, operated), watched, control:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
-                serve(service, receive_queue, time.monotonic, heartbeats)
+                serve(OperatorLoop(service, conducted.operators), receive_queue, time.monotonic, heartbeats)
             finish()
             if not service.stopped:
                 # The run is over, so the devices no longer need the connection.

@@ -12,8 +12,11 @@ from protofleet.coordinator.request_form import (
     ID,
     MOST_SHOWN,
     NO_ANSWER,
+    OF_NO_RUN,
+    SHOWS,
     answer_of_loop,
     demand_known_keys,
+    denial_of,
     revision_in,
     rounds_in,
 )
@@ -23,14 +26,11 @@ from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.security.operators import ADMIT, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 
-SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
 VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
-OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -101,14 +101,6 @@ def problem_of(command: QueueCommand) -> str:
         letters = f" ({len(command.run):,} letters)" if len(command.run) > MOST_SHOWN else ""
         return f"{command.run[:MOST_SHOWN]!r}{letters} is not the name of a run; a name has {RULE}"
     return ""
-
-
-def denial_of(command: QueueCommand) -> str:
-    """Return the reason why the operator may not give the command, or ""."""
-    needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
-    if command.sender is None or needed in command.sender.grants:
-        return ""
-    return f"{command.operator} has no grant {needed!r}, which {command.verb[:MOST_SHOWN]} needs"
 
 
 def loggable(command: QueueCommand) -> QueueCommand:

@@ -20,7 +20,7 @@ from protofleet.coordinator.leading.standby import Standby
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
-from protofleet.coordinator.operators import BrokerOperators
+from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
@@ -49,7 +49,7 @@ from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
 from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
-from protofleet.protocol.transport.base import Arrived, Connected, Done, Item
+from protofleet.protocol.transport.base import Done, Item
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
@@ -173,7 +173,12 @@ class RunService:
             self.service.session.give_up_after(own.patience_seconds, time.monotonic())
             self._connection.connect()
             try:
-                serve(ServiceLoop(self), self._events, time.monotonic, self._heartbeats)
+                serve(
+                    OperatorLoop(ServiceLoop(self), self.operators),
+                    self._events,
+                    time.monotonic,
+                    self._heartbeats,
+                )
             except FileNotFoundError:
                 # If a later coordinator has deleted the file, the error says so.
                 self.conductor.check_claims()
@@ -192,8 +197,7 @@ class RunService:
 
     def _unwanted(self, topic: str) -> bool:
         """Return whether messages on this topic are dropped unread. Any thread may call this method."""
-        is_command = self.operators.is_for_us(topic)
-        return self.operators.unwanted(topic) if is_command else self.service.unwanted(topic)
+        return self.operators.unwanted(topic, self.service.unwanted)
 
     def _call(self, call: Callable[[], None]) -> None:
         """Make the thread of the event loop call a function. Any thread may call this method."""
@@ -237,12 +241,6 @@ class ServiceLoop:
         return self._service.finished
 
     def take(self, item: Item, now: float) -> None:
-        match item:
-            case Arrived(topic, frame) if self._runs.operators.is_for_us(topic):
-                self._runs.operators.arrived(topic, frame, now)
-                return
-            case Connected(max_packet):
-                self._runs.operators.connected(max_packet)
         self._service.take(item, now)
 
     def wake(self, now: float) -> None:
