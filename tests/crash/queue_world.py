@@ -234,10 +234,10 @@ class QueueWorld(Simulation):
 
     def _asked(self, command: Command, number: int) -> Mapping[str, Any]:
         assert self.handle is not None
-        request = {
-            "id": f"{number:032x}", "verb": command.verb, "run": command.run, "reason": "",
-            "experiment": command.experiment, "after": command.after, "priority": command.priority,
-        }  # fmt: skip
+        request = {"id": f"{number:032x}", "verb": command.verb, "run": command.run, "reason": ""}
+        if command.verb == "submit":
+            more = {"experiment": command.experiment, "after": command.after, "priority": command.priority}
+            request |= more
         return self.handle("local:ann", request)
 
     # The results.
