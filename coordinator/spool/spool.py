@@ -16,7 +16,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -43,6 +43,8 @@ log = logging.getLogger("protofleet.coordinator")
 # Largest number of checkpoints that are kept. Fewer are kept if two of them have different snapshots.
 MOST_CHECKPOINTS: Final = 3
 MOST_COMMANDS: Final = 1000  # Largest number of commands of operators that are kept.
+# Largest number of kept commands of one operator through the broker, who cannot displace those of the others.
+MOST_OF_ONE: Final = 200
 Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # A row of the table `checkpoint`.
 
 
@@ -90,11 +92,14 @@ class Spool:
 
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.disk = folder, disk or Disk(durable)
-        self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
+        # If the disk is full now, the index raises the error.
+        with contextlib.suppress(OSError):
+            self.disk.make(folder)
+        self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk, within=folder)
         # Broadcasts need not be durable, because a replay makes the same broadcasts again.
-        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
+        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk, within=folder)
         # The next broadcasts of a run with [codec.down] are coded against these objects, so they must be durable.
-        self.chain_store = ObjectStore(folder / "chain", disk=self.disk)
+        self.chain_store = ObjectStore(folder / "chain", disk=self.disk, within=folder)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db, self.device_time = self.index.db, DeviceTime(self.index)
@@ -371,6 +376,9 @@ class Spool:
         coordinator.
         """
         self.index.check_claim()
+
+    def check_in_place(self) -> None:
+        self.index.check_in_place()
 
     def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
         with self._transaction():
@@ -654,8 +662,16 @@ class Spool:
 
         def write() -> None:
             number = self._db.execute("SELECT COALESCE(MAX(number), 0) + 1 FROM commands").fetchone()[0]
-            self.index.put("commands", number, *astuple(command))
+            c = command
+            self.index.put("commands", number, c.id, c.at, c.operator, c.verb, c.verdict, c.words)
             self._db.execute("DELETE FROM commands WHERE number <= ?", (number - MOST_COMMANDS,))
+            if c.sender is not None:
+                self.index.put("sequences", c.operator, *c.sender)
+                self._db.execute(
+                    "DELETE FROM commands WHERE operator = ? AND number <= (SELECT number FROM commands "
+                    "WHERE operator = ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                    (c.operator, c.operator, MOST_OF_ONE),
+                )
 
         self.index.defer(write)
 
@@ -664,6 +680,17 @@ class Spool:
         query = "SELECT id, at, operator, verb, verdict, words FROM commands WHERE id = ?"
         row = self._db.execute(query, (command,)).fetchone()
         return SaveResult(*row) if row else None
+
+    def heard_operators(self) -> dict[str, tuple[int, int, str]]:
+        """Return the boot, the newest sequence number and the holder of each operator, at its last stored command."""
+        found = self._db.execute("SELECT operator, boot, newest, holder FROM sequences")
+        return {name: (boot, newest, holder) for name, boot, newest, holder in found}
+
+    def newest_numbers(self, verdict: str) -> tuple[int, int]:
+        """Return the number of the newest command, and of the newest one with this verdict; 0 if there is none."""
+        query = "SELECT MAX(number), MAX(CASE verdict WHEN ? THEN number END) FROM commands"
+        newest, of_verdict = self._db.execute(query, (verdict,)).fetchone()
+        return newest or 0, of_verdict or 0
 
     def newest_results(self, most: int) -> list[SaveResult]:
         """Return the newest stored commands of operators with their results, the newest first."""
