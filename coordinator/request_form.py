@@ -49,7 +49,7 @@ def demand_known_keys(request: Mapping[str, Any]) -> None:
         )
 
 
-class Asked(Protocol):
+class GrantedCommand(Protocol):
     """A command with its operator."""
 
     @property
@@ -60,7 +60,7 @@ class Asked(Protocol):
     def sender(self) -> Sender | None: ...
 
 
-def denial_of(command: Asked) -> str:
+def denial_of(command: GrantedCommand) -> str:
     """Return why the operator may not give the command, and the way out; "" if the operator may give it."""
     needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
     if command.sender is None or needed in command.sender.grants:
