@@ -323,6 +323,7 @@ def test_a_run_that_no_device_can_follow_ends_no_device_and_the_other_runs_go_on
         return capsys.readouterr().out
 
     f.wait_until(lambda: "one, two cannot take part: cannot_follow" in reason("larger"), "the reason")
+    assert f"set data.size = {SIZE + 8} on this device" in reason("larger") and "mat1" not in reason("larger")
     f.wait_until(lambda: "one, two cannot take part: " in reason("classes"), "the other reason")
 
     def on_page():
