@@ -13,8 +13,11 @@ from protofleet.coordinator.request_form import (
     ID,
     MOST_SHOWN,
     NO_ANSWER,
+    OF_NO_RUN,
+    SHOWS,
     answer_of_loop,
     demand_known_keys,
+    denial_of,
     revision_in,
     rounds_in,
 )
@@ -24,16 +27,11 @@ from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.security.operators import ADMIT, LEAD, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 
-SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
 VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label", HAND_OVER)
-OF_NO_RUN: Final = ("runs", "labels", "log", "label", HAND_OVER)  # Verbs that name no run.
-# The grant that a verb needs; the other verbs need the grant `run`.
-GRANTS: Final = {**dict.fromkeys(SHOWS, VIEW), "label": ADMIT, HAND_OVER: LEAD}
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -104,14 +102,6 @@ def problem_of(command: QueueCommand) -> str:
         letters = f" ({len(command.run):,} letters)" if len(command.run) > MOST_SHOWN else ""
         return f"{command.run[:MOST_SHOWN]!r}{letters} is not the name of a run; a name has {RULE}"
     return ""
-
-
-def denial_of(command: QueueCommand) -> str:
-    """Return the reason why the operator may not give the command, or ""."""
-    needed = GRANTS.get(command.verb, RUN)
-    if command.sender is None or needed in command.sender.grants:
-        return ""
-    return f"{command.operator} has no grant {needed!r}, which {command.verb[:MOST_SHOWN]} needs"
 
 
 def loggable(command: QueueCommand) -> QueueCommand:

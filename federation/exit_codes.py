@@ -9,6 +9,7 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
+from protofleet.coordinator.moving.place import MovedError
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -26,8 +27,11 @@ from protofleet.runtime.command.errors import (
     DIVERGED,
     FAILED,
     MISUSED,
+    OUTRANKED,
+    OutrankedError,
     RunError,
     SignalledError,
+    SteppedDownError,
 )
 from protofleet.runtime.launcher import LauncherError
 from protofleet.runtime.metrics_page import MetricsError
@@ -52,6 +56,10 @@ def exit_code(error: Exception) -> int | None:
             return MISUSED
         case SignalledError():
             return error.exit_code
+        case OutrankedError() | MovedError():
+            return OUTRANKED
+        case SteppedDownError():
+            return 0
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
         case LauncherError() | AuthorError():

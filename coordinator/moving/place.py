@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from protofleet.coordinator.queue.folder import queue_folder
-from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.printable import printable
@@ -29,7 +28,7 @@ RECEIPT: Final = "unpacked.json"
 T = TypeVar("T")
 
 
-class MovedError(RunMismatchError):
+class MovedError(ValueError):
     """The error for a coordinator that must not start in a folder, because of a move."""
 
 

@@ -36,17 +36,7 @@ def held_if_free(folder: Path) -> Iterator[bool]:
     """Hold the lock of a folder until the `with` block ends; yield False at once if somebody else holds the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        yield _locks(handle, fcntl.LOCK_EX)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def shared_if_free(folder: Path) -> Iterator[bool]:
-    """Share the lock of a folder until the `with` block ends; yield False at once if somebody holds it alone."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        yield _locks(handle, fcntl.LOCK_SH)
+        yield _locks(handle)
     finally:
         os.close(handle)
 
@@ -57,16 +47,16 @@ def held_within(folder: Path, seconds: float) -> Iterator[bool]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         end = time.monotonic() + seconds
-        while not (is_ours := _locks(handle, fcntl.LOCK_EX)) and time.monotonic() < end:
+        while not (is_ours := _locks(handle)) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
         yield is_ours
     finally:
         os.close(handle)
 
 
-def _locks(handle: int, kind: int) -> bool:
+def _locks(handle: int) -> bool:
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

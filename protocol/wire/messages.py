@@ -210,6 +210,8 @@ class Refusal:
 
 # The field `reason` of a `State` message that only shows that the coordinator runs. Devices do not reply to it.
 HERE: Final = "here"
+# The field `reason` of the `State` message that a broker publishes as the will of a party.
+CONNECTION_LOST: Final = "connection lost"
 
 
 MOST_RUNS: Final = 8  # largest number of active runs of one coordinator

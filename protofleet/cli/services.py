@@ -40,9 +40,15 @@ def add_coordinator(commands: Subparsers) -> None:
         "--events", action="store_true", help="print the run's events as JSON lines on standard output"
     )
     command.add_argument(
+        "--take-over", action="store_true",
+        help="ask the coordinator that leads the federation to end, and lead in its place",
+    )  # fmt: skip
+    command.add_argument(
         "--from", type=Path, metavar="ARCHIVE", dest="source",
         help="first unpack the archive of `protofleet hand-over`, unless it was unpacked here before",
     )  # fmt: skip
+    # `protofleet run` sets it for the broker that it starts: no other coordinator knows this broker.
+    command.add_argument("--own-broker", action="store_true", help=argparse.SUPPRESS)
     add_log(command)
     command.set_defaults(command=coordinator)
 
@@ -61,6 +67,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.coordinator.main import run_coordinator
         from protofleet.coordinator.server.budget_spent import BudgetSpentError
         from protofleet.coordinator.server.diverged import DivergedError
+        from protofleet.coordinator.start import StartOptions
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
         from protofleet.lab.local.misplaced import read_for
@@ -76,15 +83,17 @@ def coordinator(options: argparse.Namespace) -> int:
         unpack_archive(options.source, loaded)
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    how = StartOptions(options.take_over, alone=options.own_broker)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
 
-        reason = run_service(loaded.service, installed_version(), options.events, report_on, software())
-        return end_of_coordinator(reason)
+        return end_of_coordinator(
+            run_service(loaded.service, installed_version(), options.events, report_on, software(), how)
+        )
     folder = Path(settings.folder) / settings.name
     try:
-        if problem := run_coordinator(settings, installed_version(), options.events, software()):
+        if problem := run_coordinator(settings, installed_version(), options.events, software(), how):
             return end_of_coordinator(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)

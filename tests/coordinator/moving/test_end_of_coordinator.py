@@ -5,17 +5,16 @@ import queue
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.control import commands_of
-from protofleet.coordinator.main import shared
+from protofleet.coordinator.main import run_coordinator
 from protofleet.coordinator.moving.hand_over import hand_over
 from protofleet.coordinator.moving.place import MovedError
 from protofleet.coordinator.queue.commands import Sender
 from protofleet.coordinator.queue_requests import queue_commands
 from protofleet.coordinator.run_service import run_service
 from protofleet.coordinator.service_settings import ServiceSettings
-from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
-from protofleet.protocol.storage.folder_lock import held
 from protofleet.protocol.transport.base import StopRequest
 from protofleet.protocol.wire.messages import State
 from tests.coordinator.moving.world import FEDERATION, queue_place, run_place
@@ -64,10 +63,7 @@ def test_a_command_that_is_repeated_does_not_end_the_coordinator_that_was_starte
 
 def test_an_operator_elsewhere_needs_the_grant_and_is_sent_to_the_machine_of_the_coordinator(world):
     denied = world.handle("carol", request(), sender("view", "run", "admit"))
-    assert (denied["verdict"], denied["words"]) == (
-        "denied",
-        "carol has no grant 'lead', which hand-over needs",
-    )
+    assert denied["verdict"] == "denied" and "no grant 'lead', which hand-over needs" in denied["words"]
     refused = world.handle("dora", request(), sender("lead"))
     assert refused["verdict"] == "refused" and "on the machine of the coordinator" in refused["words"]
     assert not world.service.finished
@@ -79,7 +75,8 @@ def test_the_coordinator_of_one_run_ends_too(tmp_path):
 
     events = queue.SimpleQueue()
     handle = commands_of(Run(), events)
-    assert handle("local:ann", request(run="blue"))["verdict"] == "refused" and events.empty()
+    assert handle("carol", request(), sender("run"))["verdict"] == "denied"
+    assert handle("dora", request(), sender("lead"))["verdict"] == "refused" and events.empty()
     assert handle("local:ann", request(run="red"))["verdict"] == "done"
     assert events.get_nowait() == StopRequest("moved")
 
@@ -97,20 +94,9 @@ def test_neither_a_queue_nor_a_run_starts_in_a_folder_that_is_being_moved(tmp_pa
     settings = ServiceSettings.of({"federation": FEDERATION, "folder": str(places[0].runs)})
     with pytest.raises(MovedError, match=words):
         run_service(settings, "", False, lambda folder: None)
-    with pytest.raises(MovedError, match=words), shared(places[1]):
-        pass
-
-
-def test_a_coordinator_waits_for_no_hand_over_and_two_of_one_run_share_its_folder(tmp_path):
-    place = run_place(tmp_path / "run")
-    with (
-        held(place.folder),
-        pytest.raises(SettingsError, match="is being handed over or unpacked"),
-        shared(place),
-    ):
-        pass
-    with shared(place), shared(place):
-        pass
+    table = {"name": "red", "rounds": 3, "classes": 3, "method": {"name": "fedavg"}}
+    with pytest.raises(MovedError, match=words):
+        run_coordinator(CoordinatorSettings(folder=str(places[1].runs), **table), "")
 
 
 def test_a_queue_takes_no_run_that_was_handed_over_and_no_older_copy_of_it_goes_on(tmp_path, capsys):
@@ -123,7 +109,7 @@ def test_a_queue_takes_no_run_that_was_handed_over_and_no_older_copy_of_it_goes_
         more = {"experiment": experiment, "after": "", "priority": 0, "from": ""}
         assert words in handle("local:ann", request(1, "submit", name, **more))["words"]
     assert handle("local:ann", request(1, "submit", "green", **more))["words"] == ""
-    assert main(["go-on", str(place.runs / "red"), "--from-round", "9"]) == 2
+    assert main(["go-on", str(place.runs / "red"), "--from-round", "9"]) == 3
     assert "never starts here again" in capsys.readouterr().err
 
 
@@ -142,7 +128,7 @@ def test_the_command_says_in_one_line_what_it_cannot_do(tmp_path, capsys):
     assert main(["hand-over", str(file), *to, "--json"]) == 0
     assert '"left": [' in capsys.readouterr().out
     code, words = said("coordinator", str(file))
-    assert code == 2 and "was handed over to" in words and "\n" not in words
+    assert code == 3 and "was handed over to" in words and "\n" not in words
     code, words = said("coordinator", str(file), "--from", str(tmp_path / "none.tar"))
     assert code == 2 and "there is no archive" in words
     (tmp_path / "lab.tar").write_bytes(b"x" * 9999)

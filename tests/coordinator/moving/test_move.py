@@ -17,7 +17,7 @@ from protofleet.coordinator.spool.month import bytes_in_other_runs
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
-from protofleet.protocol.storage.folder_lock import held, shared_if_free
+from protofleet.protocol.storage.folder_lock import held
 from protofleet.protocol.storage.store import DamagedError
 from tests.coordinator.moving.world import (
     FEDERATION,
@@ -277,8 +277,10 @@ def test_a_disk_without_room_is_said_before_the_coordinator_ends(place, tmp_path
 
 
 def test_a_coordinator_that_does_not_end_stays_where_it_is(place, tmp_path):
-    lock = shared_if_free(place.folder) if place.run else held(place.folder)
-    with lock, pytest.raises(StillRunningError, match="has not ended, or another hand-over is in progress"):
+    with (
+        held(place.folder),
+        pytest.raises(StillRunningError, match="has not ended, or another hand-over is in progress"),
+    ):
         over(place, tmp_path / "lab.tar")
     assert starts(place) and not (tmp_path / "lab.tar").exists()
 
