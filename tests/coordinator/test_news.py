@@ -42,7 +42,7 @@ def test_an_operator_gets_each_line_of_its_run_once_and_no_line_of_another_run()
     made.log("before")
     found = made.news.follow("alice", "red", None, 0, 10.0)
     assert found == {"epoch": EPOCH, "line": 1, "oldest": 1, "seconds": LEASE_SECONDS}
-    made.log("other", run="blue")
+    made.log("other", "other", "other", run="blue")
     made.log("of the process", run="")
     assert made.turn(10.0) == []
     made.log("one", "two")
