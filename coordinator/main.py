@@ -21,6 +21,7 @@ from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
 from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
@@ -122,8 +123,12 @@ class ConductedRun:
         self.commands = commands_of(self.run, receive_queue)
         receiver = CommandReceiver(self.connection.link, claimed.operators)
         receiver.remember(self.spool.heard_operators())
+        self.news = RunNews(
+            claimed.epoch, receiver.tell, lambda run: self.run.operator_commands.final_state(),
+            lambda: receive_queue.put(Done(nothing)), only_run=self.name,
+        )  # fmt: skip
         self.operators = BrokerOperators(
-            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans
+            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans, self.news
         )
         if settings.enrolled:
             self.transport.subscribe(receiver.topics.all_commands)
@@ -205,7 +210,14 @@ def _conduct(
         )  # fmt: skip
         served = exposed(metrics, settings.endpoint(), checks, scrapes)
         control = listening(folder / "coordinator", operated.handle)
-        with shown as finish, served, page_served(page, operated), watched, control:
+        with (
+            conducted.news.taking_lines(),
+            shown as finish,
+            served,
+            page_served(page, operated),
+            watched,
+            control,
+        ):
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(OperatorLoop(service, conducted.operators), receive_queue, time.monotonic, heartbeats)

@@ -100,8 +100,10 @@ class QueueExecutor:
                     "words": "",
                     "runs": [self._shown(run) for run in chain(*in_groups(self._queue.runs))],
                 }
-            case "show" if command.run in self._queue.runs:
-                return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
+            case "show" | "follow" if command.run in self._queue.runs:
+                row = self._queue.runs[command.run]
+                most = SHOWN if command.verb == "show" else 0
+                return {"verdict": DONE, "words": "", **self._shown_whole(row, most)}
             case "labels":
                 devices = shown_labels(self._queue.labels, self._context.enrolled_devices)
                 return {"verdict": DONE, "words": "", "devices": devices}
@@ -161,7 +163,8 @@ class QueueExecutor:
             "origin": run.origin.shown() if run.origin else {},
         }  # fmt: skip
 
-    def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:
+    def _shown_whole(self, run: QueuedRun, most: int) -> dict[str, Any]:
+        """Return the state of a run, and at most this number of its newest commands."""
         found = self._shown(run) | {"federation": self._settings.own.federation}
         if (conducted := self._conductor.open.get(run.name)) is not None:
             now = conducted.run.operator_commands.shown()
@@ -170,4 +173,4 @@ class QueueExecutor:
                 key: now[key] for key in ("round", "phase", "asked", "answered", "present", "connected")
             }
             found["reason"] = found["reason"] or now["reason"]
-        return found | {"commands": shown_commands(self._queue.newest_results(run.name, SHOWN))}
+        return found | {"commands": shown_commands(self._queue.newest_results(run.name, most))}

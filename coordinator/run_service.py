@@ -18,6 +18,7 @@ from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
 from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
@@ -152,7 +153,9 @@ class RunService:
         self._commands = queue_commands(settings, executor.execute, self._call)
         commands = CommandReceiver(self._connection.link, lead.operators)
         commands.remember(self._queue.heard())
-        self.operators = BrokerOperators(commands, self._commands, self._call, bans)
+        link = self._connection.link
+        self._news = RunNews(link.epoch, commands.tell, self._final_state, lambda: self._call(nothing))
+        self.operators = BrokerOperators(commands, self._commands, self._call, bans, self._news)
         if own.enrolled:
             self._connection.transport.subscribe(commands.topics.all_commands)
         self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
@@ -170,7 +173,8 @@ class RunService:
         control = listening(self._folder, self._operated.handle, MOST_REQUEST)
         page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
         # The metrics come last: they tell others that the coordinator takes commands.
-        with page, control, metrics, watchdog(self._heartbeats, own.watchdog_seconds):
+        watched = watchdog(self._heartbeats, own.watchdog_seconds)
+        with self._news.taking_lines(), page, control, metrics, watched:
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.conductor.settle()
@@ -207,6 +211,11 @@ class RunService:
     def _call(self, call: Callable[[], None]) -> None:
         """Make the thread of the event loop call a function. Any thread may call this method."""
         self._events.put(Done(call))
+
+    def _final_state(self, run: str) -> str:
+        """Return the state of a run that is over, and "" before."""
+        row = self._queue.runs.get(run)
+        return row.state if row is not None and row.closed else ""
 
     def _choose_legacy(self, name: str) -> bool:
         """Make a run the legacy run, durably; return False if the disk does not take it now."""
