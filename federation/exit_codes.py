@@ -26,8 +26,11 @@ from protofleet.runtime.command.errors import (
     DIVERGED,
     FAILED,
     MISUSED,
+    OUTRANKED,
+    OutrankedError,
     RunError,
     SignalledError,
+    SteppedDownError,
 )
 from protofleet.runtime.launcher import LauncherError
 from protofleet.runtime.metrics_page import MetricsError
@@ -52,6 +55,10 @@ def exit_code(error: Exception) -> int | None:
             return MISUSED
         case SignalledError():
             return error.exit_code
+        case OutrankedError():
+            return OUTRANKED
+        case SteppedDownError():
+            return 0
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
         case LauncherError() | AuthorError():

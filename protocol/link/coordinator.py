@@ -117,7 +117,10 @@ class CoordinatorLink(LinkToDevices):
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
-            return self._own_state(frame, now)
+            return self._under_own_name(frame, "state", self._own_topic.state_of_other, now)
+        if topic == self.topics.coord_probe:
+            kind = kind_counted(unverified_header(frame))
+            return self._under_own_name(frame, kind, self._own_topic.from_standby, now)
         unverified = unverified_header(frame)
         part = self.part(unverified.run if unverified else "", self.device_of_topic(topic))
         with part.scope():
@@ -196,8 +199,10 @@ class CoordinatorLink(LinkToDevices):
         if header.sequence and header.epoch == self.epoch:
             part.on_message(header.sender)
 
-    def _own_state(self, frame: bytes, now: float) -> list[Received]:
-        """Ignore the coordinator's own states, and return the states of a later coordinator.
+    def _under_own_name(
+        self, frame: bytes, kind: str, read: Callable[[bytes], Received | None], now: float
+    ) -> list[Received]:
+        """Read a frame that this coordinator or another process with its key has sent.
 
         The bytes of these messages are not counted, because the meter counts only the bytes between devices
         and their coordinator.
@@ -205,16 +210,16 @@ class CoordinatorLink(LinkToDevices):
         meter, result = self.legacy.meter, "duplicate"
         try:
             self.rate_limiter.charge_own_name(now)
-            later = self._own_topic.later_state(frame)
-            if later is not None:
+            received = read(frame)
+            if received is not None:
                 result = "accepted"
         except Rejected as fault:
             meter.rejected[fault.reason] += 1
             result = fault.reason.value
             raise
         finally:
-            meter.count_message(self.unassigned.peer_direction, "state", result)
-        return [later] if later is not None else []
+            meter.count_message(self.unassigned.peer_direction, kind, result)
+        return [received] if received is not None else []
 
     def _message(
         self, part: CoordinatorRunLink, header: Header, message: Message, attachment: InlineAnswer | Offer | None,

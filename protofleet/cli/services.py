@@ -38,6 +38,12 @@ def add_coordinator(commands: Subparsers) -> None:
     command.add_argument(
         "--events", action="store_true", help="print the run's events as JSON lines on standard output"
     )
+    command.add_argument(
+        "--take-over", action="store_true",
+        help="ask the coordinator that leads the federation to end, and lead in its place",
+    )  # fmt: skip
+    # `protofleet run` sets it for the broker that it starts: no other coordinator knows this broker.
+    command.add_argument("--own-broker", action="store_true", help=argparse.SUPPRESS)
     add_log(command)
     command.set_defaults(command=coordinator)
 
@@ -56,6 +62,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.coordinator.main import run_coordinator
         from protofleet.coordinator.server.budget_spent import BudgetSpentError
         from protofleet.coordinator.server.diverged import DivergedError
+        from protofleet.coordinator.start import StartOptions
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
         from protofleet.lab.local.misplaced import read_for
@@ -70,16 +77,17 @@ def coordinator(options: argparse.Namespace) -> int:
     settings = loaded.settings
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    how = StartOptions(options.take_over, alone=options.own_broker)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
 
         raise ended_early(
-            run_service(loaded.service, installed_version(), options.events, report_on, software())
+            run_service(loaded.service, installed_version(), options.events, report_on, software(), how)
         )
     folder = Path(settings.folder) / settings.name
     try:
-        if problem := run_coordinator(settings, installed_version(), options.events, software()):
+        if problem := run_coordinator(settings, installed_version(), options.events, software(), how):
             raise ended_early(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)

@@ -76,6 +76,7 @@ SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 PRIORITY: Final = BoundedNumber(int, Within(-1000, 1000))
 ROUND: Final = as_in_settings(Rounds)
+REVISION: Final = BoundedNumber(int, Within(0, VAST))
 SEED: Final = as_in_settings(Seed)
 # The option --seeds takes all following arguments, so a file name after it would be read as a seed.
 SEEDS: Final = replace(SEED, hint="; name the file before --seeds")

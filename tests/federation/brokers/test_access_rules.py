@@ -13,15 +13,16 @@ from protofleet.protocol.wire.topics import TOPIC_RULES, Topics
 from tests.conftest import PATIENCE, Peer, missing
 from tests.support.secured_broker import start_enrolled
 
-IDENTITIES = ("coordinator", "d1", "d2")
+IDENTITIES = ("coordinator", "coordinator.standby", "d1", "d2")
 DIGEST = "ab" * 32
+ALIKE = ("probe", "coord", "state", "coordinatorXstandby")
 TAKEN = {0, 16}  # 16 means that the topic has no subscriber
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory):
     try:
-        made = start_enrolled(tmp_path_factory.mktemp("fleet"), "d1", "d2")
+        made = start_enrolled(tmp_path_factory.mktemp("fleet"), "d1", "d2", *ALIKE)
     except BrokerError as error:
         missing(error)
     yield made
@@ -34,7 +35,8 @@ def topics_of(federation):
     They are every topic of the table for two devices, and some topics that are in no table.
     """
     t = Topics(federation)
-    yield t.coord_state, "coordinator", {"d1", "d2"}
+    yield t.coord_state, "coordinator", {"d1", "d2", "coordinator.standby"}
+    yield t.coord_probe, "coordinator.standby", {"coordinator"}
     yield t.round, "coordinator", {"d1", "d2"}
     yield t.broadcast(DIGEST), "coordinator", {"d1", "d2"}
     yield t.broadcast_now, "coordinator", {"d1", "d2"}
@@ -48,7 +50,9 @@ def topics_of(federation):
     p = t.prefix
     for nowhere in (
         p + "up/coordinator", p + "down/coordinator", p + "dev/coordinator/state", p + "up/d1/more", p + "up",
-        p + "op/up/coordinator", p + "op/down/coordinator", p + "coord", p + "dev/d1", p + "bcast",
+        p + "op/up/coordinator", p + "op/down/coordinator", p + "up/coordinator.standby",
+        p + "dev/coordinator.standby/state", p + "op/up/coordinator.standby", p + "coord/probe/d1",
+        p + "coord", p + "dev/d1", p + "bcast",
         p + f"bcast/{DIGEST}/0", p + "else", "protofleet/1/other/round",
         "protofleet/2/" + federation + "/round", "up/d1", "d1",
     ):  # fmt: skip
@@ -68,7 +72,7 @@ def puback(secured, name, topic, frame=b"x"):
     """
     answered = []
     client = Client(CallbackAPIVersion.VERSION2, "x", protocol=MQTTProtocolVersion.MQTTv5)
-    client.tls_set_context(tls_context(secured.fleet.tls(name)))
+    client.tls_set_context(tls_context(secured.address(name).tls))
     client.on_connect = lambda *told: client.publish(topic, frame, qos=1)
     client.on_publish = lambda _client, _data, _mid, code, _properties: answered.append(code.value)
     client.connect("127.0.0.1", secured.broker.address.port)
@@ -107,8 +111,16 @@ def test_each_identity_hears_exactly_what_the_table_says(secured, name):
         heard = set(topics_until(hearer, b"last"))
     finally:
         hearer.mqtt.close()
-    own_words = {t for t, _, readers in topics if name == "coordinator" and readers == {"d1", "d2"}}
+    own_words = {t for t, _, readers in topics if name == "coordinator" and {"d1", "d2"} <= readers}
     assert heard == {t for t, _, readers in topics if name in readers} | own_words
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_no_name_of_a_device_lets_it_send_probes_or_the_state_of_the_coordinator(secured, name):
+    topics = Topics(secured.federation)
+    assert puback(secured, name, topics.up(name)) in TAKEN
+    assert puback(secured, name, topics.coord_probe) not in TAKEN
+    assert puback(secured, name, topics.coord_state) not in TAKEN
 
 
 def topics_until(hearer, frame):
@@ -125,7 +137,9 @@ def test_the_rules_are_made_of_the_table_and_of_nothing_else():
     granted = [
         (words[1], words[2]) for words in lines if words[0] in ("topic", "pattern") and words[1] != "deny"
     ]
-    assert len(granted) == 2 * len(TOPIC_RULES)
+    of_the_standby = 2
+    # Each row has a rule for the coordinator and one for all other names, except the row that a standby writes.
+    assert len(granted) == 2 * len(TOPIC_RULES) - 1 + of_the_standby
     assert all(topic.startswith("protofleet/1/north/") for _, topic in granted)
     assert not any("#" in topic for _, topic in granted)
 
@@ -135,3 +149,19 @@ def test_a_revoked_name_is_denied_everything_and_the_others_nothing():
     assert rules.splitlines()[1:3] == ["user d1", "topic deny protofleet/1/north/#"]
     assert rules.endswith(access_rules("north").split("\n", 1)[1])
     assert "user coordinator\ntopic write" not in access_rules("north", ["coordinator"])
+
+
+def test_the_standby_may_use_two_topics_and_falls_with_the_coordinator():
+    rules = access_rules("north").split("user coordinator.standby\n")[1].split("\n\n")[0].splitlines()
+    t = Topics("north")
+    assert [line for line in rules if not line.startswith("topic deny ")] == [
+        f"topic read {t.coord_state}", f"topic write {t.coord_probe}",
+    ]  # fmt: skip
+    denied = {line.removeprefix("topic deny ") for line in rules}
+    patterns = {line.split()[2] for line in access_rules("north").splitlines() if line.startswith("pattern")}
+    assert {pattern.replace("%u", "+") for pattern in patterns} <= {*denied, t.coord_state}
+    revoked = access_rules("north", ["coordinator"])
+    assert (
+        "user coordinator.standby\ntopic deny protofleet/1/north/#\n" in revoked
+        and t.coord_probe not in revoked
+    )
