@@ -40,6 +40,10 @@ class ProcessContext:
     labels: Mapping[str, DeviceLabels] = field(default_factory=dict)
     # Called when a run is over, before its devices are told.
     on_run_end: Callable[[], None] = lambda: None
+    # Whether the folder came back from a backup, so that this process may claim an epoch above a proved one.
+    restored: bool = False
+    # Number of hellos whose header has a higher epoch than this coordinator.
+    higher_epochs: int = 0
     stopped: str = ""  # Reason why the process ends before its run is over, or "".
     # True if an error that concerns only one run does not end the process. Then `failed` holds the error.
     isolates_runs: bool = False

@@ -40,7 +40,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
-from protofleet.runtime.event_loop import ThreadWorker, Worker, serve, stop_on_signals
+from protofleet.runtime.event_loop import ThreadWorker, Worker, end_on_signals, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import Scrapes, exposed
@@ -112,11 +112,13 @@ class ConductedRun:
 
 
 def run_coordinator(
-    settings: CoordinatorSettings, software: str, events: bool = False, built: Mapping[str, str] | None = None
-) -> str:
+    settings: CoordinatorSettings, software: str, events: bool = False, built: Mapping[str, str] | None = None,
+    restored: bool = False,
+) -> str:  # fmt: skip
     """Conduct the run to its end; return why it ended early, or "" if it did not end early.
 
-    `built` holds the commit of this software and the digest of its sources, if they are known.
+    `built` holds the commit of this software and the digest of its sources, if they are known. `restored` says that
+    the folder came back from a backup.
     """
     folder = Path(settings.folder) / settings.name
     keep_to_ourselves(folder / "coordinator")
@@ -130,6 +132,7 @@ def run_coordinator(
     worker = ThreadWorker(receive_queue, heartbeats, begin=one_thread_here(settings.threads))
     conducted = ConductedRun(settings, claimed, receive_queue, heartbeats, stopped, worker)
     service, run = conducted.service, conducted.run
+    conducted.context.restored = restored
     conducted.connect()
     try:
         checks = health(conducted.context, heartbeats, folder)
@@ -154,6 +157,11 @@ def run_coordinator(
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
+        if service.behind:
+            end_on_signals()
+            if not stopped():
+                life.end(in_order=True)
+                raise service.behind
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")

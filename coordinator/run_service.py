@@ -96,7 +96,7 @@ from protofleet.protocol.wire.messages import Finished
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import CONTROL_SOCKET, listening
-from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
+from protofleet.runtime.event_loop import ThreadWorker, WorkThread, end_on_signals, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.logs import lines_of_run
@@ -207,6 +207,11 @@ class RunService:
                 for name in list(self._open):
                     self._open.pop(name).close()
                 self._connection.transport.close()
+        if self.service.behind:
+            end_on_signals()
+            if not self._is_stopped():
+                self._life.end(in_order=True)
+                raise self.service.behind
         self._life.end(in_order=self._is_stopped())
         return self.service.stopped
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from protofleet.coordinator.behind import BehindError
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.free_places import FreePlaces
 from protofleet.coordinator.run import Run
@@ -59,6 +60,7 @@ class CoordinatorService:
         self.context, self.link = context, context.link
         self.runs: dict[str, Run] = {}  # The runs that are open, by their names on the wire.
         self.finished, self._stays = False, stays
+        self.behind: BehindError | None = None  # Set if a device has proved a higher epoch.
         self.session = BrokerSession(log)
         self._max_packet = 0  # Largest packet of the broker in bytes; 0 while there is no session.
         self._told: set[str] = set()  # Runs whose end was announced.
@@ -436,6 +438,12 @@ class CoordinatorService:
 
     def _hello_received(self, received: Received, hello: Hello) -> None:
         device, follows_several = hello.device, forms.RUNS in hello.can
+        # Any device can write a high epoch into a header, so this is only counted.
+        self.context.higher_epochs += received.epoch > self.link.epoch
+        if hello.last_state:
+            if self._is_behind(device, hello.last_state):
+                return
+            hello = replace(hello, last_state=b"")
         self.context.departures.hello_received(received, self.link.last_heard(device)[1])
         self._free_places.hello_received(received, hello)
         working = hello.working if follows_several else None
@@ -447,6 +455,23 @@ class CoordinatorService:
                 run.participants.hello_received(received, hello, refuses)
         elif received.run and received.run not in self.paused:
             self.link.unassigned.send_as(received.run, device, Finished(0))
+
+    def _is_behind(self, device: str, last_state: bytes) -> bool:
+        """Return whether a state that a device has sent on proves a higher epoch; if so, end this process."""
+        try:
+            proven = self.link.proven_epoch(last_state)
+        except Rejected as fault:
+            if self.context.peer_log.take(self.context.now):
+                log.warning("%s has sent a state that proves no epoch: %s", device, fault)
+            return False
+        if not proven:
+            return False
+        self.behind = BehindError(self.link.epoch, proven)
+        log.error("%s has proved a higher epoch: %s", device, self.behind)
+        self.context.stopped, self.finished = str(self.behind), True
+        # Devices that have not heard the higher epoch, and other coordinators, must not take this process for alive.
+        self.context.announce(State(False, "devices have heard a higher epoch"))
+        return True
 
     def _work_for(self, run: Run) -> contextlib.AbstractContextManager[None]:
         """Catch an error of ours in the work of a run for a device. Other errors concern the device alone."""
@@ -541,7 +566,13 @@ class CoordinatorService:
 
         This process sends nothing more, because the devices would ignore its messages.
         """
-        mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
+        state, mine = later.message, self.link.epoch
+        if self.context.restored and isinstance(state, State) and not state.online and later.epoch > mine:
+            # The broker has kept the last state of the coordinator before the backup was put back.
+            self.behind = BehindError(mine, later.epoch)
+            self.context.stopped, self.finished = str(self.behind), True
+            return
+        theirs = f"epoch {later.epoch} and run {later.run or '?'}"
         known = epoch_file(self.context.bans.folder.parents[1], self.link.topics.federation)
         who = later.message.who if isinstance(later.message, State) else ""
         said = f"; the other is {printable(who)}" if who else ""

@@ -9,6 +9,7 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
+from protofleet.coordinator.behind import BehindError
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -26,6 +27,7 @@ from protofleet.runtime.command.errors import (
     DIVERGED,
     FAILED,
     MISUSED,
+    NOT_LEADER,
     RunError,
     SignalledError,
 )
@@ -56,6 +58,8 @@ def exit_code(error: Exception) -> int | None:
             return FAILED
         case LauncherError() | AuthorError():
             return FAILED
+        case BehindError():
+            return NOT_LEADER
         case DivergedError():
             return DIVERGED
         case BudgetSpentError():

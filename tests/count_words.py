@@ -20,7 +20,8 @@ OTHERS: Final = {
     "codecs.md", "day-0.md",
     "day-2.md", "energy.md", "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md",
     "live-page.md", "methods.md",
-    "one-message.md", "plug-ins.md", "python.md", "rounds.md", "run-queue.md", "scale.md", "serving.md",
+    "one-message.md", "plug-ins.md", "python.md", "restore-a-coordinator.md", "rounds.md", "run-queue.md", "scale.md",
+    "serving.md",
     "several-runs.md", "sweeps.md", "trackers.md",
     "tutorial-engineer.md", "tutorial-researcher.md", "write-a-client.md", "your-data.md", "your-model.md",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from protofleet.protocol.security.envelope import Header, contents, verified
 from protofleet.protocol.security.keys import Identity
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import TaskId
-from protofleet.protocol.wire.messages import State
+from protofleet.protocol.wire.messages import Message, State
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -29,10 +29,23 @@ class OwnTopic:
         self.brings_own_messages |= header.epoch == self._me.boot
         if header.federation != self._federation or header.epoch < self._me.boot:
             return None
-        state, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
+        state = _message_in(frame, header, start)
         if not isinstance(state, State) or not self._is_later_coordinator(header, state):
             return None
         return Received(COORDINATOR, state, header.run, header.epoch)
+
+    def proven_epoch(self, frame: bytes) -> int:
+        """Return the epoch of a state that a device has sent on, if this epoch is higher; otherwise return 0.
+
+        Raise Rejected if this coordinator's key did not sign the state for this federation.
+        """
+        header, start, _ = verified(frame, {COORDINATOR: self._me.keys.public})
+        if header.federation != self._federation:
+            raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
+        state = _message_in(frame, header, start)
+        if not isinstance(state, State) or header.epoch <= self._me.boot:
+            return 0
+        return header.epoch if self._is_later_coordinator(header, state) else 0
 
     def _is_later_coordinator(self, header: Header, state: State) -> bool:
         """Return whether the state comes from a coordinator that replaces this one.
@@ -49,3 +62,8 @@ class OwnTopic:
                 f"which is {days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
             )
         return True
+
+
+def _message_in(frame: bytes, header: Header, start: int) -> Message:
+    message, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
+    return message

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from protofleet.runtime.command.arguments import DEVICES, ROUND, Subparsers, broker_changes
+from protofleet.runtime.command.arguments import DEVICES, EPOCH, ROUND, Subparsers, broker_changes
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
@@ -37,6 +39,19 @@ def add_coordinator(commands: Subparsers) -> None:
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.add_argument(
         "--events", action="store_true", help="print the run's events as JSON lines on standard output"
+    )
+    command.add_argument(
+        "--restored",
+        action="store_true",
+        help="the folder came back from a backup: if a device proves that it has heard a higher epoch, claim an "
+        "epoch above it; all runs of a queue are paused first",
+    )
+    command.add_argument(
+        "--above",
+        type=EPOCH,
+        default=0,
+        metavar="N",
+        help="with --restored: claim an epoch above N from the start",
     )
     add_log(command)
     command.set_defaults(command=coordinator)
@@ -70,22 +85,42 @@ def coordinator(options: argparse.Namespace) -> int:
     settings = loaded.settings
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    claimed = _claimed(options, Path(settings.folder), settings.federation)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
 
+        service, build = loaded.service, software()
         raise ended_early(
-            run_service(loaded.service, installed_version(), options.events, report_on, software())
+            claimed(lambda: run_service(service, installed_version(), options.events, report_on, build))
         )
     folder = Path(settings.folder) / settings.name
     try:
-        if problem := run_coordinator(settings, installed_version(), options.events, software()):
+        if problem := claimed(
+            lambda: run_coordinator(
+                settings, installed_version(), options.events, software(), options.restored
+            )
+        ):
             raise ended_early(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)
         raise
     report_on(folder)
     return 0
+
+
+def _claimed(
+    options: argparse.Namespace, runs: Path, federation: str
+) -> Callable[[Callable[[], str]], str]:  # fmt: skip
+    """Return a function that conducts, and conducts again above a proved epoch if the options say `--restored`."""
+    from protofleet.coordinator.behind import claim_above, claim_again
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if options.above and not options.restored:
+        raise SettingsError("--above is only for a folder that came back from a backup; add --restored")
+    if options.above:
+        claim_above(options.above, runs, federation, int(time.time()))
+    return lambda conduct: claim_again(conduct, options.restored, runs, federation)
 
 
 def report_on(folder: Path) -> None:

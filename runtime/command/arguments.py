@@ -75,6 +75,7 @@ CHANNELS: Final = as_in_settings(Channels)
 SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 PRIORITY: Final = BoundedNumber(int, Within(-1000, 1000))
+EPOCH: Final = BoundedNumber(int, Within(1, VAST))  # An epoch is a Unix time in seconds.
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
 # The option --seeds takes all following arguments, so a file name after it would be read as a seed.

@@ -5,6 +5,9 @@ from typing import Final
 
 FAILED: Final = 1
 MISUSED: Final = 2  # Exit code if the command line or its settings have a mistake.
+NOT_LEADER: Final = (
+    3  # Exit code of a coordinator if another coordinator leads the federation, or has led it since.
+)
 DIVERGED: Final = 4
 BUDGET_SPENT: Final = 5  # Exit code if budgets have ended the run before its last round.
 BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the signal.

@@ -98,13 +98,13 @@ class Federation:
 
     def coordinator(
         self, ahead: float = 0.0, planted: str = "", out: int | None = None, through: Sequence[str] = (),
-        **more: Any,
+        options: Sequence[str] = (), **more: Any,
     ) -> Process:  # fmt: skip
         """Start a coordinator with `folder`, `metrics_port`, `method`, `policy` and other settings.
 
         `ahead` is the number of seconds by which its clock is ahead of all other clocks. `planted` is the
         code of a fault, which runs before the code of the program. `out` takes its events; without it they go
-        to the log. `through` is the beginning of its command line.
+        to the log. `through` is the beginning of its command line, and `options` is its end.
         """
         given = {"policy": Policy(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
@@ -121,6 +121,7 @@ class Federation:
             "coordinator",
             settings,
             events,
+            *options,
             ahead=ahead,
             planted=planted,
             out=out,
