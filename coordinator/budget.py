@@ -92,7 +92,8 @@ class Budget:
         self.wake_at = 0.0
         if self._ledger is not None:
             self._in_other_runs = self._ledger.of_others(month_at(wall()), self.spent.name)
-        words = describe_budget(settings, plan, self._of_round, self._in_other_runs, machine.rounds)
+        devices = machine.policy.cohort or machine.policy.quorum
+        words = describe_budget(settings, plan, self._of_round, self._in_other_runs, machine.rounds, devices)
         log.info("budget: %s", words, extra=fields(event="budget"))
 
     def packet(self, topic: str, size: int) -> None:
@@ -185,7 +186,7 @@ class Budget:
 
     def close(self) -> None:
         """Save the last bytes. The next coordinator reports a damaged ledger, or a folder that another one has."""
-        with contextlib.suppress(DamagedError, RunMismatchError):
+        with contextlib.suppress(DamagedError, RunMismatchError, FileNotFoundError):
             self._spool.save_traffic()
             self._write_ledger()
         if self._ledger is not None:

@@ -161,7 +161,7 @@ class CoordinatorSettings:
         plan = self.plan()
         demand_buffered_fit(self.policy, plan)
         if self.budget is not None:
-            demand_one_round(self.budget, plan)
+            demand_one_round(self.budget, plan, self.policy.quorum)
         self._demand_enough_places()
 
     def _demand_enough_places(self) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import queue
-import re
 import time
-from collections.abc import Mapping
-from typing import Any, Final, get_args
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from protofleet.coordinator.operator_commands import OperatorCommand, OperatorResult
+from protofleet.coordinator.queue.commands import REFUSED
+from protofleet.coordinator.request_form import (
+    ID,
+    NO_ANSWER,
+    answer_of_loop,
+    demand_known_keys,
+    revision_in,
+    rounds_in,
+)
 from protofleet.coordinator.run import Run
-from protofleet.protocol.settings.bounds import Rounds
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import Done, Item
-from protofleet.runtime.control_socket import SECONDS, Handler
-
-ID: Final = re.compile(r"[0-9a-f]{32}")
+from protofleet.runtime.control_socket import Handler
 
 
 def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
@@ -23,40 +28,26 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
 
     def handle(user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("run", run.name) != run.name:
-            return {"verdict": "refused", "words": f"this coordinator conducts only {run.name}"}
-        match request:
-            case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
-                try:
-                    command = OperatorCommand(bytes.fromhex(name), user, verb, reason, rounds_in(request))
-                except SettingsError as error:
-                    return {"verdict": "refused", "words": str(error)}
-            case _:
-                return {
-                    "verdict": "refused",
-                    "words": "a request has the strings id (32 hexadecimal digits), verb and reason",
-                }
-        results: queue.SimpleQueue[OperatorResult] = queue.SimpleQueue()
-        events.put(Done(lambda: run.operator_commands.execute(command, results.put, time.monotonic())))
+            return {"verdict": REFUSED, "words": f"this coordinator conducts only {run.name}"}
         try:
-            result = results.get(timeout=SECONDS)
-        except queue.Empty:
-            words = (
-                "the coordinator did not answer in time, for example because its disk is full; see its log"
-            )
-            return {"verdict": "unknown", "words": words}
-        return {"verdict": result.verdict, "words": result.words, **result.data}
+            command = command_in(request, user)
+        except SettingsError as error:
+            return {"verdict": REFUSED, "words": str(error)}
+
+        def begin(reply: Callable[[OperatorResult], None]) -> None:
+            run.operator_commands.execute(command, reply, time.monotonic())
+
+        result = answer_of_loop(lambda call: events.put(Done(call)), begin)
+        return {"verdict": result.verdict, "words": result.words, **result.data} if result else NO_ANSWER
 
     return handle
 
 
-def rounds_in(request: Mapping[str, Any]) -> int:
-    """Return the number of rounds of the command `extend`, and 0 for any other command."""
-    if request["verb"] != "extend":
-        return 0
-    match request.get("args"):
-        case {"rounds": int(rounds)} if not isinstance(rounds, bool):
-            bound = get_args(Rounds)[1]
-            if rounds in bound:
-                return rounds
-            raise SettingsError(f"rounds is {rounds}, it must be {bound}")
-    raise SettingsError("`extend` needs args with the whole number rounds")
+def command_in(request: Mapping[str, Any], user: str) -> OperatorCommand:
+    match request:
+        case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
+            demand_known_keys(request)
+            return OperatorCommand(
+                bytes.fromhex(name), user, verb, reason, rounds_in(request), revision_in(request)
+            )
+    raise SettingsError("a request has the strings id (32 hexadecimal digits), verb and reason")

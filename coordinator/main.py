@@ -28,6 +28,7 @@ from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import least_epoch, save_epoch
+from protofleet.coordinator.spool.index import MissingFolderError
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
@@ -35,6 +36,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
@@ -169,6 +171,8 @@ def run_coordinator(
         if run.view.over and end is not None and end.by == BUDGET:
             raise BudgetSpentError(f"the run has ended early: {end.words}")
         return service.stopped
+    except MissingFolderError as error:
+        raise DamagedError(f"{error}; put it back and start the coordinator again") from error
     finally:
         conducted.close()
         claimed.spool.close()

@@ -13,9 +13,11 @@ from typing import Any, Final
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.queue.commands import (
+    CONFLICT,
     DONE,
     REFUSED,
     SHOWN,
+    conflict_words,
     operator_words,
     rounds_are_fixed,
     shown_commands,
@@ -36,6 +38,9 @@ class OperatorCommand:
     verb: str
     reason: str = ""
     rounds: int = 0  # Number of rounds of `extend`.
+    revision: int | None = (
+        None  # Revision of the run that the operator has looked at, if the command names it.
+    )
 
     def words(self) -> str:
         """Return the operator and the reason."""
@@ -59,6 +64,8 @@ class OperatorCommands:
         self._happen, self._wall, self._fixed_rounds = happen, wall, fixed_rounds
         # Calls that send the results of this turn.
         self._replies: list[Callable[[], None]] = []
+        # Number of the newest command, and of the newest that was done. The second one is the revision of the run.
+        self._number, self._revision = spool.newest_numbers(DONE)
 
     def execute(self, command: OperatorCommand, reply: Callable[[OperatorResult], None], now: float) -> None:
         """Carry out a command, and call `reply` with the result when the effect is on the disk."""
@@ -72,6 +79,9 @@ class OperatorCommands:
         event, result = self._decide(command)
         if event is not None:
             self._happen(event)
+        self._number += 1
+        if result.verdict == DONE:
+            self._revision = self._number
         at = int(self._wall())
         self._queue.add(
             [SaveResult(command.id, at, command.operator, command.verb, result.verdict, result.words)], now
@@ -89,6 +99,10 @@ class OperatorCommands:
         m, words = self._machine, command.words()
         if m.stage is Stage.FINISHED or m.is_stopped:
             return None, self._over(command.verb)
+        if command.revision is not None and command.revision != self._revision:
+            state, _ = state_of(m, self._view)
+            said = conflict_words(self._view.name, self._revision, command.revision, state)
+            return None, OperatorResult(CONFLICT, said)
         match command.verb:
             case "stop":
                 return Stopped(f"stopped by {words}"), OperatorResult(DONE, "the run is stopped")
@@ -135,7 +149,7 @@ class OperatorCommands:
         origin = view.origin
         return {
             "run": view.name, "federation": view.federation, "state": state, "reason": reason, "round": m.round,
-            "rounds": m.rounds, "phase": m.asked if m.stage is Stage.COLLECTING else "",
+            "rounds": m.rounds, "revision": self._revision, "phase": m.asked if m.stage is Stage.COLLECTING else "",
             "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
             "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
             "present": len(m.roster), "connected": view.connected,

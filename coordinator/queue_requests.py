@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from protofleet.coordinator.control import ID, rounds_in
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
 from protofleet.coordinator.queue.labelling import Labelling
+from protofleet.coordinator.request_form import (
+    ID,
+    MOST_SHOWN,
+    NO_ANSWER,
+    answer_of_loop,
+    demand_known_keys,
+    revision_in,
+    rounds_in,
+)
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
 from protofleet.coordinator.spool.index import check_run
 from protofleet.coordinator.spool.origin import saved_states
@@ -20,12 +27,10 @@ from protofleet.protocol.security.operators import ADMIT, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
-from protofleet.runtime.control_socket import SECONDS
 
 SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
 VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
 OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
-MOST_SHOWN: Final = 64  # Largest number of letters of a wrong name that is shown.
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -67,12 +72,7 @@ def queue_commands(
             # These are the errors of wrong settings, of plug-ins, and of a library that is not installed.
             except (ValueError, AuthorError, ImportError) as error:
                 refusal = str(error)
-        results: queue.SimpleQueue[QueueAnswer] = queue.SimpleQueue()
-        put(lambda: results.put(execute(command, more, refusal)))
-        try:
-            return results.get(timeout=SECONDS)
-        except queue.Empty:
-            return {"verdict": "unknown", "words": "the coordinator did not answer in time; see its log"}
+        return answer_of_loop(put, lambda reply: reply(execute(command, more, refusal))) or NO_ANSWER
 
     return handle
 
@@ -82,7 +82,11 @@ def command_in(request: Mapping[str, Any], user: str, sender: Sender | None = No
         case {"id": str(name), "verb": str(verb), "run": str(run), "reason": str(reason)} if ID.fullmatch(
             name
         ):
-            return QueueCommand(bytes.fromhex(name), user, verb, run, reason, rounds_in(request), sender)
+            demand_known_keys(request)
+            revision = revision_in(request)
+            return QueueCommand(
+                bytes.fromhex(name), user, verb, run, reason, rounds_in(request), sender, revision
+            )
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb, run and reason")
 
 

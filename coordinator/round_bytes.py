@@ -125,9 +125,20 @@ def rounds_that_fit(limit: int, of_round: RoundCost) -> int:
     return max(0, limit - JOIN - of_round.evaluation) // of_round.training
 
 
-def demand_one_round(budget: BudgetSettings, plan: Plan) -> None:
-    """Raise ValueError if a limit does not hold one round of this plan and the evaluation at the end."""
+def demand_one_round(budget: BudgetSettings, plan: Plan, quorum: int = 1) -> None:
+    """Raise ValueError if a limit does not hold one round of this plan.
+
+    A limit of a device must also hold the evaluation at the end. The limit `bytes` of the whole run must hold one
+    round of `quorum` devices. Without it, the run would begin a round for certain, and exceed the limit.
+    """
     of_round = round_bytes(plan).least()
+    if budget.bytes is not None and budget.bytes < (most := quorum * (JOIN + of_round.training)):
+        count = f"policy.quorum = {quorum} {'device' if quorum == 1 else 'devices'}"
+        raise ValueError(
+            f"budget.bytes is {human_bytes(budget.bytes)}{budget.cost_words(budget.bytes)}, but to join and one "
+            f"round transfer {human_bytes(most)}{budget.cost_words(most)} for {count} with {plan.method}; raise the "
+            "limit, lower policy.quorum, or send less with a codec, a smaller network or another method"
+        )
     least = JOIN + of_round.reserve
     for name, limit in limits_of(budget).items():
         if rounds_that_fit(limit, of_round) < 1:
@@ -151,12 +162,13 @@ def limits_of(budget: BudgetSettings) -> Mapping[str, int]:
 
 def describe_budget(
     budget: BudgetSettings, plan: Plan, of_round: RoundCost, in_other_runs: Mapping[str, int] = NOTHING,
-    rounds: int = 0,
+    rounds: int = 0, devices: int = 1,
 ) -> str:  # fmt: skip
     """Describe in one line how many rounds of the run fit in each limit.
 
     `of_round` is the result of `round_bytes`, and `in_other_runs` has the bytes of each device in the other runs of
-    this month. `rounds` is the number of rounds, if it is not that of the plan.
+    this month. `rounds` is the number of rounds, if it is not that of the plan. `devices` is the number of devices in
+    a round, or the least number that is known.
     """
     rounds = (
         1 if plan.load().Server.keeps_answers else rounds or plan.rounds
@@ -177,8 +189,10 @@ def describe_budget(
             f"{name} {human_bytes(limit)}{budget.cost_words(limit)} holds {least}{fit:,} of {rounds:,} rounds{why}"
         )
     if budget.bytes is not None:
+        fit = min(rounds, max(0, budget.bytes - devices * JOIN) // (devices * of_round.training))
         words.append(
-            f"budget.bytes {human_bytes(budget.bytes)}{budget.cost_words(budget.bytes)} is for all devices"
+            f"budget.bytes {human_bytes(budget.bytes)}{budget.cost_words(budget.bytes)} holds {least}{fit:,} of "
+            f"{rounds:,} rounds of {devices:,} {'device' if devices == 1 else 'devices'}"
         )
     if budget.device_hours is not None:
         words.append(f"budget.device_hours {budget.device_hours:g} is for the work of all devices")

@@ -232,6 +232,7 @@ class Run:
 
     def end_turn(self) -> None:
         """Commit the decisions since the last turn, then send the messages that follow from them."""
+        self.spool.check_in_place()
         self.queue.end_turn(self._context.now)
         self.operator_commands.end_turn()
 
@@ -445,7 +446,9 @@ class Run:
                 self._end()
 
     def ask(self, send: Send) -> None:
-        self.question.send_to(send.device, send.round, send.phase, send.seconds, self._context.connected)
+        # The dispatcher also calls this method in the work for another run, which has set the device free.
+        with self._context.around(self.name):
+            self.question.send_to(send.device, send.round, send.phase, send.seconds, self._context.connected)
 
     def device_seconds(self) -> float:
         """Return the seconds for which devices have worked for the answers that this run has accepted."""

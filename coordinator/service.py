@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from protofleet.coordinator.behind import BehindError
 from protofleet.coordinator.context import ProcessContext
@@ -88,6 +89,7 @@ class CoordinatorService:
         # The legacy run stays the same while it is only paused, because its devices would forget its state.
         self.link.add(run.link, is_legacy=self.link.run not in self.paused)
         run.link.answers.admission_controller = run.answer_receiver
+        run.link.scope = partial(self._work_for, run)
         context.dispatcher.add(run.name, run, weight, run.spool.device_time.lift or 0.0, starts)
         self._store_lifts(run, starts)
         if context.connected:
@@ -206,7 +208,7 @@ class CoordinatorService:
     def unwanted(self, topic: str) -> bool:
         """Return whether messages on this topic are dropped unread. Any thread may call this method."""
         bans = self.context.bans
-        if not bans.ignored or topic == self.link.topics.coord_state:
+        if not bans.ignored or topic in (self.link.topics.coord_state, self.link.topics.coord_probe):
             return False
         name = self.link.device_of_topic(topic)
         if bans.drops(name):
@@ -255,8 +257,7 @@ class CoordinatorService:
     def _connected(self, max_packet: int, now: float) -> None:
         self.session.accepted()
         self._max_packet = max_packet
-        for run in self.runs.values():
-            run.spool.check_claim()
+        self._for_each(lambda run: run.spool.check_claim())
         if not self._fit_through(max_packet):
             return
         self.session.stands(now)
@@ -293,8 +294,10 @@ class CoordinatorService:
     def _denied(self, topic: str, reason: str, now: float) -> None:
         place = self.link.topics.parse(topic)
         to_all = place is not None and place.kind in ("bcast", "now")
-        for run in self.runs.values():
-            run.not_delivered(None if to_all else [place.device] if place else [])
+        self._for_each(
+            lambda run: run.not_delivered(None if to_all else [place.device] if place else []),
+            self.runs.values(),
+        )
         if self.context.peer_log.take(now):
             log.warning("the broker refused a message on %s: %s", topic, reason)
 

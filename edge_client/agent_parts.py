@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,6 +78,8 @@ class AgentOptions:
     """Clock that measures the seconds of work."""
     energy: EnergyMeter | None = None
     """Energy meter of the board; None if the board has none."""
+    temperature: Callable[[], Mapping[str, float]] = dict
+    """Function that returns the temperature of the board as a metric."""
     plugins: PlugIns = field(default_factory=PlugIns)
     """Plug-ins that a plan may name."""
     runs: int = 1
@@ -164,6 +166,7 @@ class _Assembly:
             options.clock,
             tells_confusion,
             self._energy,
+            options.temperature,
             options.plugins,
             device=link.me.name,
             memory=data.memory if self.places.limit > 1 else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +37,7 @@ class JobRunner:
     # Function that returns whether the coordinator accepts counts of confused classes and this device sends them.
     tells_confusion: Callable[[], bool] = lambda: False
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
+    temperature: Callable[[], Mapping[str, float]] = dict  # function that returns the temperature as a metric
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
     models_unwritten: int = 0  # number of model versions that this process could not write
     device: str = ""  # name of this device
@@ -83,6 +84,7 @@ class JobRunner:
         name = state.store.put(coded.arrays, self.block_bytes()).object.hex()
         passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)
         metrics |= self.energy.end_work(waited / passed if passed else 0.0)
+        metrics |= self.temperature()
         metrics["seconds.work"] = passed - waited
         answer = Answer(
             question.name, question.round, question.phase, question.broadcast.hex(), name,

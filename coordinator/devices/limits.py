@@ -25,6 +25,8 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 # Largest number of letters of a domain. Domains appear in reports and in labels of metrics, so they are short.
 MAX_DOMAIN: Final = 64
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
+HOTTEST: Final = "celsius.hottest"  # Metric with the temperature of a board's hottest thermal zone.
+CELSIUS: Final = (-273.15, 1000.0)  # Lowest and highest temperature in this metric.
 MAX_MEASURED: Final = 1e12  # Largest loss, duration or number of samples in a metric.
 
 
@@ -124,10 +126,17 @@ def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
     honest. They are left out of every mean (see `measured`).
     """
     for name, value in metrics.items():
-        most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED
-        least = 0.0 if name.startswith(("accuracy.", "samples.", "seconds.", "joules.")) else -MAX_MEASURED
+        least, most = _bounds(name)
         if not METRIC.fullmatch(name):
             return Problem(Reason.BAD_CLAIM, f"a metric is called {name[:64]!r}")
         if math.isfinite(value) and not name.startswith("loss.") and not least <= value <= most:
             return Problem(Reason.BAD_CLAIM, f"{name} is {value:g}, not {least:g} to {most:g}")
     return None
+
+
+def _bounds(metric: str) -> tuple[float, float]:
+    if metric == HOTTEST:
+        return CELSIUS
+    if metric.startswith("accuracy."):
+        return 0.0, 1.0
+    return 0.0 if metric.startswith(("samples.", "seconds.", "joules.")) else -MAX_MEASURED, MAX_MEASURED

@@ -85,7 +85,7 @@ class BestModel:
             )
             return
         disk = self._spool.disk
-        store = ObjectStore(self._folder, disk=disk)
+        store = ObjectStore(self._folder, disk=disk, within=self._folder.parent)
         try:
             name = store.put_once(saved.state, same_disk=self._spool.snapshots).object
             said = {"round": number, "object": name.hex()}

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.devices.limits import HOTTEST
 from protofleet.coordinator.observe.budget import BudgetWait
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
@@ -102,6 +103,7 @@ class Journal:
         self._present: tuple[str, ...] = ()  # Devices that were present when the cohort was drawn.
         self._lacking = set[str]()  # Names of metrics whose missing values were already reported.
         self._energy = RoundEnergy()
+        self._temperature: dict[str, float] = {}
         # Device whose update was put aside -> the round that was open at that time, and the reason.
         self._gone_back: dict[str, tuple[int, str]] = {}
         # Device -> the last report about its presence: "joined" or "left".
@@ -212,6 +214,8 @@ class Journal:
         if SAMPLES in found:
             self._samples.setdefault(device, min(found[SAMPLES], self._run.limits.examples))
         self._energy.note(device, phase, found)
+        if HOTTEST in found:
+            self._temperature[device] = round(found[HOTTEST], 3)
 
     def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
         """Report to the sinks that a device joined or left. If its presence has not changed, report only SEEN.
@@ -281,6 +285,7 @@ class Journal:
         self._record = RoundRecord(number, attempt, kind, resumed)
         self._began_at = self._closed_at = now
         self._metrics, self._evaluated, self._energy = {}, {}, RoundEnergy()
+        self._temperature = {}
 
     def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
@@ -322,6 +327,7 @@ class Journal:
         record.measured = self._who_measured(record, of_round)
         self._note_lacking(run.plan.metrics())
         record.energy = self._energy.by_device()
+        record.temperature = dict(sorted(self._temperature.items()))
         if record.kind == EVALUATION:
             record.confusion = self._confusion(run)
             record.machines = by_machine(run.software)

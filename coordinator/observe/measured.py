@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
-from protofleet.coordinator.devices.limits import MAX_MEASURED
+from protofleet.coordinator.devices.limits import HOTTEST, MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
 from protofleet.coordinator.round.weights import capped
 from protofleet.protocol.wire.name_list import first_names
@@ -27,7 +27,7 @@ def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
     """Return the names of the metrics of a run; `own` are the metrics that the run defines itself."""
     measures = [f"{what}.{split}" for what in ("accuracy", "loss", *own) for split in ("test", "validation")]
     return frozenset(
-        {SAMPLES, *JOULES.values()} | {f"{measure}.{view}" for measure in measures for view in views}
+        {SAMPLES, HOTTEST, *JOULES.values()} | {f"{measure}.{view}" for measure in measures for view in views}
     )
 
 

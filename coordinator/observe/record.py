@@ -99,6 +99,8 @@ class RoundRecord:
     machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" or "send" -> joules, for devices that can measure their energy.
     energy: ByDevice = field(default_factory=dict)
+    # Device -> temperature of its hottest thermal zone in degrees Celsius, for devices that have one.
+    temperature: dict[str, float] = field(default_factory=dict)
     # View -> number of devices that measured the accuracy ("devices"), that were asked to measure it ("asked"), and
     # that were present ("present").
     measured: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -99,10 +99,10 @@ class LivePage:
         self._refresh_run()
 
     def _tell_figures(self, record: RoundRecord) -> None:
-        """Publish the energy and the bytes of the devices for which they have changed."""
+        """Publish the figures of the devices for which they have changed."""
         known, used = self._state.figures, self._budget_of
         found = {
-            name: {**known.get(name, {}), **figures_row(record.energy.get(name, {}), used(name))}
+            name: {**known.get(name, {}), **figures_row(record, name, used(name))}
             for name in self._state.devices
         }
         if changed := {name: row for name, row in found.items() if row != known.get(name, {})}:

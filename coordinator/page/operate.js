@@ -30,7 +30,7 @@ async function login() {
 }
 
 // Send a command for one run. Each try has the same id, so the command has one effect.
-async function send(run, verb, args) {
+async function send(run, verb, args, rev = found(run).row?.revision) {
   if (sending) return;
   sending = true;
   choose(run);
@@ -41,7 +41,7 @@ async function send(run, verb, args) {
   let words = "the coordinator does not answer";
   for (const pause of PAUSES) {
     await new Promise((done) => setTimeout(done, pause));
-    const answer = await post("command", {id, verb, run, reason: $("reason").value, ...args}, {"X-Protofleet": secret}).catch(() => null);
+    const answer = await post("command", {id, verb, run, reason: $("reason").value, ...(rev === undefined ? {} : {rev}), ...args}, {"X-Protofleet": secret}).catch(() => null);
     if (!answer) continue;
     const result = answer.ok ? await answer.json() : {verdict: answer.status === 503 ? "unknown" : "refused", words: await answer.text()};
     words = result.words;
@@ -88,6 +88,7 @@ function confirmStop() {
   choose(shown);
   const {row, live} = found(shown), round = live ? ` in round ${live.run.round} of ${live.run.planned}` : "";
   $("really").dataset.run = shown;
+  $("really").dataset.rev = row?.revision ?? "";
   text($("confirm-title"), `Stop ${shown}?`);
   text($("confirm-words"), `The run ${shown} ends for ever${round}. ${live || row?.begun ? "Its files are kept." : "It has not begun."}`);
   text($("really"), `Stop ${shown}`);
@@ -104,7 +105,7 @@ $("hold").addEventListener("click", () => send(shown, isHeld(found(shown)) ? "re
 $("stop").addEventListener("click", confirmStop);
 $("extend").addEventListener("click", extend);
 $("keep").addEventListener("click", () => $("confirm").close());
-$("really").addEventListener("click", ({target}) => { $("confirm").close(); send(target.dataset.run, "stop"); });
+$("really").addEventListener("click", ({target}) => { $("confirm").close(); send(target.dataset.run, "stop", {}, target.dataset.rev ? +target.dataset.rev : undefined); });
 
 // The part of the address after # has the code of a login, or the run that the page shows.
 function follow() {

@@ -237,9 +237,10 @@ function drawTimes() {
     [row.name, row.name, row.state, row.reason, heard(row, at), row.domain, ...more.map(([, words]) => words(row))]));
 }
 
-// Columns that the table has only if a device has told the energy of a round, or if the run has a budget.
+// Columns that the table has only if a device measures the figure, or if the run has a budget.
 const FIGURES = {
   energy: ({joules}) => (joules === undefined ? "" : `${joules.toPrecision(3)} J`),
+  temperature: ({celsius}) => (celsius === undefined ? "" : `${celsius.toFixed(1)} \u00b0C`),
   data: ({data = {}}) => Object.entries(data).map(([limit, [used, most]]) => `${bytes(used)} of ${bytes(most)} (${limit})`).join(", "),
 };
 

@@ -26,7 +26,8 @@ class PageState:
     rounds: tuple[Row, ...]
     devices: Mapping[str, Row]
     heard: Mapping[str, float]  # Device -> Unix time of its last message.
-    figures: Mapping[str, Row]  # Device -> its energy and its bytes at the end of a round, if they are known.
+    # Device -> its energy, temperature and bytes at the end of a round, if they are known.
+    figures: Mapping[str, Row]
 
     @property
     def name(self) -> str:
@@ -56,10 +57,19 @@ def round_row(record: RoundRecord, view: str) -> Row:
     }  # fmt: skip
 
 
-def figures_row(energy: Mapping[str, float], used: Mapping[str, Sequence[int]]) -> Row:
-    """Return the joules of a device in a round, and its bytes with each limit of the budget, if they are known."""
-    joules = {"joules": round(sum(energy.values()), 3)} if energy else {}
-    return {**joules, **({"data": used} if used else {})}
+def figures_row(record: RoundRecord, device: str, used: Mapping[str, Sequence[int]]) -> Row:
+    """Return the known figures of a device at the end of a round.
+
+    These are its joules in the round, its temperature, and its bytes with each limit of the budget.
+    """
+    row: dict[str, Any] = {}
+    if energy := record.energy.get(device):
+        row["joules"] = round(sum(energy.values()), 3)
+    if device in record.temperature:
+        row["celsius"] = round(record.temperature[device], 1)
+    if used:
+        row["data"] = used
+    return row
 
 
 def _kinds(wire: ByKind, way: str) -> dict[str, int]:

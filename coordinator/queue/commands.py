@@ -22,6 +22,7 @@ from protofleet.protocol.wire.printable import printable
 
 DONE: Final = "done"
 REFUSED: Final = "refused"
+CONFLICT: Final = "conflict"
 DENIED: Final = "denied"
 SHOWN: Final = 20  # Number of earlier commands that `show` returns.
 MOST_LOGGED: Final = 200  # Number of earlier commands that `log` returns.
@@ -56,6 +57,9 @@ class QueueCommand:
     reason: str = ""
     rounds: int = 0  # Number of rounds of `extend`.
     sender: Sender | None = None  # None for a command that was given on this machine.
+    revision: int | None = (
+        None  # Revision of the row that the operator has looked at, if the command names it.
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,14 @@ def rounds_are_fixed(method: str, reason: str) -> str:
     return f"{method} cannot have another number of rounds, because {reason}; submit a run with more rounds"
 
 
+def conflict_words(run: str, found: int, revision: int, state: str) -> str:
+    """Return the words of a command for a revision that the run does not have any more."""
+    return (
+        f"{run} has changed: it has revision {found} and not {revision}, and is {state}; look at it with "
+        f"`protofleet show {run}`, and send the command for revision {found}"
+    )
+
+
 def decide(
     command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None,
     refusal: str = "",
@@ -132,6 +144,8 @@ def decide(
     run = runs.get(command.run)
     if run is None:
         return Decision(REFUSED, f"the queue has no run {command.run}; `protofleet runs` lists the runs")
+    if command.revision is not None and command.revision != run.revision:
+        return Decision(CONFLICT, conflict_words(run.name, run.revision, command.revision, run.state))
     if command.verb == "extend":
         return _extend(command, run, refusal)
     state = NEXT_STATE.get((run.state, command.verb))

@@ -166,7 +166,7 @@ class AnswerLog:
         return sum(path.stat().st_size for path in self._files())
 
     def _new_file(self) -> BinaryIO:
-        self.disk.make(self.folder)
+        self.disk.make(self.folder, self.folder.parent)
         while True:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -195,7 +195,7 @@ class DeviceAnswers(ObjectStore):
     """The store of the updates of one device. Small updates are in the log, and large updates are files."""
 
     def __init__(self, device: str, folder: Path, answers: AnswerLog, disk: Disk) -> None:
-        super().__init__(folder, disk=disk, make=False)
+        super().__init__(folder, disk=disk, make=False, within=answers.folder.parent)
         self._device, self._answers = device, answers
         self._small: SmallBlocks | None = None  # Blocks of the small update that is being received.
 
@@ -214,7 +214,7 @@ class DeviceAnswers(ObjectStore):
 
     def _blocks_in_file(self, manifest: Manifest, have: bytearray) -> Blocks:
         self._begun = (manifest, have)
-        self.disk.make(self.folder)
+        self.disk.make(self.folder, self.within)
         return self._part_file(manifest)
 
     def forget_unfinished(self) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -130,6 +131,10 @@ class RunMismatchError(ValueError):
 
 class FencedError(RunMismatchError):
     """The error raised when another coordinator has taken over the folder."""
+
+
+class MissingFolderError(DamagedError):
+    """The error raised when the folder was moved or deleted while it was in use."""
 
 
 class LaterEpochError(RunMismatchError):
@@ -361,11 +366,20 @@ class Index:
             raise
 
     def check_claim(self) -> None:
+        """Raise FencedError if another coordinator has claimed the folder, and MissingFolderError if it is gone."""
         row = self.db.execute(f"SELECT epoch FROM {self._form.owner}").fetchone()
         if row and self.epoch is not None and row[0] != self.epoch:
             raise FencedError(
                 f"another coordinator, of epoch {row[0]}, has taken over {self.folder}, so this "
                 f"coordinator, of epoch {self.epoch}, stops"
+            )
+        self.check_in_place()
+
+    def check_in_place(self) -> None:
+        """Raise MissingFolderError if the folder is gone; the open file can still be read and written."""
+        if not os.path.exists(self.path):  # noqa: PTH110 - a Path would take longer
+            raise MissingFolderError(
+                f"{self.path} is missing: the folder was moved or deleted while the coordinator used it"
             )
 
     @contextlib.contextmanager

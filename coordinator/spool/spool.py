@@ -90,11 +90,14 @@ class Spool:
 
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.disk = folder, disk or Disk(durable)
-        self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
+        # If the disk is full now, the index raises the error.
+        with contextlib.suppress(OSError):
+            self.disk.make(folder)
+        self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk, within=folder)
         # Broadcasts need not be durable, because a replay makes the same broadcasts again.
-        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
+        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk, within=folder)
         # The next broadcasts of a run with [codec.down] are coded against these objects, so they must be durable.
-        self.chain_store = ObjectStore(folder / "chain", disk=self.disk)
+        self.chain_store = ObjectStore(folder / "chain", disk=self.disk, within=folder)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db, self.device_time = self.index.db, DeviceTime(self.index)
@@ -371,6 +374,9 @@ class Spool:
         coordinator.
         """
         self.index.check_claim()
+
+    def check_in_place(self) -> None:
+        self.index.check_in_place()
 
     def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
         with self._transaction():
@@ -664,6 +670,12 @@ class Spool:
         query = "SELECT id, at, operator, verb, verdict, words FROM commands WHERE id = ?"
         row = self._db.execute(query, (command,)).fetchone()
         return SaveResult(*row) if row else None
+
+    def newest_numbers(self, verdict: str) -> tuple[int, int]:
+        """Return the number of the newest command, and of the newest one with this verdict; 0 if there is none."""
+        query = "SELECT MAX(number), MAX(CASE verdict WHEN ? THEN number END) FROM commands"
+        newest, of_verdict = self._db.execute(query, (verdict,)).fetchone()
+        return newest or 0, of_verdict or 0
 
     def newest_results(self, most: int) -> list[SaveResult]:
         """Return the newest stored commands of operators with their results, the newest first."""

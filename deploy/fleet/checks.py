@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from protofleet.deploy.fleet.device.facts import Facts, Probe
+from protofleet.deploy.fleet.device.facts import Facts, ProgramFacts
 from protofleet.deploy.fleet.device.roles import BROKER
 from protofleet.protocol.security.records import day
 
@@ -241,7 +241,7 @@ def _sensors(f: Facts) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def torch_words(probe: Probe) -> str:
+def torch_words(probe: ProgramFacts) -> str:
     """Describe torch: its version, its build, its size on the disk, and whether it can use a GPU of the host."""
     build = f"built for {'the CPU alone' if probe.torch_build == 'cpu' else probe.torch_build}"
     size = f"{probe.torch_bytes / MB:,.0f} MB on disk"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from protofleet.edge_client.agent import Agent
@@ -13,6 +13,7 @@ from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_p
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.host.answer_temperature import answer_temperature
 from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.edge_client.host.energy import EnergyMeter, meter_of_board
 from protofleet.edge_client.host.sensors import Sensors
@@ -151,6 +152,7 @@ class Assembly:
             stays=settings.stays,
             confusion=settings.limits.confusion,
             energy=self._energy(settings.board),
+            temperature=partial(answer_temperature, Sensors(Path(settings.board.root))),
             plugins=settings.plugins,
             runs=runs_of(settings),
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.protocol.wire.blocks import DEFAULT_BLOCK
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY
 from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
 CONF_FILE: Final = "mosquitto.conf"
@@ -174,12 +174,15 @@ def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
 
     The patterns at the end of the file apply to every name that has a certificate. The patterns allow a name to use
     the topics of a device and of an operator with this name. A coordinator knows which of both the name belongs to.
-    Two exceptions need rules of their own. The coordinator must not use topics of a device under the coordinator's
-    name. A revoked name must not use any topic, because its client may still be connected.
+    Three exceptions need rules of their own. The coordinator must not use topics of a device under the coordinator's
+    name. Its second name may use only its own two topics. A revoked name must not use any topic, because its client
+    may still be connected.
     """
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; all other topics are denied."]
     denied = set(revoked)
+    if COORDINATOR in denied:
+        denied.add(STANDBY)
     for name in sorted(denied):
         lines += [f"user {name}", f"topic deny {topics.prefix}#", ""]
     if COORDINATOR not in denied:
@@ -187,9 +190,19 @@ def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
         lines += [f"user {COORDINATOR}"]
         lines += [f"topic deny {_filter(topics, row, COORDINATOR)}" for row in own]
         lines += [f"topic {_access_of_coordinator(row)} {_filter(topics, row, '+')}" for row in TOPIC_RULES]
-        lines += [""]
-    lines += [f"pattern {_access_of_others(row)} {_filter(topics, row, '%u')}" for row in TOPIC_RULES]
+        lines += ["", *_rules_of_standby(topics), ""]
+    others = [row for row in TOPIC_RULES if row.writer != "standby"]
+    lines += [f"pattern {_access_of_others(row)} {_filter(topics, row, '%u')}" for row in others]
     return "\n".join(lines) + "\n"
+
+
+def _rules_of_standby(topics: Topics) -> list[str]:
+    """Return the rules of the coordinator's second name, and deny it what the patterns allow every name."""
+    lines = [f"user {STANDBY}"]
+    for row in TOPIC_RULES:
+        access = "write" if row.writer == "standby" else "read" if "standby" in row.more_readers else "deny"
+        lines.append(f"topic {access} {_filter(topics, row, '+')}")
+    return lines
 
 
 def _access_of_coordinator(row: TopicRule) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.protocol.wire.names import COORDINATOR, TopicParty
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY, TopicParty
 from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
 VHOST: Final = "/"
@@ -66,7 +66,7 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 def definitions(federation: str, devices: Iterable[str], operators: Iterable[str] = ()) -> str:
     """Return the definitions: users without passwords, the topics that each user may use, and limits."""
-    parties: dict[str, TopicParty] = {COORDINATOR: "coordinator"}
+    parties: dict[str, TopicParty] = {COORDINATOR: "coordinator", STANDBY: "standby"}
     parties.update((name, "device") for name in devices)
     parties.update((name, "operator") for name in operators)
     table: dict[str, Any] = {
@@ -120,9 +120,9 @@ def _topic_permission(federation: str, name: str, party: TopicParty) -> dict[str
 
 
 def _is_allowed(row: TopicRule, access: str, party: TopicParty) -> bool:
-    return party in (
-        {row.writer} if access == "write" else {row.reader, *([row.writer] if row.echoes else [])}
-    )
+    if access == "write":
+        return party == row.writer
+    return party in (row.reader, *row.more_readers) or (row.echoes and party == row.writer)
 
 
 def _routing_keys(federation: str, row: TopicRule, name: str) -> str:

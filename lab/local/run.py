@@ -172,7 +172,8 @@ def forecast(experiment: Experiment, budget: BudgetSettings, folder: Path) -> st
         except DamagedError as error:
             raise RunError(str(error)) from None
     of_devices = {device: size for device, size in used.items() if device in experiment.shards}
-    return describe_budget(budget, experiment.plan, round_bytes(experiment.plan), of_devices)
+    devices = experiment.effective_policy.cohort or len(experiment.shards)
+    return describe_budget(budget, experiment.plan, round_bytes(experiment.plan), of_devices, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)

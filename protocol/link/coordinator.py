@@ -93,12 +93,14 @@ class CoordinatorLink(LinkToDevices):
 
     def wake(self, now: float) -> None:
         for part in self.runs.values():
-            part.wake(now)
+            with part.scope():
+                part.wake(now)
 
     def end_turn(self, now: float) -> None:
         """Send the blocks that follow the tasks of this turn, and use the room that a run has left in the budget."""
         for part in self.runs.values():
-            part.tasks.flush(now)
+            with part.scope():
+                part.tasks.flush(now)
         if len(self.runs) > 1:
             self.block_budget.share(now)
 
@@ -126,9 +128,19 @@ class CoordinatorLink(LinkToDevices):
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
-            return self._own_state(frame, now)
+            return self._under_own_name(frame, "state", self._own_topic.later_state, now)
+        if topic == self.topics.coord_probe:
+            kind = kind_counted(unverified_header(frame))
+            return self._under_own_name(frame, kind, self._own_topic.from_standby, now)
         unverified = unverified_header(frame)
         part = self.part(unverified.run if unverified else "", self.device_of_topic(topic))
+        with part.scope():
+            return self._arrived_for(part, unverified, topic, frame, now)
+        return []
+
+    def _arrived_for(
+        self, part: CoordinatorRunLink, unverified: Header | None, topic: str, frame: bytes, now: float
+    ) -> list[Received]:
         opened = self._open_frame(part, kind_counted(unverified), topic, frame, now)
         if isinstance(opened, UnusableAnswer):
             part.report_packet(topic, frame)
@@ -198,8 +210,10 @@ class CoordinatorLink(LinkToDevices):
         if header.sequence and header.epoch == self.epoch:
             part.on_message(header.sender)
 
-    def _own_state(self, frame: bytes, now: float) -> list[Received]:
-        """Ignore the coordinator's own states, and return the states of a later coordinator.
+    def _under_own_name(
+        self, frame: bytes, kind: str, read: Callable[[bytes], Received | None], now: float
+    ) -> list[Received]:
+        """Read a frame that this coordinator or another process with its key has sent.
 
         The bytes of these messages are not counted, because the meter counts only the bytes between devices
         and their coordinator.
@@ -207,16 +221,16 @@ class CoordinatorLink(LinkToDevices):
         meter, result = self.legacy.meter, "duplicate"
         try:
             self.rate_limiter.charge_own_name(now)
-            later = self._own_topic.later_state(frame)
-            if later is not None:
+            received = read(frame)
+            if received is not None:
                 result = "accepted"
         except Rejected as fault:
             meter.rejected[fault.reason] += 1
             result = fault.reason.value
             raise
         finally:
-            meter.count_message(self.unassigned.peer_direction, "state", result)
-        return [later] if later is not None else []
+            meter.count_message(self.unassigned.peer_direction, kind, result)
+        return [received] if received is not None else []
 
     def _message(
         self, part: CoordinatorRunLink, header: Header, message: Message, attachment: InlineAnswer | Offer | None,
@@ -269,6 +283,13 @@ class CoordinatorLink(LinkToDevices):
         place = self.topics.parse(topic)
         device = place.device if place and place.kind == "up" else ""
         part = self._part_of_block(device, frame)
+        with part.scope():
+            return self._block_for(part, device, topic, frame, now)
+        return []
+
+    def _block_for(
+        self, part: CoordinatorRunLink, device: str, topic: str, frame: bytes, now: float
+    ) -> list[Received]:
         held = part.answers.fetches.get(device)
 
         def take() -> FrameOutcome:

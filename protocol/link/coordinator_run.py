@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from protofleet.protocol.link.admission import UnusableAnswer
@@ -25,6 +26,8 @@ class CoordinatorRunLink(RunToDevices):
         self.tasks = TaskSender(self, credit)
         self.answers = AnswerFetcher(self, stores, credit, party.block_budget)
         self._inline_answers = InlineAnswers()
+        # Catches the errors of the run's own files in the work for this run, so that other runs go on.
+        self.scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # Called with the sender of each new message.
         self.on_message: Callable[[str], None] = lambda device: None
         # Called with the device that requests blocks of a broadcast which is not served any more.

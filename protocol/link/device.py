@@ -41,6 +41,8 @@ from protofleet.protocol.wire.messages import (
     Manifest,
     Message,
     Offer,
+    Probe,
+    StepDown,
     Task,
     Update,
 )
@@ -487,6 +489,10 @@ class DeviceLink(Link, RunPart):
         link = self.link_of(self.heard_run)
         if isinstance(message, (CommandRequest, CommandOutcome)):
             raise Rejected(Reason.MALFORMED, "commands and results are for operators, not for devices")
+        if isinstance(message, (Probe, StepDown)):
+            raise Rejected(
+                Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is for coordinators, not for devices"
+            )
         if isinstance(message, Task) and link and message.round < link.least_round:
             raise Rejected(
                 Reason.STALE_ROUND,

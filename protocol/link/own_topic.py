@@ -1,21 +1,36 @@
-"""The topic on which a coordinator publishes its own state and receives the state of a later coordinator."""
+"""The topics on which a coordinator receives messages of other processes that have its key.
+
+A later coordinator publishes its state. A process that does not lead yet asks whether another process leads.
+"""
 
 from __future__ import annotations
 
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.clocks import Clock, days
 from protofleet.protocol.security.envelope import Header, contents, verified
-from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import TaskId
-from protofleet.protocol.wire.messages import Message, State
+from protofleet.protocol.wire.messages import Message, Probe, State, StepDown
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 
+def opened_by_own_key(keys: Keys, federation: str, frame: bytes) -> tuple[Header, Message]:
+    """Return the header and the message of a frame that a coordinator with these keys has signed.
+
+    Raise Rejected for all other frames, and for a sealed message: no such message is sealed.
+    """
+    header, start, _ = verified(frame, {COORDINATOR: keys.public})
+    if header.federation != federation:
+        raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
+    message, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
+    return header, message
+
+
 class OwnTopic:
-    """The reader of the states that the coordinators of the federation publish, this coordinator included."""
+    """The reader of the messages that coordinators of the federation send, this coordinator included."""
 
     def __init__(self, me: Identity, federation: str, who: str, clock: Clock) -> None:
         self._me, self._federation, self._who, self._clock = me, federation, who, clock
@@ -39,13 +54,22 @@ class OwnTopic:
 
         Raise Rejected if this coordinator's key did not sign the state for this federation.
         """
-        header, start, _ = verified(frame, {COORDINATOR: self._me.keys.public})
-        if header.federation != self._federation:
-            raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
-        state = _message_in(frame, header, start)
+        header, state = opened_by_own_key(self._me.keys, self._federation, frame)
         if not isinstance(state, State) or header.epoch <= self._me.boot:
             return 0
         return header.epoch if self._is_later_coordinator(header, state) else 0
+
+    def from_standby(self, frame: bytes) -> Received:
+        """Return the message of a process that does not lead yet.
+
+        It has no boot and no sequence number, so it is not compared with earlier messages.
+        """
+        header, message = opened_by_own_key(self._me.keys, self._federation, frame)
+        if header.recipient != COORDINATOR:
+            raise Rejected(Reason.WRONG_RECIPIENT, f"a {header.kind} is for {header.recipient[:64]}")
+        if not isinstance(message, (Probe, StepDown)):
+            raise Rejected(Reason.MALFORMED, f"a {header.kind} of a standby, which sends only probes")
+        return Received(COORDINATOR, message, header.run, header.epoch)
 
     def _is_later_coordinator(self, header: Header, state: State) -> bool:
         """Return whether the state comes from a coordinator that replaces this one.

@@ -65,7 +65,12 @@ class LinkToDevices(Link):
         topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
         if unheard:
             heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
-            wanted = {topics.coord_state, *map(topics.up, heard), *map(topics.device_state, heard)}
+            wanted = {
+                topics.coord_state,
+                topics.coord_probe,
+                *map(topics.up, heard),
+                *map(topics.device_state, heard),
+            }
         for topic in sorted(wanted - self._subscribed_topics):
             self.transport.subscribe(topic)
         for topic in sorted(self._subscribed_topics - wanted):

@@ -69,11 +69,13 @@ class Disk:
         if self.durable:
             sync(path)
 
-    def make(self, folder: Path) -> None:
-        """Make a folder and all missing parent folders."""
+    def make(self, folder: Path, within: Path | None = None) -> None:
+        """Make a folder and all missing parent folders; raise FileNotFoundError if the folder `within` is missing."""
         if folder.is_dir():
             return
-        self.make(folder.parent)
+        if folder == within:
+            raise FileNotFoundError(errno.ENOENT, "the folder was moved or deleted", str(within))
+        self.make(folder.parent, within)
         self.before_step("make", folder)
         folder.mkdir(exist_ok=True)
         self.sync(folder.parent)

@@ -64,10 +64,15 @@ class ObjectStore:
     """
 
     def __init__(
-        self, folder: Path, durable: bool = True, disk: Disk | None = None, make: bool = True
-    ) -> None:
-        """Open a folder of objects; with `make=False` the folder is made together with the first object."""
-        self.folder, self.durable = folder, durable
+        self, folder: Path, durable: bool = True, disk: Disk | None = None, make: bool = True,
+        within: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Open a folder of objects; with `make=False` the folder is made together with the first object.
+
+        The folder is made only inside the folder `within`. So an owner whose folder was moved gets an error, and
+        does not begin a new folder in its place.
+        """
+        self.folder, self.durable, self.within = folder, durable, within
         self.disk = disk or Disk(durable)
         self.damaged = 0  # number of objects that were removed because they did not match their hash
         # The number is random, because two processes in different containers may have the same process id.
@@ -83,7 +88,7 @@ class ObjectStore:
         if make:
             # If the disk is full now, the folder is made later, with the first object.
             with contextlib.suppress(OSError):
-                self.disk.make(folder)
+                self.disk.make(folder, within)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
         """Write arrays as an object, and return its manifest; for a large object, read one array at a time."""
@@ -129,7 +134,7 @@ class ObjectStore:
         """Link the object from the store `other`; return False if that store does not have the object."""
         if not other.has(name):
             return False
-        self.disk.make(self.folder)
+        self.disk.make(self.folder, self.within)
         try:
             self.disk.link(other._path(name), self._path(name))
         except FileNotFoundError:  # another thread has removed the file in the meantime
@@ -139,7 +144,7 @@ class ObjectStore:
 
     def link(self, name: bytes, folder: Path) -> bool:
         """Link an object from another folder of objects; return False if it is missing or damaged there."""
-        self.disk.make(self.folder)
+        self.disk.make(self.folder, self.within)
         if not self.has(name):
             try:
                 self.disk.link(folder / f"{name.hex()}{BODY}", self._path(name))
@@ -171,7 +176,7 @@ class ObjectStore:
         """
         path = self.folder / f"{self._mine}-{id(content)}"
         try:
-            self.disk.make(self.folder)
+            self.disk.make(self.folder, self.within)
             yield path
         except OSError:
             path.unlink(missing_ok=True)
@@ -295,7 +300,7 @@ class ObjectStore:
         Unfinished objects that are never completed would fill the disk.
         """
         try:
-            self.disk.make(self.folder)
+            self.disk.make(self.folder, self.within)
         except OSError as error:
             raise no_room(error) from None
         self._remove_parts(manifest.object.hex() + PART)

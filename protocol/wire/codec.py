@@ -17,6 +17,7 @@ import msgpack
 from protofleet.protocol.wire import arrays, tables
 from protofleet.protocol.wire.messages import (
     MOST_ARGS,
+    MOST_BY,
     MOST_STATE,
     BlockRequest,
     Bye,
@@ -29,13 +30,16 @@ from protofleet.protocol.wire.messages import (
     Manifest,
     Message,
     Offer,
+    Probe,
     Receipt,
     Refusal,
     State,
+    StepDown,
     Task,
     Update,
     Welcome,
 )
+from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.tables import number, typed, whole
 
@@ -83,6 +87,8 @@ KINDS: Final[dict[type, str]] = {
     BlockRequest: "want",
     CommandRequest: "command",
     CommandOutcome: "result",
+    Probe: "probe",
+    StepDown: "step_down",
 }
 
 
@@ -152,7 +158,7 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             # An empty list says that the coordinator could lead several runs, but leads none at the moment.
             active = {} if runs is None else {"runs": list(runs)}
             return {"online": online, "reason": _cut(reason), **more, **active}
-        case Finished():
+        case Finished() | Probe():
             return {}
         case BlockRequest():
             others = [[name, _flat(ranges)] for name, ranges in message.more]
@@ -163,6 +169,8 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
         case CommandOutcome():
             words = _cut(message.words)
             return {"id": message.id, "verdict": message.verdict, "words": words, "data": message.data}
+        case StepDown():
+            return {"epoch": message.epoch, "by": printable(message.by)[:MOST_BY]}
 
 
 def _said(**fields: Any) -> Fields:
@@ -438,6 +446,13 @@ def _result(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attach
     return CommandOutcome(_command_id(fields), verdict, words, typed(fields["data"], bytes)), None
 
 
+def _step_down(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
+    epoch, by = whole(fields["epoch"]), typed(fields["by"], str)
+    if len(by) > MOST_BY or not by.isprintable():
+        raise TypeError(f"`by` must have at most {MOST_BY} printable letters")
+    return StepDown(epoch, by), None
+
+
 def _command_id(fields: Fields) -> bytes:
     found: bytes = typed(fields["id"], bytes)
     if len(found) != COMMAND_ID:
@@ -458,6 +473,8 @@ DECODERS: Final[dict[str, Callable[[Fields, str, TaskId], tuple[Message, Attachm
     "want": _want,
     "command": _command,
     "result": _result,
+    "probe": lambda fields, sender, place: (Probe(), None),
+    "step_down": _step_down,
 }
 
 

@@ -313,9 +313,28 @@ class CommandOutcome:
     """The coordinator's answer to a command."""
 
     id: bytes
-    verdict: str  # done, refused, denied, failed or unknown
+    verdict: str  # done, refused, conflict, denied, failed or unknown
     words: str
     data: bytes  # a JSON object
+
+
+MOST_BY: Final = 64  # largest number of letters of the name that a `StepDown` message states
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The question whether a coordinator leads. A coordinator's process sends it before it leads itself.
+
+    The coordinator that leads publishes its state.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The request of a coordinator's process that does not lead yet: the coordinator of this epoch shall end."""
+
+    epoch: int  # epoch that the sender has seen; a coordinator of another epoch ignores the request
+    by: str  # where the sender runs, for people
 
 
 Message: TypeAlias = (
@@ -331,4 +350,6 @@ Message: TypeAlias = (
     | BlockRequest
     | CommandRequest
     | CommandOutcome
+    | Probe
+    | StepDown
 )

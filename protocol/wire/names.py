@@ -6,11 +6,14 @@ import re
 from typing import Final, Literal, TypeAlias
 
 Role: TypeAlias = Literal["device", "coordinator"]
-# The parties that write and read topics. An operator has no record, so it has no role.
-TopicParty: TypeAlias = Literal["device", "coordinator", "operator"]
+# The parties that write and read topics. An operator and a standby have no record of a device, so they have no role.
+TopicParty: TypeAlias = Literal["device", "coordinator", "operator", "standby"]
 
 EVERYBODY: Final = "*"
 COORDINATOR: Final = "coordinator"
+# The name under which a coordinator's process connects before it leads. Under the name of the coordinator, it would
+# end the connection of the process that leads.
+STANDBY: Final = "coordinator.standby"
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 RULE: Final = "1 to 64 of the characters A-Z a-z 0-9 _ . -, and the first must be a letter or a digit"
 

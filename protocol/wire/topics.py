@@ -15,7 +15,7 @@ LONGEST: Final = 80  # largest number of letters after a topic's prefix; a longe
 MOST_PARSED: Final = 4096
 
 Kind: TypeAlias = Literal[
-    "coord_state", "device_state", "round", "down", "up", "now", "bcast", "op_up", "op_down"
+    "coord_state", "device_state", "round", "down", "up", "now", "bcast", "op_up", "op_down", "coord_probe"
 ]
 
 
@@ -36,10 +36,11 @@ class TopicRule:
     echoes: bool = False
     # True if this version does not use the topic, but devices of minor version 0 subscribe to it.
     retired: bool = False
+    more_readers: tuple[TopicParty, ...] = ()
 
 
 TOPIC_RULES: Final = (
-    TopicRule("coord_state", "coord/state", "coordinator", "device", echoes=True),
+    TopicRule("coord_state", "coord/state", "coordinator", "device", echoes=True, more_readers=("standby",)),
     TopicRule("device_state", "dev/{device}/state", "device", "coordinator"),
     TopicRule("round", "round", "coordinator", "device", retired=True),
     TopicRule("down", "down/{device}", "coordinator", "device"),
@@ -48,6 +49,7 @@ TOPIC_RULES: Final = (
     TopicRule("bcast", "bcast/{digest}", "coordinator", "device"),
     TopicRule("op_up", "op/up/{device}", "operator", "coordinator"),
     TopicRule("op_down", "op/down/{device}", "coordinator", "operator"),
+    TopicRule("coord_probe", "coord/probe", "standby", "coordinator"),
 )
 
 _DIGEST: Final = r"[0-9a-f]{16,64}"
@@ -76,6 +78,11 @@ class Topics:
     @property
     def coord_state(self) -> str:
         return self._topic("coord_state")
+
+    @property
+    def coord_probe(self) -> str:
+        """Return the topic on which a coordinator's process asks, before it leads, whether another one leads."""
+        return self._topic("coord_probe")
 
     @property
     def round(self) -> str:
@@ -115,13 +122,18 @@ class Topics:
 
     def coordinator_subscriptions(self) -> tuple[str, ...]:
         """Return the topics that each coordinator receives. Only a coordinator of a queue receives commands too."""
-        received = ("coordinator", "device")
+        received = ("coordinator", "device", "standby")
         rows = [
             row
             for row in TOPIC_RULES
             if row.writer in received and (row.reader == "coordinator" or row.echoes)
         ]
         return tuple(self.prefix + row.pattern.format(device="+") for row in rows)
+
+    def standby_subscriptions(self) -> tuple[str, ...]:
+        """Return the topics that a coordinator's process receives before it leads."""
+        rows = [row for row in TOPIC_RULES if "standby" in (row.reader, *row.more_readers)]
+        return tuple(self.prefix + row.pattern for row in rows)
 
     @property
     def all_commands(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
-from protofleet.runtime.command.arguments import ROUND, Subparsers
+from protofleet.runtime.command.arguments import REVISION, ROUND, Subparsers
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
@@ -39,6 +39,10 @@ def add_operate(commands: Subparsers) -> None:
             )
         if verb != "show":
             command.add_argument("--reason", default="", help="words for the log and for `protofleet show`")
+            command.add_argument(
+                "--revision", type=REVISION, metavar="N",
+                help="do nothing if the run has another revision than the one that `protofleet show` has shown",
+            )  # fmt: skip
         add_operator_option(command)
         add_listing_options(command)
         command.set_defaults(command=_command(verb))
@@ -48,12 +52,14 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         listing = Listing.of(options)
         args = {"rounds": options.rounds} if verb == "extend" else {}
-        reason = getattr(options, "reason", "")
+        said: dict[str, Any] = {"verb": verb, "reason": getattr(options, "reason", "")}
+        said |= {"args": args} if args else {}
+        if (revision := getattr(options, "revision", None)) is not None:
+            said["rev"] = revision
         if send := through_broker(options):
-            request = {"verb": verb, "run": options.run.name, "reason": reason}
-            response = send(request | ({"args": args} if args else {}))
+            response = send({"run": options.run.name, **said})
         else:
-            response = ask(options.run, verb, reason, args)
+            response = ask(options.run, said)
         done = response["verdict"] == "done"
         for line in (
             lines_of(response) if verb == "show" and done else [f"{options.run}: {response['words']}"]
@@ -65,22 +71,20 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def ask(run: Path, verb: str, reason: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Send a command to the coordinator of a run, and return its response."""
+def ask(run: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a request without the name of its run to the coordinator of the run, and return its response."""
     from protofleet.protocol.settings.reader import SettingsError
     from protofleet.runtime.control_socket import CONTROL_SOCKET
 
     run = run.absolute()
     folder = run / "coordinator"
     if has_queue(run.parent) and not (folder / CONTROL_SOCKET).exists():
-        return ask_queue(run.parent, {"verb": verb, "run": run.name, "reason": reason, "args": args or {}})
+        return ask_queue(run.parent, {"run": run.name, **request})
     if not folder.is_dir():
         raise SettingsError(
             f"{run} is no folder of a run: there is no {folder}; name a run such as runs/demo"
         )
-    return ask_socket(
-        folder, {"verb": verb, "reason": reason, "args": args or {}}, f"no coordinator of {run}"
-    )
+    return ask_socket(folder, request, f"no coordinator of {run}")
 
 
 def lines_of(state: dict[str, Any]) -> list[str]:
@@ -89,6 +93,8 @@ def lines_of(state: dict[str, Any]) -> list[str]:
     lines = [f"{state['run']} in {state['federation']} is {state['state']}{reason}"]
     if origin := state.get("origin"):
         lines.append(f"it starts with the state of {origin['run']} after round {origin['round']}")
+    if "revision" in state:
+        lines.append(f"revision {state['revision']}")
     if "round" in state:  # A run that waits in a queue is in no round.
         where = f"round {state['round']} of {state['rounds']}"
         if state["phase"]:

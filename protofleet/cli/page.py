@@ -44,7 +44,7 @@ def _asked(run: Path | None, service: Path | None) -> tuple[Path, dict[str, Any]
     from protofleet.cli.queue_socket import ask_queue, has_queue
 
     if run is not None and service is None and not has_queue(run):
-        return run, ask(run, "page", "")
+        return run, ask(run, {"verb": "page", "reason": ""})
     folder = service or run or Path("runs")
     return folder, ask_queue(folder, {"verb": "page", "run": run.name if run and service else ""})
 

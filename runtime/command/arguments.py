@@ -77,6 +77,7 @@ DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 PRIORITY: Final = BoundedNumber(int, Within(-1000, 1000))
 EPOCH: Final = BoundedNumber(int, Within(1, VAST))  # An epoch is a Unix time in seconds.
 ROUND: Final = as_in_settings(Rounds)
+REVISION: Final = BoundedNumber(int, Within(0, VAST))
 SEED: Final = as_in_settings(Seed)
 # The option --seeds takes all following arguments, so a file name after it would be read as a seed.
 SEEDS: Final = replace(SEED, hint="; name the file before --seeds")

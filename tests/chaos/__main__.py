@@ -1,4 +1,7 @@
-"""`make chaos MINUTES=2 SEED=1`: real processes, harmed at random, then audited. See docs/chaos.md."""
+"""`make chaos MINUTES=2 SEED=1`: real processes, harmed at random, then audited. See docs/chaos.md.
+
+With --queue, the coordinator conducts a queue of runs. See docs/run-queue.md.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.campaign import Campaign, Outcome
+from tests.chaos.queue_campaign import QueueCampaign
 from tests.chaos.seclusion import seclude, secluded
 
 
@@ -19,9 +23,10 @@ def main(arguments: list[str]) -> int:
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     folder = options.folder or Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
     print(f"seed {seed}, {options.minutes:g} minutes; {ways()}; in {folder}", flush=True)
-    campaign = Campaign(folder, seed, options.devices, options.rounds, options.pause, secluded())
+    kind = QueueCampaign if options.queue else Campaign
+    campaign = kind(folder, seed, options.devices, options.rounds, options.pause, secluded())
     campaign.keep, campaign.only = options.keep, options.only
-    campaign.runs = tuple(run for run in campaign.runs if options.method in ("", run[0]))
+    campaign.choose(options.method)
     outcome = campaign.run(60 * options.minutes)
     print(table(outcome))
     return 1 if outcome.violations else 0
@@ -36,7 +41,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--pause", type=float, default=4.0, help="seconds between two faults, on average")
     made.add_argument("--folder", type=Path, default=None)
     made.add_argument("--only", default="", metavar="WORDS", help="faults that have these in their name")
-    made.add_argument("--method", default="", help="runs of this one alone")
+    made.add_argument(
+        "--method", default="", help="runs of this one alone; with --queue, queues that have it"
+    )
+    made.add_argument(
+        "--queue", action="store_true", help="a coordinator with a queue, and two runs at a time"
+    )
     made.add_argument("--no-namespaces", action="store_true", help="cuts by proxies, as without root")
     made.add_argument("--keep", action="store_true", help="the folders of all runs")
     return made
@@ -60,6 +70,7 @@ def table(o: Outcome) -> str:
     rows += [
         ("answers counted, each computed again", o.counted),
         ("devices that missed a run's end", o.unheard),
+        ("second coordinators refused", o.refused),
     ]
     rows += [(f"ended by itself: {words}", number) for words, number in sorted(o.deaths.items())]
     rows += [("violations", len(o.violations))]

@@ -27,10 +27,10 @@ from protofleet.protocol.wire.arrays import encode
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.closed_phases import ClosedPhase, closed_phases
 from tests.chaos.recoded import Recoded
-from tests.chaos.world import World
+from tests.chaos.world import RunFiles
 from tests.support.events import events_in
 
-SAID = re.compile(r"INFO round (\d+) (\S+): sending the update ([0-9a-f]{64})")
+SAID = r"INFO {}round (\d+) (\S+): sending the update ([0-9a-f]{{64}})"
 FINISHED = re.compile(r'\{"event": "round", "round": (\d+)')
 Said = tuple[int, str, str]  # Round, phase and name of the answer.
 
@@ -143,53 +143,58 @@ def no_traceback(e: Evidence) -> Iterable[str]:
             yield f"{name}.log has a traceback that ends with {last[-1][:150]!r}"
 
 
-def evidence_of(world: World) -> Evidence:
-    results, plan = world.results, world.experiment.plan
-    logs = {path.stem: path.read_text(errors="replace") for path in world.logs.glob("*.log")}
+def evidence_of(run: RunFiles) -> Evidence:
+    results, plan = run.results, run.experiment.plan
+    logs = {path.stem: path.read_text(errors="replace") for path in run.logs.glob("*.log")}
     weights = sum(v.nbytes for v in to_numpy(plan.server_half().payload()).values())
     return Evidence(
         plan.rounds,
         closed_phases(results / "coordinator"),
-        given_in(world.logs / f"{COORDINATOR}.log"),
-        {device: said_in(logs[device]) for device in world.devices},
+        given_in(run.logs / f"{COORDINATOR}.log", run.name),
+        {device: said_in(logs[device], run.name) for device in run.experiment.shards},
         read_rounds(results / "rounds.jsonl"),
         read_rounds(copy_of(results / "rounds.jsonl")),
         logs,
         weights if plan.method == "fedavg" and plan.codec is None else 0,
-        full_disk_in(logs[COORDINATOR]),
+        full_disk_in(logs[COORDINATOR], run.name),
     )
 
 
-def given_in(log: Path) -> list[ClosedPhase]:
-    counted = [event for event in events_in(log) if event["event"] == "counted"]
+def given_in(log: Path, run: str = "") -> list[ClosedPhase]:
+    """Return the answers that the server half got, by the events of a run; `run` is "" if the events name none."""
+    counted = [
+        event for event in events_in(log) if event["event"] == "counted" and event.get("run", "") == run
+    ]
     return [ClosedPhase(event["round"], event["phase"], event["answers"]) for event in counted]
 
 
-def full_disk_in(log: str) -> frozenset[int]:
-    """Return the rounds in which the coordinator's disk was full, by its log."""
+def full_disk_in(log: str, run: str = "") -> frozenset[int]:
+    """Return the rounds of a run in which the coordinator's disk was full, by its log."""
     found, seen, is_full = set(), False, False
+    named = f'"run": "{run}"' if run else ""
     for line in log.splitlines():
         if "the disk that holds" in line:
             seen, is_full = True, "there is room again" not in line
-        elif seen and (finished := FINISHED.match(line)):
+        elif seen and named in line and (finished := FINISHED.match(line)):
             found.add(int(finished[1]))
             seen = is_full
     return frozenset(found)
 
 
-def said_in(log: str) -> set[Said]:
-    return {(int(number), phase, name) for number, phase, name in SAID.findall(log)}
+def said_in(log: str, run: str = "") -> set[Said]:
+    pattern = SAID.format(re.escape(f"{run}: ") if run else "")
+    return {(int(number), phase, name) for number, phase, name in re.findall(pattern, log)}
 
 
-def computed_again(world: World, e: Evidence) -> list[str]:
+def computed_again(run: RunFiles, e: Evidence) -> list[str]:
     """Compute the whole run once more in this process.
 
     It compares each answer by name, and the last state bit by bit.
     """
     torch.set_num_threads(1)
-    plan = world.experiment.plan
+    plan = run.experiment.plan
     server, view = plan.server_half(), plan.variant.reports
-    data = {name: load_shard(settings) for name, settings in world.experiment.shards.items()}
+    data = {name: load_shard(settings) for name, settings in run.experiment.shards.items()}
     halves = {
         name: plan.client_half(part.train, name, validation=part.validation) for name, part in data.items()
     }
@@ -218,7 +223,7 @@ def computed_again(world: World, e: Evidence) -> list[str]:
                 ask = steps.send(replies)
             except StopIteration:
                 ask = None
-    return same_state(world, to_numpy(server.state()))
+    return same_state(run, to_numpy(server.state()))
 
 
 def member_of(name: str, shard: Any) -> Member:
@@ -226,8 +231,8 @@ def member_of(name: str, shard: Any) -> Member:
     return Member(name, len(shard.train.y), tuple(counts))
 
 
-def same_state(world: World, wanted: Mapping[str, Any]) -> list[str]:
-    spool = Spool(world.results / "coordinator")
+def same_state(run: RunFiles, wanted: Mapping[str, Any]) -> list[str]:
+    spool = Spool(run.results / "coordinator")
     try:
         found = spool.server_state() or {}
         if found.keys() != wanted.keys():

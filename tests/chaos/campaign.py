@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,7 +32,8 @@ PATIENT = {"quorum": 4, "patience_seconds": 60.0, "grace_seconds": 20.0, "settle
 HASTY = {"quorum": 3, "patience_seconds": 6.0, "grace_seconds": 1.0, "settle_seconds": 0.2}
 # The run is computed again, so a device whose answer was not counted must have learned nothing from it. That is why
 # the hasty runs use a method whose devices keep no state.
-RUNS = (
+RunKind: TypeAlias = tuple[str, Mapping[str, float], Mapping[str, float], str]
+RUNS: tuple[RunKind, ...] = (
     ("fedavg", HASTY, {"epochs": 2, "batch": 8}, "small"),
     ("fedpall", PATIENT, {"epochs": 1, "batch": 8, "server_epochs": 1}, "off"),
     ("fedavg", PATIENT, {"epochs": 2, "batch": 8}, "off"),
@@ -61,6 +63,7 @@ class Outcome:
     starts: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
     unheard: int = 0  # The number of devices that did not hear of the end of a run.
+    refused: int = 0  # The number of second coordinators that were refused.
     violations: list[str] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
 
@@ -68,6 +71,7 @@ class Outcome:
 class Campaign:
     only = ""  # Use only the kinds of faults whose name contains this text.
     runs = RUNS
+    run_names: Sequence[str] = ()  # The names of runs that side by side can be paused.
     keep = False  # Keep the folder of every run, not only of the runs that went wrong.
 
     def __init__(
@@ -76,7 +80,7 @@ class Campaign:
         self.folder, self.seed, self.rounds, self.pause = folder, seed, rounds, pause
         self.names = [f"device-{i + 1}" for i in range(devices)]
         self.network = Network([COORDINATOR, *self.names]) if secluded else None
-        self.outcome = Outcome(seed, folder)
+        self.outcome, self.worlds = Outcome(seed, folder), 0
         self.port = free_port()
         host = HUB if self.network else "127.0.0.1"
         target = ("127.0.0.1", self.port)
@@ -85,24 +89,34 @@ class Campaign:
         for kind in OTHERS:
             arrays(folder / "data", kind, seed)
 
+    def choose(self, method: str) -> None:
+        """Make only runs of this method, if it is not empty."""
+        self.runs = tuple(run for run in self.runs if method in ("", run[0]))
+
     def run(self, seconds: float) -> Outcome:
         began = time.monotonic()
-        dice = Dice(self.seed, self.names, self.network is not None, self.pause, self.only)
+        dice = Dice(self.seed, self.names, self.network is not None, self.pause, self.only, self.run_names)
         while time.monotonic() < began + seconds:
-            self.one_run(dice, began + seconds)
+            self.one_world(dice, began + seconds)
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
 
-    def one_run(self, dice: Dice, until: float) -> None:
+    def world(self, folder: Path, number: int) -> World:
+        return World(folder, self.experiment(number), self.lines, self.port, self.network)
+
+    def one_world(self, dice: Dice, until: float) -> None:
         o = self.outcome
-        o.runs += 1
-        folder = self.folder / f"run-{o.runs:02}"
-        world = World(folder, self.experiment(o.runs), self.lines, self.port, self.network)
-        note_closed_phases(world.results / "coordinator")
+        self.worlds += 1
+        folder = self.folder / f"run-{self.worlds:02}"
+        world = self.world(folder, self.worlds)
+        for run in world.audited:
+            note_closed_phases(run.results / "coordinator")
+        o.runs += len(world.audited)
         world.processes[COORDINATOR].command.append("--events")
         found = []
         with world:
             if problem := self.weather(world, dice, until):
+                world.log_states()
                 found.append(problem)
             else:
                 o.unheard += len(world.let_everybody_go(GO_SECONDS))
@@ -112,7 +126,7 @@ class Campaign:
         found = found or self.books(world)
         o.rounds += world.rounds
         if found or self.keep:
-            o.violations += [f"run {o.runs}: {words}" for words in found]
+            o.violations += [f"run {self.worlds}: {words}" for words in found]
             o.kept.append(folder)
         else:
             shutil.rmtree(folder)
@@ -124,13 +138,13 @@ class Campaign:
         while not world.finished:
             now = time.monotonic()
             world.watch()
+            if problem := world.problem:
+                return problem
             if not calm_at and now >= until:
                 storm.calm()
                 calm_at, calm_rounds = now, world.rounds
             if calm_at and now > calm_at + CALM_SECONDS:
-                return (
-                    f"in round {world.rounds + 1} of {self.rounds} after {CALM_SECONDS:.0f} s without a fault"
-                )
+                return f"{world.state} after {CALM_SECONDS:.0f} s without a fault"
             storm.pass_over(now)
             if not calm_at and now >= next_at:
                 if storm.strike(fault, now):
@@ -140,20 +154,29 @@ class Campaign:
             time.sleep(TICK)
         storm.calm()
         self.outcome.harmed += calm_rounds if calm_at else world.rounds
-        return ""
+        return world.problem
 
     def books(self, world: World) -> list[str]:
-        e = evidence_of(world)
-        self.outcome.counted += sum(len(c.answers) for c in e.final)
-        self.outcome.resumed += sum(line["resumed"] for line in e.lines)
-        self.outcome.again += sum(line["attempt"] for line in e.lines)
-        return [*violations(e), *computed_again(world, e)]
+        found = []
+        for run in world.audited:
+            e = evidence_of(run)
+            self.outcome.counted += sum(len(c.answers) for c in e.final)
+            self.outcome.resumed += sum(line["resumed"] for line in e.lines)
+            self.outcome.again += sum(line["attempt"] for line in e.lines)
+            own = [*violations(e), *computed_again(run, e)]
+            found += [f"{run.name}: {words}" if run.name else words for words in own]
+        return found
 
     def experiment(self, number: int) -> Experiment:
-        method, policy, hyper, codec = self.runs[(number - 1) % len(self.runs)]
+        run = self.runs[(number - 1) % len(self.runs)]
+        return self.experiment_of(run, number, f"chaos-{number}", self.rounds)
+
+    def experiment_of(self, run: RunKind, number: int, name: str, rounds: int, seed: int = 0) -> Experiment:
+        """Return an experiment of a kind, with the samples of the world `number`."""
+        method, policy, hyper, codec = run
         samples = samples_of(self.seed, number)
         table = {
-            "name": f"chaos-{number}", "rounds": self.rounds, "classes": 3, "seed": self.seed + number,
+            "name": name, "rounds": rounds, "classes": 3, "seed": self.seed + number + seed,
             "method": {"name": method, "lr": 0.02, **hyper},
             "network": {"name": "cnn1d" if len(samples.get("shape", ())) == 2 else "mlp", "feature_size": 300},
             "data": {"root": str(self.folder / "data"), "split": "iid", **samples},

@@ -6,7 +6,7 @@ Dice choose them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from signal import SIGCONT, SIGSTOP
 from typing import TypeAlias
@@ -21,11 +21,12 @@ EVERYBODY = "everybody"
 @dataclass(frozen=True)
 class Kind:
     weight: float
-    victims: str  # One of: coordinator, device, party (the coordinator or any device), broker.
+    victims: str  # One of: coordinator, device, party (the coordinator or any device), broker, run.
     seconds: tuple[float, float]
     begin: Deed
     end: Deed
     needs_root: bool = False
+    needs_queue: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,14 @@ def hurry(world: World, who: str) -> None:
     world.lines[who].seconds = 0.0
 
 
+def pause(world: World, run: str) -> None:
+    world.give("pause", run)
+
+
+def resume(world: World, run: str) -> None:
+    world.give("resume", run)
+
+
 SHORT, LONG = (0.0, 3.0), (1.0, 8.0)
 KINDS: Mapping[str, Kind] = {
     "kill -9 the coordinator": Kind(3, "coordinator", SHORT, kill, start),
@@ -113,7 +122,12 @@ KINDS: Mapping[str, Kind] = {
     "fill the coordinator's disk": Kind(
         0.7, "coordinator", LONG, lambda w, who: w.disks[who].fill(), lambda w, who: w.disks[who].free(), True
     ),
-}
+    "pause a run": Kind(3, "run", LONG, pause, resume, needs_queue=True),
+    "start a second coordinator": Kind(
+        1, "coordinator", (10.0, 15.0), lambda w, _: w.start_second(), lambda w, _: w.end_second(),
+        needs_queue=True,
+    ),
+}  # fmt: skip
 BUSY = {  # Faults of one sort would undo each other.
     "kill -9 a device": "process", "freeze a device": "process", "kill -9 the coordinator": "process",
     "freeze the coordinator": "process", "cut a line, in silence": "line", "break a line": "line",
@@ -127,13 +141,16 @@ class Dice:
     The clock decides when they strike.
     """
 
-    def __init__(self, seed: int, devices: list[str], root: bool, pause: float, only: str = "") -> None:
+    def __init__(
+        self, seed: int, devices: list[str], root: bool, pause: float, only: str = "", runs: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        """Create a generator; `runs` are the runs of a queue, and without them there are no faults of a queue."""
         self._random = random.Random(f"chaos/{seed}")
-        self._devices, self._pause = devices, pause
+        self._devices, self._pause, self._runs = devices, pause, runs
         self._kinds = {
             name: kind if not only else replace(kind, weight=max(kind.weight, 0.1))
             for name, kind in KINDS.items()
-            if (root or not kind.needs_root) and only in name
+            if (root or not kind.needs_root) and (runs or not kind.needs_queue) and only in name
         }
 
     def draw(self) -> tuple[float, Fault]:
@@ -143,7 +160,7 @@ class Dice:
         kind = self._kinds[name]
         choice = {
             "coordinator": [COORDINATOR], "device": self._devices, "party": [COORDINATOR, *self._devices],
-            "broker": ["broker"],
+            "broker": ["broker"], "run": self._runs,
         }[kind.victims]  # fmt: skip
         victim, seconds = dice.choice(choice), dice.uniform(*kind.seconds)
         return dice.expovariate(1 / self._pause), Fault(name, victim, seconds)

@@ -23,41 +23,44 @@ def tell(number: int, frame: object) -> None:
 
 
 def agent(a: Agent) -> list[str]:
-    return [
-        f"connected {a.view.connected}, at work on {a.tasks.queue.busy_with[:8] or 'nothing'}, "
-        f"next {a.tasks.queue.next}, waiting {a.tasks.delivery.pending}",
-        f"fetching {fetch(a.link._fetch)} for {a.link._waiting}; wakes in {a.wake_at - time.monotonic():.1f} s",
-        *line(a.link),
-    ]
+    found = [f"connected {a.view.connected}, wakes in {a.wake_at - time.monotonic():.1f} s"]
+    for one in a.places.followers:
+        queue = one.tasks.queue
+        found += [
+            f"{one.run.name}: at work on {queue.busy_with[:8] or 'nothing'}, next {queue.next}, "
+            f"waiting {one.tasks.delivery.pending}",
+            f"{one.run.name}: fetching {fetch(one.link._fetch)} for {one.link._waiting}",
+        ]
+    return [*found, *line(a.link)]
 
 
 def service(s: CoordinatorService) -> list[str]:
-    m = s.run.machine
-    state = (
-        f"{m.stage} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, missing {sorted(m._missing)}"
-    )
-    served = [
-        f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}"
-        for b in s.run.link.tasks._broadcasts.values()
-    ]
-    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.run.link.answers.fetches.items()]
-    return [
-        state,
-        f"roster {sorted(m.roster)}, wakes in {s.wake_at - time.monotonic():.1f} s",
-        *served,
-        *fetches,
-        *line(s.run.link),
-    ]
+    found = [f"wakes in {s.wake_at - time.monotonic():.1f} s, paused {sorted(s.paused)}"]
+    for name, run in s.runs.items():
+        m = run.machine
+        found += [
+            f"{name}: {m.stage} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, "
+            f"missing {sorted(m._missing)}, roster {sorted(m.roster)}",
+            *(
+                f"{name}: serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}"
+                for b in run.link.tasks._broadcasts.values()
+            ),
+            *(f"{name}: of {who}: {fetch(held[0])}" for who, held in run.link.answers.fetches.items()),
+        ]
+    return [*found, *line(s.link, *(run.link for run in s.runs.values()))]
 
 
-def line(link: Any) -> list[str]:
-    transport = link.party.transport
+def line(link: Any, *parts: Any) -> list[str]:
+    """Return the state of the connection, and the messages of the link or of its parts."""
+    transport = link.transport
     box = transport._outbox
-    counts = ", ".join(f"{' '.join(key)} {n}" for key, n in sorted(link.meter.messages.items()))
-    return [
-        f"open {box._open}, waiting {len(box._waiting)}, in flight {len(box._in_flight)}, {transport._topics}",
-        counts,
+    found = [
+        f"open {box._open}, waiting {len(box._waiting)}, in flight {len(box._in_flight)}, {transport._topics}"
     ]
+    for part in parts or [link]:
+        counts = sorted(part.meter.messages.items())
+        found.append(", ".join(f"{' '.join(key)} {n}" for key, n in counts))
+    return found
 
 
 def fetch(f: ObjectFetch | None) -> str:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from protofleet.runtime.control_socket import CONTROL_SOCKET
+
 MARK = "PROTOFLEET_SECLUDED"
 UNSHARE = [
     "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
@@ -100,7 +102,8 @@ class SmallDisk:
     def close(self) -> None:
         """Unmount the small disk, and keep its files on the disk below it."""
         kept = self.folder.with_name(f"{self.folder.name}.kept")
-        shutil.copytree(self.folder, kept, symlinks=True)
+        # A process that was killed has left its socket, which cannot be copied.
+        shutil.copytree(self.folder, kept, symlinks=True, ignore=shutil.ignore_patterns(CONTROL_SOCKET))
         subprocess.run(["umount", str(self.folder)], check=True)
         self.folder.rmdir()
         kept.rename(self.folder)

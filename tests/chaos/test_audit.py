@@ -1,11 +1,12 @@
 """An audit without findings means something only if the audit finds planted errors."""
 
 import copy
+import json
 from dataclasses import replace
 
 import pytest
 
-from tests.chaos.audit import Evidence, full_disk_in, said_in, violations
+from tests.chaos.audit import Evidence, full_disk_in, given_in, said_in, violations
 from tests.chaos.closed_phases import ClosedPhase
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -133,6 +134,23 @@ def test_the_rounds_with_a_full_disk_are_in_the_log():
     assert full_disk_in("\n".join(log)) == {2, 3, 5}
 
 
+def test_the_rounds_with_a_full_disk_are_those_of_the_named_run():
+    finished = [f'{{"event": "round", "round": 1, "run": "{run}"}}' for run in ("red", "blue")]
+    log = [finished[0], "ERROR red: the disk that holds /a is full (why)", finished[1]]
+    assert full_disk_in("\n".join(log), "blue") == {1} and full_disk_in("\n".join(log), "red") == set()
+
+
+def test_the_given_answers_are_those_of_the_named_run(tmp_path):
+    (log := tmp_path / "coordinator.log").write_text(
+        "\n".join(
+            json.dumps({"event": "counted", "round": 2, "phase": "train", "answers": {"x": name}, **run})
+            for name, run in ((A, {"run": "red"}), (B, {"run": "blue"}), (C, {}))
+        )
+    )
+    found = {run: [c.answers["x"] for c in given_in(log, run)] for run in ("red", "blue", "")}
+    assert found == {"red": [A], "blue": [B], "": [C]}
+
+
 def test_a_devices_log_says_what_it_said():
     lines = (
         f"INFO round 2 train: sending the update {A}",
@@ -140,3 +158,11 @@ def test_a_devices_log_says_what_it_said():
         f"INFO round 3 mix: sending the update {B}",
     )
     assert said_in("\n".join(lines)) == {(2, "train", A), (3, "mix", B)}
+
+
+def test_a_log_of_several_runs_says_what_a_device_said_in_each():
+    lines = [
+        f"INFO {run}: round 2 train: sending the update {name}" for run, name in (("red", A), ("blue", B))
+    ]
+    found = {run: said_in("\n".join(lines), run) for run in ("red", "blue", "")}
+    assert found == {"red": {(2, "train", A)}, "blue": {(2, "train", B)}, "": set()}

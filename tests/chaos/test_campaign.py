@@ -7,8 +7,18 @@ import pytest
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.methods.contract.bridge import to_numpy
 from tests.chaos.campaign import SAMPLES, Campaign, samples_of
+from tests.chaos.queue_campaign import NAMES, QUEUES, QueueCampaign
 
 BLOCK = 64 << 10
+
+
+@contextlib.contextmanager
+def made_campaign(kind, folder):
+    campaign = kind(folder, 1, devices=4, rounds=8, pause=1.0, secluded=False)
+    with contextlib.ExitStack() as stack:
+        for line in campaign.lines.values():
+            stack.callback(line.close)
+        yield campaign
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
@@ -18,10 +28,7 @@ def test_in_nine_runs_each_method_meets_each_kind_of_sample(seed):
 
 
 def test_devices_have_the_samples_of_their_runs_plan_and_answers_are_four_blocks(tmp_path):
-    campaign = Campaign(tmp_path, 1, devices=4, rounds=2, pause=1.0, secluded=False)
-    with contextlib.ExitStack() as stack:
-        for line in campaign.lines.values():
-            stack.callback(line.close)
+    with made_campaign(Campaign, tmp_path) as campaign:
         made = [campaign.experiment(number) for number in (1, 2, 3)]
     ranks = set()
     for experiment in made:
@@ -33,3 +40,14 @@ def test_devices_have_the_samples_of_their_runs_plan_and_answers_are_four_blocks
         weights = sum(value.nbytes for value in to_numpy(experiment.plan.model().state_dict()).values())
         assert 3 * BLOCK < weights <= 4 * BLOCK
     assert ranks == {1, 2, 3}
+
+
+def test_the_runs_of_a_queue_have_different_methods_or_settings_and_the_same_samples(tmp_path):
+    with made_campaign(QueueCampaign, tmp_path) as campaign:
+        for number in range(1, len(QUEUES) + 1):
+            made = campaign.experiments(number)
+            assert [(one.name, one.rounds) for one in made] == list(zip(NAMES, (8, 8, 2), strict=True))
+            assert len({one.plan.encode() for one in made}) == len(made)
+            assert made[0].shards == made[1].shards == made[2].shards
+        campaign.choose("fedplcc")
+        assert campaign.queues and all("fedplcc" in [kind[0] for kind in kinds] for kinds in campaign.queues)

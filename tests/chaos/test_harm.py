@@ -14,8 +14,11 @@ from tests.chaos.seclusion import PART, SmallDisk
 DEVICES = ["device-1", "device-2"]
 
 
-def drawn(seed, root=True, only=""):
-    dice = Dice(seed, DEVICES, root, pause=1.0, only=only)
+RUNS = ["red", "blue"]
+
+
+def drawn(seed, root=True, only="", runs=RUNS):
+    dice = Dice(seed, DEVICES, root, pause=1.0, only=only, runs=runs)
     return [dice.draw() for _ in range(300)]
 
 
@@ -32,6 +35,8 @@ def test_every_kind_is_drawn_with_a_victim_and_a_time_that_fit():
         assert low <= fault.seconds <= high
         assert (fault.victim in DEVICES) or KINDS[fault.kind].victims != "device"
     assert not [f for _, f in drawn(1, root=False) if "disk" in f.kind]
+    assert {fault.victim for fault in found if fault.kind == "pause a run"} == set(RUNS)
+    assert not [f for _, f in drawn(1, runs=()) if KINDS[f.kind].needs_queue]
     assert {f.kind for _, f in drawn(1, only="ten minutes")} == {"ten minutes without the broker, store gone"}
     assert {f.kind for _, f in drawn(1, only="freeze")} == {k for k in KINDS if "freeze" in k}
 

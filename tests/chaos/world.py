@@ -25,7 +25,6 @@ from tests.chaos.seclusion import HUB, Network, SmallDisk
 
 ROOT = Path(__file__).parents[2]
 STORE = ("persistence true", "autosave_interval 1", "autosave_on_changes true")
-DISKS = {COORDINATOR: 40 << 20}  # Bytes; a snapshot of FedPall is 4 MB, and there are two and a new one.
 DISK = 24 << 20  # Bytes of the disk of a device.
 PAUSE = 0.3  # Seconds before a process that has ended by itself is started again.
 
@@ -41,6 +40,7 @@ class Process:
     child: Child | None = None
     held: bool = False  # The test killed it, and does not start it yet.
     starts: int = 0
+    started_at: float = 0.0
     deaths: list[str] = field(default_factory=list)  # The last words of deaths that the test did not cause.
     _again_at: float = 0.0
 
@@ -48,7 +48,7 @@ class Process:
         self.held = False
         if self.runs():
             return
-        self.child = self.spawn()
+        self.started_at, self.child = time.monotonic(), self.spawn()
         self.starts += 1
 
     def spawn(self) -> Child:
@@ -94,8 +94,21 @@ class Process:
         return f"{self.name}: {lines[-1][:150] if lines else 'it said nothing'}"
 
 
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, for the audit."""
+
+    experiment: Experiment
+    results: Path  # The folder with the files of the coordinator.
+    logs: Path
+    name: str = ""  # The name of the run in logs and events; "" if the coordinator conducts this run alone.
+
+
 class World:
     """The processes of one run; `lines` has a proxy for each party, `network` the namespaces if any."""
+
+    coordinator_disk = 40 << 20  # Bytes; a snapshot of FedPall is 4 MB, and there are two and a new one.
+    stays = False  # The devices end with the run.
 
     def __init__(
         self,
@@ -106,7 +119,6 @@ class World:
         network: Network | None,
     ) -> None:
         self.folder, self.experiment, self.lines, self.network = folder, experiment, lines, network
-        self.run = folder / experiment.name
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
         self.disks: dict[str, SmallDisk] = {}
@@ -136,20 +148,35 @@ class World:
     def devices(self) -> list[str]:
         return [name for name in self.processes if name != COORDINATOR]
 
+    def place_of(self, device: str) -> Path:
+        """Return the folder of the state of a device."""
+        return self.folder / "devices" / device
+
     @property
     def results(self) -> Path:
         """Return the folder with the files of the coordinator."""
         return self.folder / "coordinator" / self.experiment.name
 
     @property
+    def audited(self) -> list[RunFiles]:
+        return [RunFiles(self.experiment, self.results, self.logs)]
+
+    @property
     def finished(self) -> bool:
         return self.processes[COORDINATOR].done
 
     @property
+    def problem(self) -> str:
+        """Return what went wrong before the end, or ""."""
+        return ""
+
+    @property
+    def state(self) -> str:
+        return f"in round {self.rounds + 1} of {self.experiment.rounds}"
+
+    @property
     def rounds(self) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return (self.results / "rounds.jsonl").read_bytes().count(b"\n")
-        return 0
+        return rounds_in(self.results)
 
     def watch(self) -> None:
         now = time.monotonic()
@@ -169,7 +196,7 @@ class World:
             time.sleep(0.05)
         return waiting
 
-    def ask_where_everybody_stands(self) -> None:
+    def log_states(self) -> None:
         """Ask all processes to write their state into their logs; some take a while."""
         for process in self.processes.values():
             process.say(signal.SIGUSR1)
@@ -205,19 +232,30 @@ class World:
         made = replace(
             made, folder=str(self.folder / COORDINATOR), enrolled=str(enrolled), devices=str(records)
         )
-        return self._process(COORDINATOR, COORDINATOR, self.folder / COORDINATOR, encode(made))
+        table = self._table_of_coordinator(encode(made))
+        return self._process(COORDINATOR, COORDINATOR, self.folder / COORDINATOR, table)
+
+    def _table_of_coordinator(self, table: dict[str, object]) -> dict[str, object]:
+        return table
 
     def _device(self, name: str) -> Process:
         made = device_settings(self.experiment, name, self._address(name), self.folder)
-        place = self.folder / "devices" / name
-        made = replace(made, folder=str(place), enrolled=str(self.fleet.folder_of(name)))
+        place = self.place_of(name)
+        made = replace(made, folder=str(place), enrolled=str(self.fleet.folder_of(name)), stays=self.stays)
         return self._process(name, "device", place, encode(made))
 
     def _process(self, name: str, job: str, place: Path, settings: dict[str, object]) -> Process:
         if self.network:
-            self.disks[name] = SmallDisk(place, DISKS.get(name, DISK))
+            self.disks[name] = SmallDisk(place, self.coordinator_disk if name == COORDINATOR else DISK)
         file = self.folder / f"{name}.toml"
         file.write_text(write_toml(settings))
         inside = self.network.inside(name) if self.network else []
         command = [*inside, sys.executable, "-m", "tests.chaos.party", job, str(file)]
         return Process(name, command, self.logs / f"{name}.log")
+
+
+def rounds_in(results: Path) -> int:
+    """Return the number of rounds that a run has finished."""
+    with contextlib.suppress(FileNotFoundError):
+        return (results / "rounds.jsonl").read_bytes().count(b"\n")
+    return 0

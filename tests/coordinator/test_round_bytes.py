@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protofleet.coordinator.round_bytes import (
+    JOIN,
     MESSAGES,
     Arrays,
     RoundCost,
@@ -56,6 +57,39 @@ def test_if_the_size_depends_on_the_numbers_the_largest_size_is_told_and_nothing
     demand_one_round(budget(7_000), plan("fedproto", "small"))
     with pytest.raises(ValueError, match="bytes_per_device is 6"):
         demand_one_round(budget(6_000), plan("fedproto", "small"))
+
+
+def of_run(size):
+    return BudgetSettings(bytes=ByteSize(size))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_a_limit_of_the_whole_run_that_holds_no_round_of_a_quorum_is_refused(method):
+    of_round = round_bytes(plan(method, "off"))
+    least = 3 * (JOIN + of_round.training)
+    demand_one_round(of_run(least), plan(method, "off"), quorum=3)
+    with pytest.raises(ValueError, match=r"budget\.bytes is .* for policy\.quorum = 3 devices with"):
+        demand_one_round(of_run(least - 1), plan(method, "off"), quorum=3)
+    demand_one_round(of_run(least - 1), plan(method, "off"), quorum=2)
+
+
+def test_if_the_size_depends_on_the_numbers_a_limit_of_the_whole_run_must_hold_only_the_messages():
+    of_round, least = round_bytes(plan("fedproto", "small")), 2 * (JOIN + MESSAGES)
+    demand_one_round(of_run(least), plan("fedproto", "small"), quorum=2)
+    with pytest.raises(
+        ValueError, match=r"budget\.bytes is 10\.2 kB, but to join and one round transfer 10\.2 kB"
+    ):
+        demand_one_round(of_run(least - 1), plan("fedproto", "small"), quorum=2)
+    words = describe_budget(of_run(least), plan("fedproto", "small"), of_round, devices=2)
+    assert words.endswith("budget.bytes 10.2 kB holds at least 0 of 12 rounds of 2 devices")
+
+
+def test_the_words_before_a_run_say_how_many_rounds_of_all_devices_its_limit_holds():
+    of_round = round_bytes(plan("fedavg", "off"))
+    limit = 3 * JOIN + 3 * 7 * of_round.training
+    for size, rounds in ((limit, 7), (limit - 1, 6)):
+        words = describe_budget(of_run(size), plan("fedavg", "off"), of_round, devices=3)
+        assert words.endswith(f"holds {rounds} of 12 rounds of 3 devices")
 
 
 @pytest.mark.parametrize("codec", ["off", "small"])

@@ -53,6 +53,10 @@ def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_service_i
             "select.most is 2, but policy.quorum is 3",
         ),
         (
+            EXPERIMENT + "[budget]\nbytes = '50 kB'\n[policy]\nquorum = 2\n",
+            "budget.bytes is 50.0 kB, but to join and one round transfer",
+        ),
+        (
             "roundz = 2\n" + EXPERIMENT,
             "roundz is not a setting of an experiment; did you mean rounds? there are",
         ),

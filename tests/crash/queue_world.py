@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from protofleet.coordinator import run_service
+from protofleet.coordinator import active_run, run_service
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.queue.folder import queue_folder
 from protofleet.coordinator.queue.queue_file import QueueFile
@@ -128,7 +128,7 @@ class QueueWorld(Simulation):
         keys = self.keys[COORDINATOR]
         conducted = RunService(self.settings, "", False, lambda folder: None, {}, keys, self.keyring, {})
         self.service = ServiceLoop(conducted)
-        conducted.settle()
+        conducted.conductor.settle()
         self.connection.connect()
 
     def connected(
@@ -275,20 +275,23 @@ class VirtualConnection:
 def virtual(world: QueueWorld) -> Iterator[None]:
     """Let a RunService use the disk, the connection and the worker of a world."""
     disk = lambda: world.disk  # noqa: E731
-    with mock.patch.multiple(
-        run_service,
-        CoordinatorConnection=world.connected,
-        Disk=disk,
-        QueueFile=lambda *a, **more: QueueFile(*a, **more, disk=disk()),
-        Spool=lambda folder: Spool(folder, disk=disk()),
-        WorkThread=mock.Mock(),
-        ThreadWorker=mock.Mock(),
-        Life=mock.Mock(return_value=mock.Mock(unclean_at=0.0)),
-        stop_on_signals=lambda put: lambda: False,
-        compute_deterministically=mock.Mock(),
-        on_progress=mock.Mock(),
-        queue_commands=world.commands,
-        save_epoch=world.save_epoch,
+    spool = lambda folder: Spool(folder, disk=disk())  # noqa: E731
+    with (
+        mock.patch.object(active_run, "Spool", spool),
+        mock.patch.multiple(
+            run_service,
+            CoordinatorConnection=world.connected,
+            Disk=disk,
+            QueueFile=lambda *a, **more: QueueFile(*a, **more, disk=disk()),
+            WorkThread=mock.Mock(),
+            ThreadWorker=mock.Mock(),
+            Life=mock.Mock(return_value=mock.Mock(unclean_at=0.0)),
+            stop_on_signals=lambda put: lambda: False,
+            compute_deterministically=mock.Mock(),
+            on_progress=mock.Mock(),
+            queue_commands=world.commands,
+            save_epoch=world.save_epoch,
+        ),
     ):
         yield
 

@@ -78,6 +78,8 @@ ANSWERS = {
     "a metric whose name is a poem": (good(), {"metrics": {"roses are\nred": 0.5}}, Reason.BAD_CLAIM),
     "seconds without end": (good(), {"metrics": {"seconds.work": 1e300}}, Reason.BAD_CLAIM),
     "joules below zero": (good(), {"metrics": {"joules.train": -1.0}}, Reason.BAD_CLAIM),
+    "a board colder than all": (good(), {"metrics": {"celsius.hottest": -274.0}}, Reason.BAD_CLAIM),
+    "a board as hot as the sun": (good(), {"metrics": {"celsius.hottest": 5500.0}}, Reason.BAD_CLAIM),
     "joules without end": (good(), {"metrics": {"joules.send": 1e300}}, Reason.BAD_CLAIM),
     "a table that promises more": (with_table([["prototypes", "float32", [3, D]]]), {}, Reason.BAD_BODY),
     "bytes behind the arrays": (encoded(good()) + b"x", {}, Reason.BAD_BODY),

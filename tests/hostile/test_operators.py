@@ -61,7 +61,11 @@ def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_to_the_rounds_that_w
         assert state(f, capsys)["state"] == "pausing"
         gate.append("open")
         wait_for_state(f, capsys, "paused")
-        assert command(f, "extend", "--rounds", "4") == 0 == command(f, "extend", "--rounds", "4")
+        looked_at = str(state(f, capsys)["revision"])
+        assert command(f, "extend", "--rounds", "4", "--revision", looked_at) == 0
+        assert command(f, "stop", "--revision", looked_at) == 1
+        assert f"has revision 2 and not {looked_at}, and is paused" in capsys.readouterr().out
+        assert command(f, "extend", "--rounds", "4") == 0
         assert command(f, "extend", "--rounds", "1") == 1
         assert "round 2 has begun, so --rounds must be at least 2" in capsys.readouterr().out
         coordinator.kill()
@@ -69,6 +73,7 @@ def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_to_the_rounds_that_w
         wait_for_state(f, capsys, "paused")
         found = state(f, capsys)
         assert "the hall has no power tonight" in found["reason"] and found["round"] == 3
+        assert found["revision"] == 4, "the number of the newest command that was done"
         f.stays(lambda: len(f.rounds()) == 2, "two rounds", 2.0)
         assert command(f, "resume") == 0
         assert f.wait_for_end(coordinator) == 0, f.last_words()

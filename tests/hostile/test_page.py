@@ -201,7 +201,7 @@ def test_a_code_logs_in_once_and_a_command_with_the_same_id_has_one_effect(tmp_p
         assert (
             first == again and first[2]["words"] == "the run pauses" and "paused already" in other[2]["words"]
         )
-        commands = ask(f.run, "show", "")["commands"]
+        commands = ask(f.run, {"verb": "show", "reason": ""})["commands"]
         assert [(one["operator"], one["verb"]) for one in commands] == [(login["operator"], "pause")] * 2
         assert post(port, "/command", {**once, "id": "short"}, **mine)[2]["verdict"] == "refused"
         other = {**once, "verb": "stop", "run": "red", "id": "8" * 32}
@@ -217,7 +217,7 @@ def test_a_code_logs_in_once_and_a_command_with_the_same_id_has_one_effect(tmp_p
 
 def page_answers(f):
     with contextlib.suppress(RunError, SettingsError):
-        return ask(f.run, "page", "")["verdict"] == "done"
+        return ask(f.run, {"verb": "page", "reason": ""})["verdict"] == "done"
     return False
 
 
@@ -248,7 +248,7 @@ OPERABLE = ("button", "textbox", "dialog", "region", "image", "log", "progressba
 
 def logged_in(f, browser):
     """Open the address that `protofleet page` prints, and wait for the buttons."""
-    browser.open(ask(f.run, "page", "")["url"])
+    browser.open(ask(f.run, {"verb": "page", "reason": ""})["url"])
     browser.wait_until("!document.querySelector('#operate').hidden")
 
 

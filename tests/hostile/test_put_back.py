@@ -1,4 +1,4 @@
-"""Devices whose folder is an older copy, or is damaged in two places, say so and give no false answer."""
+"""Folders that are older copies, are damaged in two places, or are moved while they are in use."""
 
 import json
 import shutil
@@ -79,3 +79,17 @@ def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_on
         farewell = 'protofleet_device_farewells_total{reason="damaged"}'
         f.wait_until(lambda: f.metrics()[farewell] == 2, "both farewells")
         assert "one leaves: damaged: the update for round" in f.log_of(coordinator)
+
+
+def test_a_coordinator_whose_folder_is_moved_ends_with_one_line_and_goes_on_after_it_is_back(tmp_path):
+    with Federation(tmp_path, "one", rounds=9000, policy=ALONE) as f:
+        coordinator, _ = f.coordinator(), f.device("one", stays=True)
+        f.wait_until(lambda: len(f.rounds()) >= 2, "two rounds")
+        f.run.rename(f.folder / "elsewhere")
+        assert f.wait_for_end(coordinator) == 1
+        assert "put it back and start the coordinator again" in f.log_of(coordinator)
+        assert "Traceback" not in f.log_of(coordinator) and not f.run.exists()
+        (f.folder / "elsewhere").rename(f.run)
+        ended = len(f.rounds())
+        f.coordinator()
+        f.wait_until(lambda: len(f.rounds()) > ended, "a further round")

@@ -34,6 +34,17 @@ def cell(name, column):
     return f"document.querySelector('#runs tr[data-key={name}]').cells[{column}].textContent"
 
 
+# Keeps the body of each command that the page sends.
+RECORDED = """
+window.recorded = [];
+window.unrecorded = window.fetch;
+window.fetch = (path, more) => {
+  if (path === "command") window.recorded.push(JSON.parse(more.body));
+  return window.unrecorded(path, more);
+};
+1"""
+
+
 class Queue:
     """A coordinator with a queue, and an operator at a shell of its machine."""
 
@@ -121,11 +132,14 @@ def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_i
         read = page.value("performance.getEntriesByType('resource').map(one => one.name.split('/').pop())")
         assert "now" not in read
 
+        revision = queue.ask("show", "blue")["revision"]
+        page.value(RECORDED)
         page.value(
             f"document.querySelector('#reason').value = {json.dumps(MARKUP)}; document.querySelector('#hold').click()"
         )
         page.wait_until(f"{STATE} === 'paused' && {RESULT}.startsWith('pause blue: ')")
         assert queue.state("blue") == "paused" and queue.state("red") == "running"
+        assert page.value("window.recorded.map(body => body.rev)") == [revision]
         assert "<img src=x" in page.value(row("blue")) and page.value("document.images.length") == 0
         one.kill()
         page.wait_until("document.querySelector('#devices tr[data-key=one]').textContent.includes('left')")

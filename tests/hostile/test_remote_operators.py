@@ -114,7 +114,11 @@ def test_operators_give_their_commands_from_anywhere_within_their_grants(away, c
     assert [(one["operator"], one["verb"], one["verdict"]) for one in away.log()] == [
         ("alice", "submit", "done"), ("bob", "stop", "denied"), ("alice", "pause", "done"),
     ]  # fmt: skip
-    assert away.say("alice", "stop", "demo")[0] == 0
+    looked_at = str(away.ask("bob", "show", run="demo")["revision"])
+    assert f"revision {looked_at}\n" in away.say("bob", "show", "demo")[1]
+    code, said = away.say("alice", "stop", "demo", "--revision", "1")
+    assert code == 1 and f"demo has changed: it has revision {looked_at} and not 1" in said
+    assert away.say("alice", "stop", "demo", "--revision", looked_at)[0] == 0
     code, said = away.say("bob", "follow", "demo")
     assert code == 1 and said.startswith("demo: stopped: stopped by alice")
 

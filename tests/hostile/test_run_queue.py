@@ -35,13 +35,13 @@ settle_seconds = 0.2
 """
 
 UNBUILDABLE = """
-import protofleet.coordinator.run_service as service
-class Unbuildable(service.ActiveRun):
+import protofleet.coordinator.queue_conductor as conductor
+class Unbuildable(conductor.ActiveRun):
     def __init__(self, settings, *more):
         if settings.name == "blue":
             raise RuntimeError("the network is gone")
         super().__init__(settings, *more)
-service.ActiveRun = Unbuildable
+conductor.ActiveRun = Unbuildable
 """
 
 
@@ -351,6 +351,35 @@ def test_only_the_run_whose_folder_is_missing_at_a_start_is_paused(operator, cap
     assert operator.say("resume", "blue") == 0
     lines = operator.runs / "blue" / "rounds.jsonl"
     f.wait_until(lambda: len(lines.read_bytes().splitlines()) > rounds + 1, "further rounds of blue")
+
+
+def test_a_run_whose_folder_is_moved_while_it_is_active_is_paused_alone(operator):
+    f = operator.f
+    service = f.service(slots=2)
+    f.wait_until(f.answers, "the service")
+    for name in ("red", "blue"):
+        assert operator.submit(name, text=EXPERIMENT.replace("rounds = 2", "rounds = 9000")) == 0
+    for device in ("one", "two"):
+        f.device(device, stays=True)
+    blue, red = operator.runs / "blue", operator.runs / "red"
+    for moves in range(1, 4):
+        f.wait_until(lambda: len(lines_of(blue)) > moves, "a round of blue")
+        blue.rename(f.folder / "elsewhere")
+        operator.wait_for(red="running", blue="paused")
+        assert not blue.exists(), "nothing is begun in its place"
+        seen = len(lines_of(red))
+        f.wait_until(lambda: len(lines_of(red)) > seen + 1, "further rounds of red")
+        (f.folder / "elsewhere").rename(blue)
+        seen = len(lines_of(blue))
+        assert operator.say("resume", "blue") == 0
+        f.wait_until(lambda: len(lines_of(blue)) > seen, "further rounds of blue")
+    assert service.child.poll() is None and "Traceback" not in f.log_of(service)
+    assert "blue: " in f.log_of(service) and "put the folder of the run back" in f.log_of(service)
+
+
+def lines_of(run):
+    """Return the rounds that a run has ended."""
+    return (run / "rounds.jsonl").read_bytes().splitlines() if (run / "rounds.jsonl").exists() else []
 
 
 def test_a_second_coordinator_does_not_conduct_the_same_queue(operator):

@@ -16,9 +16,11 @@ from protofleet.protocol.wire.messages import (
     Finished,
     Hello,
     Manifest,
+    Probe,
     Receipt,
     Refusal,
     State,
+    StepDown,
     Task,
     Update,
     Welcome,
@@ -81,6 +83,8 @@ MESSAGES = st.one_of(
     st.builds(BlockRequest, HASHES, ranges(), st.booleans()),
     st.builds(CommandRequest, SHORT, NAMES, st.binary(max_size=50)),
     st.builds(CommandOutcome, SHORT, NAMES, WORDS, st.binary(max_size=50)),
+    st.builds(Probe),
+    st.builds(StepDown, WHOLES, NAMES | st.just("é " * 32)),
 )
 ATTACHMENTS = st.none() | st.binary(max_size=50) | manifests()
 

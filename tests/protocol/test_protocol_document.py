@@ -235,7 +235,7 @@ def test_topics_dtypes_and_kinds_are_those_of_the_code():
             pattern = pattern.replace("{device}", "<operator>")
         for placeholder, words in short.items():
             pattern = pattern.replace(placeholder, words)
-        writer = "coordinator" if row.writer == "coordinator" else f"that {row.writer}"
+        writer = row.writer if row.writer in ("coordinator", "standby") else f"that {row.writer}"
         assert (f"{PREFIX}/<federation>/{pattern}", writer) in table
     assert len(table) == len(said)
     listed = re.search(r"dtypes are (.*?) \(one byte", FLAT)[1]

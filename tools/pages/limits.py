@@ -129,6 +129,7 @@ LIMITS: Final = (
         "protofleet.coordinator.here_timer.ASK_SECONDS",
     ),
     ("names in a `here`", "protofleet.protocol.wire.messages.MOST_NAMED"),
+    ("letters of `by`", "protofleet.protocol.wire.messages.MOST_BY"),
     ("names in `runs`", "protofleet.protocol.wire.messages.MOST_RUNS"),
     ("largest `capacity`", "protofleet.protocol.wire.tables.MAX_CAPACITY"),
     ("bytes of a name in a `here`", "protofleet.protocol.wire.tables.SHORT_NAME"),

@@ -99,7 +99,7 @@ class Docker:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProgramFacts:
     """The part of a host's state that only our own program on the host can find out."""
 
     torch: str = ""
@@ -144,7 +144,7 @@ class Facts:
     iptables: str = ""
     iptables_works: bool | None = None
     installed: Installed = field(default_factory=Installed)
-    probe: Probe | None = None
+    probe: ProgramFacts | None = None
 
 
 class IncompleteError(SettingsError):
@@ -211,10 +211,10 @@ def _served(text: str) -> tuple[str, ServedVersion] | None:
     return (found[1], ServedVersion(found[2], int(found[3]))) if found else None
 
 
-def _probe(said: Fields) -> Probe | None:
+def _probe(said: Fields) -> ProgramFacts | None:
     if not any(key in said for key in ("torch", "cuda", "broker", "broker_tcp", "cert_until")):
         return None
-    return Probe(
+    return ProgramFacts(
         said.text("torch"), said.yes_or_no("cuda"), said.text("broker"), said.yes_or_no("broker_tcp"),
         said.number("cert_until", LATEST), said.text("torch_build"), said.number("torch_bytes"),
     )  # fmt: skip

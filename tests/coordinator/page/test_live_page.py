@@ -197,7 +197,7 @@ def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp
     ]
 
 
-def test_a_device_has_the_energy_of_its_last_round_and_its_bytes_of_the_budget(tmp_path):
+def test_a_device_has_the_figures_of_its_last_round_and_its_bytes_of_the_budget(tmp_path):
     budget = BudgetSettings(bytes_per_device=1_000_000_000)
     made = simulation(tmp_path / "runs" / "run", "fedavg", budget=budget)
     budget_of = made.service.run.budget.of_device
@@ -206,16 +206,17 @@ def test_a_device_has_the_energy_of_its_last_round_and_its_bytes_of_the_budget(t
     made.run(until=lambda: made.service.run.machine.round == 2)
     number, spent = page.process.ring.newest, made.service.run.budget.spent
     energy = {"device-1": {"train": 2.0, "send": 0.5}}
-    page.round_ended(RoundRecord(9, 0, "training", energy=energy))
+    page.round_ended(RoundRecord(9, 0, "training", energy=energy, temperature={"device-1": 61.54}))
     page.round_ended(RoundRecord(10, 0, "training"))
     page.refused("device-1", "another reason")
     rows = {row["name"]: row for row in now(page)["runs"][0]["devices"]}
     assert {name: row["data"] for name, row in rows.items()} == {
         name: {"run": [spent.total(name), 1_000_000_000]} for name in rows
     }
-    assert rows["device-1"]["joules"] == 2.5 and "joules" not in rows["device-2"]
+    assert (rows["device-1"]["joules"], rows["device-1"]["celsius"]) == (2.5, 61.5)
+    assert not {"joules", "celsius"} & set(rows["device-2"])
     told_of = [row for kind, data in told(page, number) if kind == "device" for row in data["rows"]]
-    assert {"name": "device-1", "joules": 2.5, "data": rows["device-1"]["data"]} in told_of
+    assert {"name": "device-1", "joules": 2.5, "celsius": 61.5, "data": rows["device-1"]["data"]} in told_of
 
 
 def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):

@@ -63,7 +63,7 @@ class World:
             self.boot()
             return None
 
-    # -- the coordinator, as RunService does it
+    # -- the coordinator, as QueueConductor does it
 
     def settle(self):
         while step := settle(self.queue.runs, self.facts, self.slots):
@@ -106,7 +106,7 @@ class World:
         self.settle()
 
     def execute(self, number, verb, run, rounds=0, **more):
-        """Carry out a command as RunService does, and note what the operator is told."""
+        """Carry out a command as QueueExecutor does, and note what the operator is told."""
         command = QueueCommand(bytes([number]) * 16, "local:ann", verb, run, rounds=rounds)
         known = self.queue.result_of(command)
         if known is None:

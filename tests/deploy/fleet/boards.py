@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protofleet.deploy.fleet.device.facts import Docker, Facts, Installed, KnownGood, Probe, Service
+from protofleet.deploy.fleet.device.facts import Docker, Facts, Installed, KnownGood, ProgramFacts, Service
 from protofleet.deploy.fleet.plan import Desired
 from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.edge_client.host.status_file import Status
@@ -37,7 +37,7 @@ def jetson(**changes: Any) -> Facts:
         disk_free=80_000_000_000, state_free=80_000_000_000, storage="/dev/nvme0n1p1", ram=8_000_000_000,
         ram_free=6_000_000_000, swap=8_000_000_000, temperatures=(("cpu-thermal", 48.0), ("gpu-thermal", 47.5)),
         nvpmodel="15W", docker=Docker("27.5.1", ("runc", "nvidia")), iptables="iptables v1.8.7 (legacy)",
-        iptables_works=True, probe=Probe("2.5.0a0+nv24.08", True, "ok", True, NOW + 200 * 86_400),
+        iptables_works=True, probe=ProgramFacts("2.5.0a0+nv24.08", True, "ok", True, NOW + 200 * 86_400),
     )  # fmt: skip
     return replace(whole, **changes)
 

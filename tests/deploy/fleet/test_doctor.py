@@ -12,7 +12,7 @@ import pytest
 from protofleet.cli.main import main
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks, torch_words
 from protofleet.deploy.fleet.commands import print_checks
-from protofleet.deploy.fleet.device.facts import Docker, Probe, ServedVersion, read_facts
+from protofleet.deploy.fleet.device.facts import Docker, ProgramFacts, ServedVersion, read_facts
 from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.edge_client.serving.publisher import version_of
 from protofleet.edge_client.serving.versions import ModelVersions
@@ -110,17 +110,19 @@ def test_a_gpu_that_was_asked_for_has_to_be_there():
     blind = {"probe": replace(PROBE, cuda=False)}
     assert verdict("torch", Workload(needs_gpu=True), **blind) == "FAIL"
     assert verdict("torch", Workload(needs_gpu=True)) == "PASS"
-    assert verdict("torch", probe=Probe(torch="2.13.0+cpu", cuda=False), l4t="") == "PASS", "a CPU is enough"
+    assert verdict("torch", probe=ProgramFacts(torch="2.13.0+cpu", cuda=False), l4t="") == "PASS", (
+        "a CPU is enough"
+    )
 
 
 def test_a_torch_says_what_it_was_built_for_and_what_it_weighs():
-    probe = Probe(torch="2.13.0+cpu", cuda=False, torch_build="cpu", torch_bytes=640_400_000)
+    probe = ProgramFacts(torch="2.13.0+cpu", cuda=False, torch_build="cpu", torch_bytes=640_400_000)
     assert (
         torch_words(probe) == "torch 2.13.0+cpu, built for the CPU alone, 640 MB on disk, without CUDA here"
     )
-    probe = Probe(torch="2.14.1", cuda=True, torch_build="cuda 13.0", torch_bytes=5_200_000_000)
+    probe = ProgramFacts(torch="2.14.1", cuda=True, torch_build="cuda 13.0", torch_bytes=5_200_000_000)
     assert torch_words(probe) == "torch 2.14.1, built for cuda 13.0, 5,200 MB on disk, with CUDA here"
-    assert torch_words(Probe(torch="2.5.0", cuda=True)) == "torch 2.5.0, with CUDA", (
+    assert torch_words(ProgramFacts(torch="2.5.0", cuda=True)) == "torch 2.5.0, with CUDA", (
         "an older release's probe"
     )
 

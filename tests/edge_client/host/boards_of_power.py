@@ -1,4 +1,4 @@
-"""Write the kernel's files of a board's power sensors, with the values that a test chooses."""
+"""Write the kernel's files of a board's sensors of power and heat, with the values that a test chooses."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ def rapl(root: Path, zone: str, name: str, microjoules: int, most: int = 1_000_0
     folder = root / "sys/class/powercap" / zone
     write(folder, name=name, energy_uj=microjoules, max_energy_range_uj=most)
     return folder
+
+
+def zone(root: Path, number: int, celsius: float) -> Path:
+    """Write the files of a thermal zone, and return the root."""
+    write(root / f"sys/class/thermal/thermal_zone{number}", type=f"zone-{number}", temp=round(celsius * 1000))
+    return root

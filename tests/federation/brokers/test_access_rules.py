@@ -58,7 +58,7 @@ def topics_of(federation):
 def test_the_plain_statement_above_names_every_row_of_the_table():
     named = {topic for topic, writer, _ in topics_of("f") if writer}
     t = Topics("f")
-    assert {t.parse(topic).kind for topic in named} == {row.kind for row in TOPIC_RULES}
+    assert {t.parse(topic).kind for topic in named} == {row.kind for row in TOPIC_RULES} - {"coord_probe"}
 
 
 def puback(secured, name, topic, frame=b"x"):
@@ -125,7 +125,9 @@ def test_the_rules_are_made_of_the_table_and_of_nothing_else():
     granted = [
         (words[1], words[2]) for words in lines if words[0] in ("topic", "pattern") and words[1] != "deny"
     ]
-    assert len(granted) == 2 * len(TOPIC_RULES)
+    of_the_standby = 2
+    # Each row has a rule for the coordinator and one for all other names, except the row that a standby writes.
+    assert len(granted) == 2 * len(TOPIC_RULES) - 1 + of_the_standby
     assert all(topic.startswith("protofleet/1/north/") for _, topic in granted)
     assert not any("#" in topic for _, topic in granted)
 
@@ -135,3 +137,19 @@ def test_a_revoked_name_is_denied_everything_and_the_others_nothing():
     assert rules.splitlines()[1:3] == ["user d1", "topic deny protofleet/1/north/#"]
     assert rules.endswith(access_rules("north").split("\n", 1)[1])
     assert "user coordinator\ntopic write" not in access_rules("north", ["coordinator"])
+
+
+def test_the_standby_may_use_two_topics_and_falls_with_the_coordinator():
+    rules = access_rules("north").split("user coordinator.standby\n")[1].split("\n\n")[0].splitlines()
+    t = Topics("north")
+    assert [line for line in rules if not line.startswith("topic deny ")] == [
+        f"topic read {t.coord_state}", f"topic write {t.coord_probe}",
+    ]  # fmt: skip
+    denied = {line.removeprefix("topic deny ") for line in rules}
+    patterns = {line.split()[2] for line in access_rules("north").splitlines() if line.startswith("pattern")}
+    assert {pattern.replace("%u", "+") for pattern in patterns} <= {*denied, t.coord_state}
+    revoked = access_rules("north", ["coordinator"])
+    assert (
+        "user coordinator.standby\ntopic deny protofleet/1/north/#\n" in revoked
+        and t.coord_probe not in revoked
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from protofleet.federation.brokers.mosquitto import MOST_QUEUE
 from protofleet.federation.brokers.rabbitmq import definitions, settings
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY
 from protofleet.protocol.wire.topics import TOPIC_RULES
 
 DEVICES = ("d1", "d1.lab", "d10")
@@ -44,6 +44,13 @@ def test_the_coordinator_does_the_reverse(rules, row, verb):
     for device in (*DEVICES, "*"):  # a subscription's `+` is `*` here
         if device != "*" or verb == "read":
             assert bool(re.search(rules[COORDINATOR][verb], key(row, device))) == allowed
+
+
+@pytest.mark.parametrize("row", TOPIC_RULES, ids=str)
+def test_the_standby_reads_the_state_of_the_coordinator_and_writes_its_own_topic_only(rules, row):
+    for device in (*DEVICES, STANDBY, "*"):
+        assert bool(re.search(rules[STANDBY]["read"], key(row, device))) == (row.kind == "coord_state")
+        assert bool(re.search(rules[STANDBY]["write"], key(row, device))) == (row.kind == "coord_probe")
 
 
 def test_other_federations_are_out_of_reach(rules):

@@ -168,6 +168,16 @@ def test_a_budget_that_holds_no_round_is_refused_before_anything_starts(place):
     assert said.endswith("raise the limit, or send less with a codec, a smaller network or another method")
 
 
+@pytest.mark.slow
+def test_a_limit_of_the_whole_run_that_holds_no_round_is_refused_before_anything_starts(place):
+    done = protofleet("run", "small.toml", "--set", "budget.bytes=100 kB", cwd=place)
+    assert done.returncode == 2 and not (place / "runs").exists()
+    (said,) = done.stderr.splitlines()
+    assert (
+        "budget.bytes is 100.0 kB, but to join and one round transfer" in said and "policy.quorum = " in said
+    )
+
+
 ROUNDS = 25
 
 

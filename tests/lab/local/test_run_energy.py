@@ -1,4 +1,4 @@
-"""A run on a board with a power sensor reports joules that are its watts times its seconds."""
+"""A run on a board with sensors reports its temperature, and joules that are its watts times its seconds."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 
-from tests.edge_client.host.boards_of_power import ina
+from tests.edge_client.host.boards_of_power import ina, zone
 from tests.lab.local.test_run import furnished, lines, protofleet
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ ANSWERED = re.compile(r"round (\d) train: the update is accepted: ([\d.]+) s")
 def run(tmp_path_factory):
     """Return the run's folder and how many seconds the command took."""
     place = furnished(tmp_path_factory.mktemp("run"))
-    board = ina(place / "board", 0, {"VDD_IN": WATTS, "VDD_CPU": 4.0})
+    board = zone(ina(place / "board", 0, {"VDD_IN": WATTS, "VDD_CPU": 4.0}), 0, 61.5)
     options = chain.from_iterable(("--set", change) for change in [*CHANGES, f"devices.board_root={board}"])
     begun = time.monotonic()
     done = protofleet("run", "small.toml", *options, cwd=place)
@@ -54,6 +54,11 @@ def test_every_round_has_the_joules_of_every_device_and_all_are_those_of_the_boa
     assert WATTS * rounds * 0.97 < total < WATTS * run[1], "from its plan to its last answer, each its part"
     summary = json.loads((run[0] / "summary.json").read_text())
     assert sum(summary["energy"].values()) == pytest.approx(total, abs=1e-3)
+
+
+def test_every_round_has_the_temperature_of_every_device(run):
+    for line in lines(run[0].parent.parent, "drawing"):
+        assert line["temperature"] == {f"device-{number}": 61.5 for number in range(1, DEVICES + 1)}
 
 
 def test_the_report_and_the_log_say_what_was_measured_and_by_which_sensor(run):

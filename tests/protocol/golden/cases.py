@@ -26,10 +26,12 @@ from protofleet.protocol.wire.messages import (
     IndirectManifest,
     Manifest,
     Message,
+    Probe,
     Receipt,
     Refusal,
     RoundStatus,
     State,
+    StepDown,
     Task,
     Update,
     Welcome,
@@ -419,4 +421,16 @@ CASES |= {
     "command, sealed": sealed(commands(2, STOP)),
     "result": commands(36, STOPPED),
     "result, denied, sealed": sealed(commands(37, DENIED)),
+}
+
+
+def probes(message: Message) -> Envelope:
+    """Seal a frame of a coordinator's process that does not lead: it names no run, no epoch, no boot."""
+    said = says("coordinator", 0, message)
+    return replace(said, header=replace(said.header, run="", epoch=0, boot=0, recipient="coordinator"))
+
+
+CASES |= {
+    "probe": probes(Probe()),
+    "step_down": probes(StepDown(EPOCH, "hall-2 4711")),
 }

@@ -114,13 +114,13 @@ def rows():
     return found
 
 
-# Kinds of messages that only operators send and receive, so no device gets them.
-OF_OPERATORS = ("command", "result")
+# Kinds of messages that are for operators and coordinators only, so no device gets them.
+NOT_FOR_DEVICES = ("command", "result", "probe", "step_down")
 NEW = {
     name: words
     for name, words in rows()
     for kind, _, key in [name.partition(".")]
-    if kind not in OF_OPERATORS and key not in KNOWN[kind]
+    if kind not in NOT_FOR_DEVICES and key not in KNOWN[kind]
 }
 
 

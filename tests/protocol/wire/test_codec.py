@@ -18,9 +18,11 @@ from protofleet.protocol.wire.messages import (
     Finished,
     Hello,
     Manifest,
+    Probe,
     Receipt,
     Refusal,
     State,
+    StepDown,
     Task,
     Update,
     Welcome,
@@ -40,6 +42,8 @@ ONE_OF_EACH = [
     State(True, "why"),
     Bye("enough"),
     Finished(9),
+    Probe(),
+    StepDown(7, "hall-2"),
     CommandRequest(HASH[:16], "stop", b"{}"),
     CommandOutcome(HASH[:16], "done", "why", b"{}"),
     BlockRequest(HASH, ((0, 2), (5, 6)), True),
@@ -65,6 +69,8 @@ FIELDS = {
     "result": {
         "id": ({bytes}, False), "verdict": ({str}, False), "words": ({str}, False), "data": ({bytes}, False)
     },
+    "probe": {},
+    "step_down": {"epoch": ({int}, False), "by": ({str}, False)},
     "want": {"object": ({bytes}, False), "ranges": ({list}, False), "again": ({bool}, True)},
 }  # fmt: skip
 # The keys that minor versions 1 and 2 have added; each of them may be missing.
@@ -171,6 +177,8 @@ NAMES = [f"run-{i}" for i in range(8)]
         (ONE_OF_EACH[-3], {"args": bytes(MOST_ARGS)}, {"args": bytes(MOST_ARGS + 1)}),
         (ONE_OF_EACH[-3], {"id": bytes(16)}, {"id": bytes(17)}),
         (ONE_OF_EACH[-2], {"id": bytes(16)}, {"id": bytes(15)}),
+        (StepDown(7, "x"), {"by": "é" * 64}, {"by": "é" * 65}),
+        (StepDown(7, "x"), {"by": ""}, {"by": "a\nb"}),
         (State(True), {"runs": NAMES}, {"runs": [*NAMES, "one-more"]}),
         (State(True), {"runs": []}, {"runs": [""]}),
         (State(True), {"runs": ["spring"]}, {"runs": ["../spring"]}),
@@ -292,7 +300,7 @@ def test_what_is_malformed_is_said_in_words_of_the_page(fields, words):
     assert words in str(fault.value) and "Error" not in str(fault.value)
 
 
-@pytest.mark.parametrize("kind", sorted({*codec.DECODERS} - {"finished", "state"}))
+@pytest.mark.parametrize("kind", sorted({*codec.DECODERS} - {"finished", "state", "probe"}))
 def test_a_key_that_is_missing_is_named(kind):
     with pytest.raises(Rejected, match=rf"malformed: {kind}: the key '\w+' is missing"):
         decode(kind, b"\x80", "a", TaskId())

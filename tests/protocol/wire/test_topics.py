@@ -28,6 +28,7 @@ def test_the_topics_are_those_of_the_architecture():
     assert TOPICS.up("d1") == "protofleet/1/north/up/d1"
     assert TOPICS.commands_of("alice") == "protofleet/1/north/op/up/alice"
     assert TOPICS.results_of("alice") == "protofleet/1/north/op/down/alice"
+    assert TOPICS.coord_probe == "protofleet/1/north/coord/probe"
     assert TOPICS.broadcast(DIGEST) == f"protofleet/1/north/bcast/{DIGEST}"
 
 
@@ -79,6 +80,10 @@ def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
     # A device subscribes to a broadcast by its own name while it fetches it; only older devices use retired topics.
     assert device_hears == (row.reader == "device" and row.kind != "bcast" and not row.retired)
     assert row.writer != row.reader
+
+
+def test_a_standby_subscribes_to_the_state_of_the_coordinator_only():
+    assert TOPICS.standby_subscriptions() == (TOPICS.coord_state,)
 
 
 @pytest.mark.parametrize("row", TOPIC_RULES, ids=lambda row: row.kind)
