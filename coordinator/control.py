@@ -14,6 +14,7 @@ from protofleet.coordinator.request_form import (
     NO_ANSWER,
     answer_of_loop,
     demand_known_keys,
+    generation_in,
     revision_in,
     rounds_in,
 )
@@ -47,6 +48,11 @@ def command_in(request: Mapping[str, Any], user: str) -> OperatorCommand:
     match request:
         case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
             demand_known_keys(request)
+            if generation_in(request)[0]:
+                raise SettingsError(
+                    "only a coordinator of a queue begins a new generation of a run; for this one, see "
+                    "`protofleet go-on --help`"
+                )
             return OperatorCommand(
                 bytes.fromhex(name), user, verb, reason, rounds_in(request), revision_in(request)
             )

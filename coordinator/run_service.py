@@ -36,7 +36,7 @@ from protofleet.coordinator.queue_requests import (
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
-from protofleet.coordinator.spool.index import claimed_epoch
+from protofleet.coordinator.spool.index import claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -61,11 +61,12 @@ log = logging.getLogger("protofleet.coordinator")
 
 def run_service(
     settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
-    built: Mapping[str, str] | None = None,
+    built: Mapping[str, str] | None = None, restored: bool = False, pauses: bool = False,
 ) -> str:  # fmt: skip
     """Conduct the submitted runs until the process has to end; return the reason.
 
-    `report` writes the report of a run that has ended.
+    `report` writes the report of a run that has ended. `restored` says that the folder came back from a backup, and
+    `pauses` that all runs are paused first for that reason.
     """
     folder, own = queue_folder(settings.folder), settings.own
     keep_to_ourselves(folder)
@@ -76,7 +77,11 @@ def run_service(
     with held_if_free(folder) as is_ours:
         if not is_ours:
             return f"another coordinator conducts the queue in {folder}; end it, or set another `folder` for this one"
-        service = RunService(settings, software, events, report, built or {}, keys, keyring, operators)
+        service = RunService(
+            settings, software, events, report, built or {}, keys, keyring, operators, restored
+        )
+        if pauses:
+            service.pause_restored_runs()
         with contextlib.closing(service):
             return service.serve()
 
@@ -85,6 +90,7 @@ class RunService:
     def __init__(
         self, settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
         built: Mapping[str, str], keys: Keys, keyring: Keyring, operators: Mapping[str, OperatorRecord],
+        restored: bool = False,
     ) -> None:  # fmt: skip
         self._settings = settings
         own = settings.own
@@ -104,7 +110,7 @@ class RunService:
             own, keys, keyring, self._queue.epoch, self._folder, bans, self._events, worker
         )
         self._context = self._connection.context
-        self._context.isolates_runs = True
+        self._context.isolates_runs, self._context.restored = True, restored
         self._context.labels = self._queue.labels
         self.service = CoordinatorService(self._context, [], stays=True)
         self._events.unwanted = self._unwanted
@@ -139,6 +145,10 @@ class RunService:
         folder, clock = self._settings.folder, int(time.time())
         claimed = {claimed_epoch(folder / run.name / "coordinator") for run in runs if not run.closed}
         return max(least_epoch(folder, self._settings.own.federation, clock), next_epoch(claimed, clock))
+
+    def pause_restored_runs(self) -> None:
+        """Pause all runs that are not over, durably, because the folder came back from a backup."""
+        self._queue.restore(lambda run: index_of(self._settings.folder / run).exists())
 
     def serve(self) -> str:
         own = self._settings.own
@@ -189,7 +199,7 @@ class RunService:
             if not (is_full(error) or is_locked(error)):
                 raise
             return False
-        self.service.lead(name)
+        self.service.lead(self._queue.runs[name].on_wire.wire_name)
         return True
 
     def _health(self) -> dict[str, Check]:

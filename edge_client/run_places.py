@@ -182,6 +182,8 @@ class RunPlaces:
 
     def received(self, received: Received) -> None:
         message = received.message
+        if isinstance(message, Welcome) and message.instead:
+            self._make_way(received, message)
         if isinstance(message, State):
             self._state_received(received, message)
         elif not self.active.several:
@@ -259,6 +261,18 @@ class RunPlaces:
                 self._reply(received.run, self._full())
             case Task() if self._takes_more:
                 self._reply(received.run, None)
+
+    def _make_way(self, received: Received, welcome: Welcome) -> None:
+        """Leave a run whose place another run takes: the same run, which goes on under another name on the wire."""
+        old = self.named(welcome.instead) if self.active.several else None
+        is_ready = not (self._lobby.backoff.paused or self.first.tasks.draining)
+        if old is None or welcome.instead == received.run or not is_ready:
+            return
+        if self.named(received.run):
+            old.state.end_run()
+        else:
+            self.first.state.table.replace(welcome.instead, received.run, welcome.keep == welcome.instead)
+        self._remove(old)
 
     def _full(self) -> Bye:
         names = first_names([one.run.name for one in self.live], 8)

@@ -9,9 +9,9 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
-from protofleet.coordinator.behind import BehindError
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.coordinator.spool.behind import BehindError
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.state.device import TakenOverError

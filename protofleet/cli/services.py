@@ -92,12 +92,16 @@ def coordinator(options: argparse.Namespace) -> int:
 
         service, build = loaded.service, software()
         raise ended_early(
-            claimed(lambda: run_service(service, installed_version(), options.events, report_on, build))
+            claimed(
+                lambda pauses: run_service(
+                    service, installed_version(), options.events, report_on, build, options.restored, pauses
+                )
+            )
         )
     folder = Path(settings.folder) / settings.name
     try:
         if problem := claimed(
-            lambda: run_coordinator(
+            lambda pauses: run_coordinator(
                 settings, installed_version(), options.events, software(), options.restored
             )
         ):
@@ -111,9 +115,9 @@ def coordinator(options: argparse.Namespace) -> int:
 
 def _claimed(
     options: argparse.Namespace, runs: Path, federation: str
-) -> Callable[[Callable[[], str]], str]:  # fmt: skip
+) -> Callable[[Callable[[bool], str]], str]:  # fmt: skip
     """Return a function that conducts, and conducts again above a proved epoch if the options say `--restored`."""
-    from protofleet.coordinator.behind import claim_above, claim_again
+    from protofleet.coordinator.spool.behind import claim_above, claim_again
     from protofleet.protocol.settings.reader import SettingsError
 
     if options.above and not options.restored:

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from protofleet.coordinator.behind import BehindError
+from protofleet.coordinator.spool.behind import BehindError
 from protofleet.protocol.link.base import unverified_header
 from protofleet.protocol.security.envelope import OPEN, Header, seal
 from protofleet.protocol.security.keys import Keys

@@ -35,15 +35,18 @@ def claim_above(epoch: int, runs: Path, federation: str, clock: int) -> None:
     save_epoch(runs, federation, epoch)
 
 
-def claim_again(conduct: Callable[[], T], restored: bool, runs: Path, federation: str) -> T:
-    """Call `conduct`; after an order to go on, call it again above each epoch that a device has proved.
+def claim_again(conduct: Callable[[bool], T], restored: bool, runs: Path, federation: str) -> T:
+    """Call `conduct`; with --restored, call it again above each epoch that a device has proved.
 
-    The proved epoch is on the disk before the next claim, so a process that is killed in between claims above it too.
+    The argument of `conduct` is true at the first call with --restored: then the runs of a queue are paused. The
+    proved epoch is on the disk before the next claim, so a process that is killed in between claims above it too.
     """
+    first = restored
     while True:
         try:
-            return conduct()
+            return conduct(first)
         except BehindError as behind:
             if not restored:
                 raise
             save_epoch(runs, federation, behind.proven)
+            first = False
