@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.leading.look import Rank
+from protofleet.coordinator.leading.standby import Looked, LookNeeds, Standby
 from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import process_identity
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.plan import Plan
@@ -20,6 +24,7 @@ from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.security.keys import Identity, Keyring, Keys
+from protofleet.protocol.transport.base import Done
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
@@ -33,12 +38,22 @@ class CoordinatorConnection:
 
     def __init__(
         self, settings: CoordinatorSettings, keys: Keys, keyring: Keyring, epoch: int, folder: Path, bans: Bans,
-        receive_queue: ReceiveQueue, worker: Worker,
+        receive_queue: ReceiveQueue, worker: Worker, standby: Standby | None = None,
     ) -> None:  # fmt: skip
-        """Set up the connection; `folder` is a part of the name by which a second coordinator reports this one."""
+        """Set up the connection; `folder` is a part of the name by which a second coordinator reports this one.
+
+        With a standby, the connection returns after a cut only when `connect` is called again.
+        """
+        self._standby, self._receive_queue = standby, receive_queue
         topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
         name, subscriptions = f"{settings.federation}.{COORDINATOR}", topics.coordinator_subscriptions()
-        self.transport = Mqtt(name, settings.broker, receive_queue, subscriptions=subscriptions)
+        self.transport = Mqtt(
+            name,
+            settings.broker,
+            receive_queue,
+            subscriptions=subscriptions,
+            retries_after_cut=standby is None,
+        )
         self.link = CoordinatorLink(
             me, keyring, topics, self.transport, seals(settings.security), Clock(since=keys.not_before),
             process_identity(folder),
@@ -49,6 +64,21 @@ class CoordinatorConnection:
     def connect(self) -> None:
         will = self.link.will(self.link.topics.coord_state)
         self.transport.connect(will, returns=lambda: self.link.hears_own_messages)
+
+    def lead(self, service: CoordinatorService) -> None:
+        """Let the service look, after a cut, whether another process has become the coordinator."""
+        leader, standby, put = service.leader, self._standby, self._receive_queue.put
+        if standby is None:
+            return
+
+        def look(rank: Rank, then: Callable[[Looked], None]) -> None:
+            def lost(reason: str) -> None:
+                put(Done(lambda: service.still_lost(reason)))
+
+            needs = LookNeeds(lambda: service.finished, on_lost=lost)
+            standby.look_beside(needs, rank, lambda looked: put(Done(partial(then, looked))))
+
+        leader.look, leader.reconnect = look, self.connect
 
 
 def run_of(

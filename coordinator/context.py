@@ -21,6 +21,7 @@ from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.wire.messages import State
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.event_loop import Worker
 from protofleet.runtime.logs import lines_of_run
 
@@ -40,11 +41,11 @@ class ProcessContext:
     labels: Mapping[str, DeviceLabels] = field(default_factory=dict)
     # Called when a run is over, before its devices are told.
     on_run_end: Callable[[], None] = lambda: None
-    # Whether the folder came back from a backup, so that this process may claim an epoch above a proved one.
-    restored: bool = False
     # Number of hellos whose header has a higher epoch than this coordinator.
     higher_epochs: int = 0
     stopped: str = ""  # Reason why the process ends before its run is over, or "".
+    # The error with which the process ends, if another process leads the federation.
+    end: RunError | None = None
     # True if an error that concerns only one run does not end the process. Then `failed` holds the error.
     isolates_runs: bool = False
     failed: dict[str, Exception] = field(default_factory=dict)

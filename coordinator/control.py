@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from protofleet.coordinator.operator_commands import OperatorCommand, OperatorResult
-from protofleet.coordinator.queue.commands import REFUSED
+from protofleet.coordinator.operator_commands import OF_A_QUEUE, OperatorCommand, OperatorResult
+from protofleet.coordinator.queue.commands import REFUSED, Sender
 from protofleet.coordinator.request_form import (
     ID,
     NO_ANSWER,
+    OF_NO_RUN,
     answer_of_loop,
     demand_known_keys,
     generation_in,
@@ -21,17 +22,27 @@ from protofleet.coordinator.request_form import (
 from protofleet.coordinator.run import Run
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import Done, Item
-from protofleet.runtime.control_socket import Handler
 
 
-def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
+class RunHandler(Protocol):
+    """A function that carries out a request and returns its answer.
+
+    `sender` is given for a command that came through the broker.
+    """
+
+    def __call__(
+        self, user: str, request: Mapping[str, Any], sender: Sender | None = None
+    ) -> Mapping[str, Any]: ...
+
+
+def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> RunHandler:
     """Return a function that carries out a command and returns its result; any thread may call it."""
 
-    def handle(user: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        if request.get("run", run.name) != run.name:
+    def handle(user: str, request: Mapping[str, Any], sender: Sender | None = None) -> Mapping[str, Any]:
+        if names_another_run(request, run.name):
             return {"verdict": REFUSED, "words": f"this coordinator conducts only {run.name}"}
         try:
-            command = command_in(request, user)
+            command = command_in(request, user, sender)
         except SettingsError as error:
             return {"verdict": REFUSED, "words": str(error)}
 
@@ -44,7 +55,13 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> Handler:
     return handle
 
 
-def command_in(request: Mapping[str, Any], user: str) -> OperatorCommand:
+def names_another_run(request: Mapping[str, Any], run: str) -> bool:
+    if request.get("verb") in (*OF_NO_RUN, *OF_A_QUEUE):
+        return False
+    return bool(request.get("run", run) != run)
+
+
+def command_in(request: Mapping[str, Any], user: str, sender: Sender | None = None) -> OperatorCommand:
     match request:
         case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
             demand_known_keys(request)
@@ -54,6 +71,6 @@ def command_in(request: Mapping[str, Any], user: str) -> OperatorCommand:
                     "`protofleet go-on --help`"
                 )
             return OperatorCommand(
-                bytes.fromhex(name), user, verb, reason, rounds_in(request), revision_in(request)
+                bytes.fromhex(name), user, verb, reason, rounds_in(request), revision_in(request), sender
             )
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb and reason")

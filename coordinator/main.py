@@ -1,14 +1,16 @@
 """Start a coordinator process from its settings, and serve the run until it is over.
 
-The order is: settings, key, spool, link, run, service.
+The order is: settings, key, lock, look, claim, link, run, service.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
@@ -16,10 +18,13 @@ from protofleet.coordinator.connection import CoordinatorConnection, run_of, unl
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.leading.lock import sole_use
+from protofleet.coordinator.leading.standby import Standby
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.operator_commands import VERBS
+from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
@@ -27,22 +32,33 @@ from protofleet.coordinator.round.events import BUDGET
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import CoordinatorService
-from protofleet.coordinator.spool.epochs import least_epoch, save_epoch
-from protofleet.coordinator.spool.index import MissingFolderError
+from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
+from protofleet.coordinator.spool.index import MissingFolderError, check_run
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.coordinator.start import (
+    IN_ORDER,
+    USUAL,
+    StartOptions,
+    highest_of_others,
+    standby_of,
+    told_of_stop,
+)
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
+from protofleet.protocol.link.operators import CommandReceiver
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.transport.base import Done
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
-from protofleet.runtime.event_loop import ThreadWorker, Worker, end_on_signals, serve, stop_on_signals
+from protofleet.runtime.event_loop import ThreadWorker, Worker, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import Scrapes, exposed
@@ -59,13 +75,15 @@ class ClaimedRun:
     epoch: int
     keys: Keys
     keyring: Keyring
+    operators: Mapping[str, OperatorRecord]
 
 
-def claim(settings: CoordinatorSettings) -> ClaimedRun:
-    """Claim the folder of the run, with an epoch above all earlier epochs of the federation on this machine."""
-    keys, keyring = credentials.of_coordinator(
-        settings.enrolled, settings.federation, settings.key, settings.devices
-    )
+def claim(settings: CoordinatorSettings, keys: Keys, keyring: Keyring, look: Callable[[], int]) -> ClaimedRun:
+    """Claim the folder of the run, with an epoch above all earlier epochs of the federation on this machine.
+
+    `look` returns the highest epoch that other machines are known to have had.
+    """
+    operators = credentials.operators_of(settings.enrolled, settings.federation, settings.devices)
     if settings.select is not None:
         settings.select.demand_no_labels("this one conducts the run of its file")
         enrolled = frozenset(keyring) - {COORDINATOR}
@@ -73,16 +91,19 @@ def claim(settings: CoordinatorSettings) -> ClaimedRun:
             log.warning("%s", problem)
     compute_deterministically(strict=True)
     plan = settings.plan()
-    runs, clock = Path(settings.folder), int(time.time())
-    spool = Spool(runs / settings.name / "coordinator")
+    runs, text = Path(settings.folder), plan.encode().decode()
+    folder = runs / settings.name / "coordinator"
+    check_run(folder, settings.name, text)
+    highest, clock = look(), int(time.time())
+    spool = Spool(folder)
     try:
-        least = least_epoch(runs, settings.federation, clock)
-        epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
+        least = max(least_epoch(runs, settings.federation, clock), next_epoch([highest], clock))
+        epoch = spool.start_run(settings.name, text, clock, least)
         save_epoch(runs, settings.federation, epoch)
     except BaseException:
         spool.close()
         raise
-    return ClaimedRun(plan, spool, epoch, keys, keyring)
+    return ClaimedRun(plan, spool, epoch, keys, keyring, operators)
 
 
 class ConductedRun:
@@ -90,19 +111,28 @@ class ConductedRun:
 
     def __init__(
         self, settings: CoordinatorSettings, claimed: ClaimedRun, receive_queue: ReceiveQueue, heartbeats: Heartbeats,
-        stopped: Callable[[], bool], worker: Worker,
+        stopped: Callable[[], bool], worker: Worker, standby: Standby | None,
     ) -> None:  # fmt: skip
         self.name, self.spool = settings.name, claimed.spool
         self.folder = Path(settings.folder) / settings.name
         self.connection = CoordinatorConnection(
             settings, claimed.keys, claimed.keyring, claimed.epoch, self.folder,
-            Bans(self.spool.folder, self.spool.disk), receive_queue, worker,
+            Bans(self.spool.folder, self.spool.disk), receive_queue, worker, standby,
         )  # fmt: skip
         self.context, self.transport = self.connection.context, self.connection.transport
         keep_waiting = unless(stopped, heartbeats)
         self.run = run_of(settings, claimed.plan, self.spool, self.connection, keep_waiting)
         self.service = CoordinatorService(self.context, [self.run])
-        receive_queue.unwanted = self.service.unwanted
+        self.connection.lead(self.service)
+        self.commands = commands_of(self.run, receive_queue)
+        receiver = CommandReceiver(self.connection.link, claimed.operators)
+        receiver.remember(self.spool.heard_operators())
+        self.operators = BrokerOperators(
+            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans
+        )
+        if settings.enrolled:
+            self.transport.subscribe(receiver.topics.all_commands)
+        receive_queue.unwanted = partial(self.operators.unwanted, of_devices=self.service.unwanted)
 
     def connect(self) -> None:
         self.connection.connect()
@@ -115,37 +145,64 @@ class ConductedRun:
 
 def run_coordinator(
     settings: CoordinatorSettings, software: str, events: bool = False, built: Mapping[str, str] | None = None,
-    restored: bool = False,
+    how: StartOptions = USUAL,
 ) -> str:  # fmt: skip
     """Conduct the run to its end; return why it ended early, or "" if it did not end early.
 
-    `built` holds the commit of this software and the digest of its sources, if they are known. `restored` says that
-    the folder came back from a backup.
+    `built` holds the commit of this software and the digest of its sources, if they are known.
     """
     folder = Path(settings.folder) / settings.name
     keep_to_ourselves(folder / "coordinator")
     return_large_blocks()
-    claimed = claim(settings)
-    receive_queue, heartbeats = ReceiveQueue(), Heartbeats()
-    stopped, life = stop_on_signals(receive_queue.put), Life(Path(settings.folder), settings.federation)
+    keys, keyring = credentials.of_coordinator(
+        settings.enrolled, settings.federation, settings.key, settings.devices
+    )
+    receive_queue = ReceiveQueue()
+    stopped = stop_on_signals(receive_queue.put)
+    standby = None if how.alone else standby_of(settings, keys, folder)
+    with sole_use(folder / "coordinator"):
+        claimed = claim(
+            settings, keys, keyring,
+            lambda: highest_of_others(standby, settings.patience_seconds, receive_queue, stopped, how.take_over),
+        )  # fmt: skip
+        with contextlib.closing(claimed.spool):
+            return _conduct(
+                settings, claimed, receive_queue, stopped, standby, Shown(software, events, built)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The facts about this process that its metrics and its records show."""
+
+    software: str
+    events: bool
+    built: Mapping[str, str] | None
+
+
+def _conduct(
+    settings: CoordinatorSettings, claimed: ClaimedRun, receive_queue: ReceiveQueue, stopped: Callable[[], bool],
+    standby: Standby | None, show: Shown,
+) -> str:  # fmt: skip
+    folder, heartbeats = Path(settings.folder) / settings.name, Heartbeats()
+    life = Life(Path(settings.folder), settings.federation)
     on_progress(lambda: heartbeats.beat_if_working("work"))
     # One thread checks the small arrays of an update faster than two threads, because two threads wait for
     # each other.
     worker = ThreadWorker(receive_queue, heartbeats, begin=one_thread_here(settings.threads))
-    conducted = ConductedRun(settings, claimed, receive_queue, heartbeats, stopped, worker)
+    conducted = ConductedRun(settings, claimed, receive_queue, heartbeats, stopped, worker, standby)
     service, run = conducted.service, conducted.run
-    conducted.context.restored = restored
     conducted.connect()
     try:
         checks = health(conducted.context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
-        operated = OperatedPage(settings.page_address(), commands_of(run, receive_queue))
+        operated = OperatedPage(settings.page_address(), conducted.commands)
         page = ProcessPage(VERBS)
-        host = HostMetrics(software, "coordinator", folder, settings.broker)
+        host = HostMetrics(show.software, "coordinator", folder, settings.broker)
         metrics = RunLabels(process_registry(conducted.context, host, life.unclean_at))
         shown = observed(
-            run, settings, folder, software, events, metrics.showing, built,
+            run, settings, folder, show.software, show.events, metrics.showing, show.built,
             page if settings.page_port else None,
         )  # fmt: skip
         served = exposed(metrics, settings.endpoint(), checks, scrapes)
@@ -153,18 +210,15 @@ def run_coordinator(
         with shown as finish, served, page_served(page, operated), watched, control:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
-                serve(service, receive_queue, time.monotonic, heartbeats)
+                serve(OperatorLoop(service, conducted.operators), receive_queue, time.monotonic, heartbeats)
             finish()
             if not service.stopped:
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
-        if service.behind:
-            end_on_signals()
-            if not stopped():
-                life.end(in_order=True)
-                raise service.behind
-        life.end(in_order=stopped() or not service.stopped)
+        life.end(in_order=stopped() or not service.stopped or isinstance(service.end, IN_ORDER))
+        if service.end is not None:
+            raise told_of_stop(service.end, stopped)
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")
         end = run.machine.ended_early
@@ -175,7 +229,6 @@ def run_coordinator(
         raise DamagedError(f"{error}; put it back and start the coordinator again") from error
     finally:
         conducted.close()
-        claimed.spool.close()
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:

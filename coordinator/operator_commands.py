@@ -6,6 +6,7 @@ command that is sent again, for example after a crash, has no second effect and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,21 +15,31 @@ from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.queue.commands import (
     CONFLICT,
+    DENIED,
     DONE,
+    MOST_LOGGED,
+    MOST_WORDS,
     REFUSED,
     SHOWN,
+    Sender,
     conflict_words,
     operator_words,
     rounds_are_fixed,
     shown_commands,
     training_is_over,
 )
-from protofleet.coordinator.queue.states import WAITING
+from protofleet.coordinator.queue.states import FINAL, WAITING
+from protofleet.coordinator.request_form import MOST_SHOWN, SHOWS, denial_of
 from protofleet.coordinator.round.events import Event, Extended, Paused, SaveResult, Stage, Stopped
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.protocol.wire.printable import printable
+
+log = logging.getLogger("protofleet.coordinator")
 
 VERBS: Final = ("show", "pause", "resume", "extend", "stop")
+# Commands that only a coordinator with a queue carries out.
+OF_A_QUEUE: Final = frozenset({"submit", "label", "labels"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +49,14 @@ class OperatorCommand:
     verb: str
     reason: str = ""
     rounds: int = 0  # Number of rounds of `extend`.
-    revision: int | None = (
-        None  # Revision of the run that the operator has looked at, if the command names it.
-    )
+    # Revision of the run that the operator has looked at, if the command names it.
+    revision: int | None = None
+    sender: Sender | None = None  # None for a command that was given on this machine.
+
+    @property
+    def key(self) -> bytes:
+        """Return the id under which the command is stored. An operator cannot use the id of another operator."""
+        return self.id if self.sender is None else self.id + self.operator.encode()
 
     def words(self) -> str:
         """Return the operator and the reason."""
@@ -69,24 +85,31 @@ class OperatorCommands:
 
     def execute(self, command: OperatorCommand, reply: Callable[[OperatorResult], None], now: float) -> None:
         """Carry out a command, and call `reply` with the result when the effect is on the disk."""
-        if command.verb == "show":
-            reply(OperatorResult(DONE, "", self.shown()))
+        denial = denial_of(command)
+        if command.verb in SHOWS:
+            reply(OperatorResult(DENIED, denial) if denial else self._view_of(command.verb))
             return
-        known = self._spool.result_of(command.id)
+        known = self._spool.result_of(command.key)
         if known is not None:
             reply(OperatorResult(known.verdict, known.words))
             return
-        event, result = self._decide(command)
+        event, result = (None, OperatorResult(DENIED, denial)) if denial else self._decide(command)
         if event is not None:
             self._happen(event)
         self._number += 1
         if result.verdict == DONE:
             self._revision = self._number
-        at = int(self._wall())
-        self._queue.add(
-            [SaveResult(command.id, at, command.operator, command.verb, result.verdict, result.words)], now
-        )
+        self._queue.add([self._stored(command, result)], now)
         self._replies.append(lambda: reply(result))
+
+    def _stored(self, command: OperatorCommand, result: OperatorResult) -> SaveResult:
+        sender = command.sender
+        heard = (sender.boot, sender.newest, sender.holder) if sender else None
+        verb, words = printable(command.verb)[:MOST_SHOWN], result.words[:MOST_WORDS]
+        log.info("%s: %s: %s", command.operator, verb, words)
+        return SaveResult(
+            command.key, int(self._wall()), command.operator, verb, result.verdict, words, heard
+        )
 
     def end_turn(self) -> None:
         """Send the results whose effects are on the disk now."""
@@ -117,9 +140,30 @@ class OperatorCommands:
                 return Paused(""), OperatorResult(DONE, "the run goes on")
             case "extend":
                 return self.extended(command.rounds)
-        return None, OperatorResult(
-            REFUSED, f"there is no command {command.verb!r}; there are {', '.join(VERBS)}"
-        )
+        return None, self._not_taken(command.verb)
+
+    def _not_taken(self, verb: str) -> OperatorResult:
+        said = printable(verb)[:MOST_SHOWN]
+        if verb in OF_A_QUEUE:
+            words = f"{said} needs a coordinator with a queue, and this one conducts only {self._view.name}"
+        else:
+            words = f"there is no command {said!r}; there are {', '.join((*VERBS, 'runs', 'log'))}"
+        return OperatorResult(REFUSED, words)
+
+    def _view_of(self, verb: str) -> OperatorResult:
+        match verb:
+            case "show":
+                return OperatorResult(DONE, "", self.shown())
+            case "runs":
+                state = self.shown()
+                keys = ("run", "state", "reason", "rounds", "revision", "over", "origin")
+                return OperatorResult(DONE, "", {"runs": [{key: state[key] for key in keys}]})
+            case "log":
+                newest = shown_commands(self._spool.newest_results(MOST_LOGGED)[::-1])
+                return OperatorResult(
+                    DONE, "", {"commands": [{"run": self._view.name, **one} for one in newest]}
+                )
+        return self._not_taken(verb)
 
     def extended(self, rounds: int) -> tuple[Event | None, OperatorResult]:
         """Decide whether the run can have this number of rounds. There is no event if nothing changes."""
@@ -152,7 +196,7 @@ class OperatorCommands:
             "rounds": m.rounds, "revision": self._revision, "phase": m.asked if m.stage is Stage.COLLECTING else "",
             "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
             "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
-            "present": len(m.roster), "connected": view.connected,
+            "over": state in FINAL, "present": len(m.roster), "connected": view.connected,
             "origin": origin.shown() if origin else {},
             "commands": shown_commands(self._spool.newest_results(SHOWN)),
         }  # fmt: skip

@@ -15,11 +15,13 @@ from protofleet.coordinator.queue.commands import REFUSED, Sender
 from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.link.operators import CommandReceiver, ReceivedCommand
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER, TokenBucket
+from protofleet.protocol.transport.base import Arrived, Connected, Done, Item
 from protofleet.protocol.wire.codec import MAX_PAYLOAD
 from protofleet.protocol.wire.messages import CommandOutcome
 from protofleet.protocol.wire.reasons import Rejected
-from protofleet.runtime.event_loop import WorkThread
+from protofleet.runtime.event_loop import EventLoopApp, WorkThread
 
+LAST_SECONDS: Final = 5.0  # Seconds that a process waits at its end until the operators have their results.
 MOST_WAITING: Final = 4  # Largest number of commands of one operator that wait to be carried out.
 
 log = logging.getLogger("protofleet.coordinator")
@@ -41,21 +43,30 @@ class BrokerOperators:
     def __init__(
         self, link: CommandReceiver, handle: OperatorHandler, put: Callable[[Callable[[], None]], None], bans: Bans
     ) -> None:  # fmt: skip
-        """Begin the thread; `put` makes the thread of the event loop call a function."""
+        """Set up the operators; `put` makes the thread of the event loop call a function."""
         self._link, self._handle, self._put, self._bans = link, handle, put, bans
         self._now, self._room = 0.0, 0
         self._waiting = Counter[str]()
         self._log_rate = TokenBucket(rate=1.0, burst=20.0)
         self._boundary = ErrorBoundary(bans, lambda: self._now, self._counted_as)
-        self._thread = WorkThread()
-        self._thread.start()
+        self._thread: WorkThread | None = None  # The thread begins with the first command.
         link.rate_limiter.on_flood = self._flooded
+
+    @property
+    def are_waiting(self) -> bool:
+        """Return whether an operator waits for the result of a command."""
+        return bool(self._waiting)
 
     def is_for_us(self, topic: str) -> bool:
         return self._link.operator_of_topic(topic) is not None
 
-    def unwanted(self, topic: str) -> bool:
-        """Return whether messages on this topic are dropped unread. Any thread may call this method."""
+    def unwanted(self, topic: str, of_devices: Callable[[str], bool] = lambda topic: False) -> bool:
+        """Return whether messages on this topic are dropped unread. Any thread may call this method.
+
+        `of_devices` decides about topics that no operator writes to.
+        """
+        if not self.is_for_us(topic):
+            return of_devices(topic)
         name = self._link.operator_of_topic(topic) or ""
         if not self._bans.ignored:
             return False
@@ -89,6 +100,9 @@ class BrokerOperators:
     def _accept(self, received: ReceivedCommand | None) -> None:
         if received is not None and self._waiting[received.operator.name] < MOST_WAITING:
             self._waiting[received.operator.name] += 1
+            if self._thread is None:
+                self._thread = WorkThread()
+                self._thread.start()
             self._thread.put(lambda: self._carry_out(received))
 
     def _carry_out(self, received: ReceivedCommand) -> None:
@@ -121,6 +135,47 @@ class BrokerOperators:
             self._link.answer(
                 name, CommandOutcome(received.request.id, answer["verdict"], answer["words"], packed)
             )
+
+
+class OperatorLoop:
+    """An app of the event loop whose process takes commands of operators, too.
+
+    When the app has finished, the loop goes on until the operators have the results of their commands, for example
+    of the command that has ended the run, but at most LAST_SECONDS.
+    """
+
+    def __init__(self, app: EventLoopApp[Item], operators: BrokerOperators) -> None:
+        self._app, self._operators, self._now, self._ends_at = app, operators, 0.0, float("inf")
+
+    @property
+    def wake_at(self) -> float:
+        return self._ends_at if self._app.finished else self._app.wake_at
+
+    @property
+    def finished(self) -> bool:
+        return self._app.finished and (not self._operators.are_waiting or self._now >= self._ends_at)
+
+    def take(self, item: Item, now: float) -> None:
+        match item:
+            case Arrived(topic, frame) if self._operators.is_for_us(topic):
+                if not self._app.finished:
+                    self._operators.arrived(topic, frame, now)
+                return
+            case Connected(max_packet):
+                self._operators.connected(max_packet)
+        if isinstance(item, Done) or not self._app.finished:
+            self._app.take(item, now)
+
+    def wake(self, now: float) -> None:
+        self._now = now
+        if not self._app.finished:
+            self._app.wake(now)
+
+    def end_turn(self, now: float) -> None:
+        self._app.end_turn(now)
+        self._now = now
+        if self._app.finished:
+            self._ends_at = min(self._ends_at, now + LAST_SECONDS)
 
 
 def packed_within(data: Mapping[str, Any], room: int) -> bytes:

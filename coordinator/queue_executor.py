@@ -31,7 +31,8 @@ from protofleet.coordinator.queue.labelling import Labelling, decide_labels, sho
 from protofleet.coordinator.queue.queue_file import QueueFile
 from protofleet.coordinator.queue.states import FINAL, PAUSED, WAITING, QueuedRun, in_groups, waits_for
 from protofleet.coordinator.queue_conductor import QueueConductor
-from protofleet.coordinator.queue_requests import SHOWS, denial_of, loggable
+from protofleet.coordinator.queue_requests import loggable
+from protofleet.coordinator.request_form import SHOWS, denial_of
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.generations import read_progress

@@ -13,8 +13,11 @@ from protofleet.coordinator.request_form import (
     ID,
     MOST_SHOWN,
     NO_ANSWER,
+    OF_NO_RUN,
+    SHOWS,
     answer_of_loop,
     demand_known_keys,
+    denial_of,
     generation_in,
     revision_in,
     rounds_in,
@@ -26,14 +29,11 @@ from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.security.operators import ADMIT, RUN, VIEW
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 
-SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
 VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
-OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -108,14 +108,6 @@ def problem_of(command: QueueCommand) -> str:
         limit = f"the limit is {MOST_LETTERS}, choose another name with --name"
         return f"the name {command.run} has {letters} letters; {limit}"
     return ""
-
-
-def denial_of(command: QueueCommand) -> str:
-    """Return the reason why the operator may not give the command, or ""."""
-    needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
-    if command.sender is None or needed in command.sender.grants:
-        return ""
-    return f"{command.operator} has no grant {needed!r}, which {command.verb[:MOST_SHOWN]} needs"
 
 
 def loggable(command: QueueCommand) -> QueueCommand:

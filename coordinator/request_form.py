@@ -9,8 +9,10 @@ from __future__ import annotations
 import queue
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, Protocol, TypeVar, get_args
 
+from protofleet.coordinator.queue.commands import Sender
+from protofleet.protocol.security.operators import ADMIT, RUN, VIEW, shown_grants
 from protofleet.protocol.settings.bounds import Rounds
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
@@ -21,6 +23,8 @@ R = TypeVar("R")
 ID: Final = re.compile(r"[0-9a-f]{32}")
 MOST_SHOWN: Final = 64  # Largest number of letters of a wrong name that is shown.
 OF_EACH: Final = ("id", "verb", "run", "reason", "args")  # Keys of each request.
+SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
+OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
 REVISION: Final = "rev"
 OF_A_VERB: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("pause", "resume", "extend", "stop"), (REVISION,)),
@@ -43,6 +47,30 @@ def demand_known_keys(request: Mapping[str, Any]) -> None:
             f"{printable(verb)[:MOST_SHOWN]} does not take {printable(key)[:MOST_SHOWN]!r}; it takes {takes}. Leave "
             "it out, or install a version of the coordinator that knows it"
         )
+
+
+class GrantedCommand(Protocol):
+    """A command with its operator."""
+
+    @property
+    def operator(self) -> str: ...
+    @property
+    def verb(self) -> str: ...
+    @property
+    def sender(self) -> Sender | None: ...
+
+
+def denial_of(command: GrantedCommand) -> str:
+    """Return why the operator may not give the command, and the way out; "" if the operator may give it."""
+    needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
+    if command.sender is None or needed in command.sender.grants:
+        return ""
+    name, grants = command.operator, shown_grants({*command.sender.grants, needed})
+    return (
+        f"{name} has no grant {needed!r}, which {printable(command.verb)[:MOST_SHOWN]} needs; whoever holds the root "
+        f"gives it with `protofleet enrol approve root/requests/{name}.request --grants {grants}`, and copies "
+        f"root/records/{name}.operator to the coordinator"
+    )
 
 
 def rounds_in(request: Mapping[str, Any]) -> int:

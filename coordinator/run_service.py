@@ -10,14 +10,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from protofleet.coordinator.connection import CoordinatorConnection
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.leading.lock import sole_use
+from protofleet.coordinator.leading.standby import Standby
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
-from protofleet.coordinator.operators import BrokerOperators
+from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
@@ -38,6 +41,14 @@ from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
 from protofleet.coordinator.spool.index import claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
+from protofleet.coordinator.start import (
+    IN_ORDER,
+    USUAL,
+    StartOptions,
+    highest_of_others,
+    standby_of,
+    told_of_stop,
+)
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.link.operators import CommandReceiver
@@ -45,13 +56,12 @@ from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
 from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
-from protofleet.protocol.storage.folder_lock import held_if_free
-from protofleet.protocol.transport.base import Arrived, Connected, Done, Item
+from protofleet.protocol.transport.base import Done, Item
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
-from protofleet.runtime.event_loop import ThreadWorker, WorkThread, end_on_signals, serve, stop_on_signals
+from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import MeterCollector, exposed
@@ -61,12 +71,11 @@ log = logging.getLogger("protofleet.coordinator")
 
 def run_service(
     settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
-    built: Mapping[str, str] | None = None, restored: bool = False, pauses: bool = False,
+    built: Mapping[str, str] | None = None, how: StartOptions = USUAL,
 ) -> str:  # fmt: skip
     """Conduct the submitted runs until the process has to end; return the reason.
 
-    `report` writes the report of a run that has ended. `restored` says that the folder came back from a backup, and
-    `pauses` that all runs are paused first for that reason.
+    `report` writes the report of a run that has ended.
     """
     folder, own = queue_folder(settings.folder), settings.own
     keep_to_ourselves(folder)
@@ -74,32 +83,42 @@ def run_service(
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(own.enrolled, own.federation, own.key, own.devices)
     operators = credentials.operators_of(own.enrolled, own.federation, own.devices)
-    with held_if_free(folder) as is_ours:
-        if not is_ours:
-            return f"another coordinator conducts the queue in {folder}; end it, or set another `folder` for this one"
-        service = RunService(
-            settings, software, events, report, built or {}, keys, keyring, operators, restored
-        )
-        if pauses:
+    receive_queue = ReceiveQueue()
+    is_stopped = stop_on_signals(receive_queue.put)
+    standby = None if how.alone else standby_of(own, keys, folder)
+    with sole_use(folder):
+        highest = highest_of_others(standby, own.patience_seconds, receive_queue, is_stopped, how.take_over)
+        lead = Lead(keys, keyring, operators, standby, highest)
+        service = RunService(settings, software, events, report, built or {}, lead, receive_queue, is_stopped)
+        if how.pauses:
             service.pause_restored_runs()
         with contextlib.closing(service):
             return service.serve()
 
 
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The keys of a process that may lead the federation, and what it knows of other coordinators."""
+
+    keys: Keys
+    keyring: Keyring
+    operators: Mapping[str, OperatorRecord]
+    standby: Standby | None
+    highest: int  # the highest epoch that the broker knows
+
+
 class RunService:
     def __init__(
         self, settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
-        built: Mapping[str, str], keys: Keys, keyring: Keyring, operators: Mapping[str, OperatorRecord],
-        restored: bool = False,
+        built: Mapping[str, str], lead: Lead, receive_queue: ReceiveQueue, is_stopped: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._settings = settings
+        self._settings, self._highest = settings, lead.highest
         own = settings.own
         self._folder = queue_folder(settings.folder)
         compute_deterministically(strict=True)
         self._queue = QueueFile(self._folder, own.federation, time.time, least=self._least_epoch)
         save_epoch(settings.folder, own.federation, self._queue.epoch)
-        self._heartbeats, self._events = Heartbeats(), ReceiveQueue()
-        self._is_stopped = stop_on_signals(self._events.put)
+        self._heartbeats, self._events, self._is_stopped = Heartbeats(), receive_queue, is_stopped
         self._life = Life(settings.folder, own.federation)
         self._work = WorkThread(self._heartbeats)
         self._work.start(one_thread_here(own.threads))
@@ -107,12 +126,14 @@ class RunService:
         bans = Bans(self._folder / "coordinator", Disk())
         worker = ThreadWorker(self._events, thread=self._work)
         self._connection = CoordinatorConnection(
-            own, keys, keyring, self._queue.epoch, self._folder, bans, self._events, worker
-        )
+            own, lead.keys, lead.keyring, self._queue.epoch, self._folder, bans, self._events, worker,
+            lead.standby,
+        )  # fmt: skip
         self._context = self._connection.context
-        self._context.isolates_runs, self._context.restored = True, restored
+        self._context.isolates_runs = True
         self._context.labels = self._queue.labels
         self.service = CoordinatorService(self._context, [], stays=True)
+        self._connection.lead(self.service)
         self._events.unwanted = self._unwanted
         self.service.choose_legacy = self._choose_legacy
         host = HostMetrics(software, "coordinator", settings.folder, own.broker)
@@ -133,7 +154,7 @@ class RunService:
         )
         executor = QueueExecutor(settings, self._queue, self.conductor, self.service)
         self._commands = queue_commands(settings, executor.execute, self._call)
-        commands = CommandReceiver(self._connection.link, operators)
+        commands = CommandReceiver(self._connection.link, lead.operators)
         commands.remember(self._queue.heard())
         self.operators = BrokerOperators(commands, self._commands, self._call, bans)
         if own.enrolled:
@@ -144,6 +165,7 @@ class RunService:
         """Return an epoch that is above the epochs of all runs that are not over."""
         folder, clock = self._settings.folder, int(time.time())
         claimed = {claimed_epoch(folder / run.name / "coordinator") for run in runs if not run.closed}
+        claimed.add(self._highest)
         return max(least_epoch(folder, self._settings.own.federation, clock), next_epoch(claimed, clock))
 
     def pause_restored_runs(self) -> None:
@@ -163,7 +185,12 @@ class RunService:
             self.service.session.give_up_after(own.patience_seconds, time.monotonic())
             self._connection.connect()
             try:
-                serve(ServiceLoop(self), self._events, time.monotonic, self._heartbeats)
+                serve(
+                    OperatorLoop(ServiceLoop(self), self.operators),
+                    self._events,
+                    time.monotonic,
+                    self._heartbeats,
+                )
             except FileNotFoundError:
                 # If a later coordinator has deleted the file, the error says so.
                 self.conductor.check_claims()
@@ -171,12 +198,10 @@ class RunService:
             finally:
                 self.conductor.close()
                 self._connection.transport.close()
-        if self.service.behind:
-            end_on_signals()
-            if not self._is_stopped():
-                self._life.end(in_order=True)
-                raise self.service.behind
-        self._life.end(in_order=self._is_stopped())
+        end = self.service.end
+        self._life.end(in_order=self._is_stopped() or isinstance(end, IN_ORDER))
+        if end is not None:
+            raise told_of_stop(end, self._is_stopped)
         return self.service.stopped
 
     def close(self) -> None:
@@ -184,8 +209,7 @@ class RunService:
 
     def _unwanted(self, topic: str) -> bool:
         """Return whether messages on this topic are dropped unread. Any thread may call this method."""
-        is_command = self.operators.is_for_us(topic)
-        return self.operators.unwanted(topic) if is_command else self.service.unwanted(topic)
+        return self.operators.unwanted(topic, self.service.unwanted)
 
     def _call(self, call: Callable[[], None]) -> None:
         """Make the thread of the event loop call a function. Any thread may call this method."""
@@ -229,12 +253,6 @@ class ServiceLoop:
         return self._service.finished
 
     def take(self, item: Item, now: float) -> None:
-        match item:
-            case Arrived(topic, frame) if self._runs.operators.is_for_us(topic):
-                self._runs.operators.arrived(topic, frame, now)
-                return
-            case Connected(max_packet):
-                self._runs.operators.connected(max_packet)
         self._service.take(item, now)
 
     def wake(self, now: float) -> None:

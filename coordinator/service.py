@@ -14,9 +14,9 @@ from functools import partial
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.answered_rounds import AnsweredRounds
 from protofleet.coordinator.devices.free_places import FreePlaces
+from protofleet.coordinator.leader import Leader
+from protofleet.coordinator.leading.behind import BehindError
 from protofleet.coordinator.run import Run
-from protofleet.coordinator.spool.behind import BehindError
-from protofleet.coordinator.spool.epochs import epoch_file
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER
@@ -38,14 +38,16 @@ from protofleet.protocol.wire.messages import (
     Bye,
     Finished,
     Hello,
+    Probe,
     State,
+    StepDown,
     Update,
     short_name,
 )
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.broker_session import BrokerSession
+from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.coordinator")
@@ -62,8 +64,8 @@ class CoordinatorService:
         self.context, self.link = context, context.link
         self.runs: dict[str, Run] = {}  # The runs that are open, by their names on the wire.
         self.finished, self._stays = False, stays
-        self.behind: BehindError | None = None  # Set if a device has proved a higher epoch.
         self.session = BrokerSession(log)
+        self.leader = Leader(context, self._end_with, self._say_birth, self._answer)
         self._max_packet = 0  # Largest packet of the broker in bytes; 0 while there is no session.
         self._told: set[str] = set()  # Runs whose end was announced.
         self._free_places, self.answered_rounds = FreePlaces(), AnsweredRounds()
@@ -168,6 +170,11 @@ class CoordinatorService:
         return self.context.stopped
 
     @property
+    def end(self) -> RunError | None:
+        """Return the error with which the process ends because of another coordinator, or None."""
+        return self.context.end
+
+    @property
     def is_ending(self) -> bool:
         """Return whether all runs are over, and the process waits only until the devices know it."""
         return not self._stays and all(run.times.shutdown.begun for run in self.runs.values())
@@ -176,6 +183,7 @@ class CoordinatorService:
     def wake_at(self) -> float:
         c = self.context
         process = min(self.session.wake_at, self.link.wake_at, c.bans.wake_at, c.here_timer.wake_at)
+        process = min(process, self.leader.wake_at)
         return min([process, *(run.wake_at for run in self.runs.values())])
 
     def take(self, item: Item, now: float) -> None:
@@ -186,6 +194,7 @@ class CoordinatorService:
         self.context.now = now
         self.session.check(now)
         self.link.wake(now)
+        self.leader.wake(now)
         self._announce_what_is_due(now)
         self._for_each(self._check_folder)
         self._refresh_bans(now)
@@ -205,6 +214,7 @@ class CoordinatorService:
         self._for_each(Run.end_turn)
         self._drop_excluded()
         self.link.end_turn(now)
+        self.leader.end_turn()
         self.finished |= self.is_ending and all(run.times.shutdown.is_over(now) for run in self.runs.values())
 
     def unwanted(self, topic: str) -> bool:
@@ -235,16 +245,18 @@ class CoordinatorService:
                 self.unwanted(topic) or self._is_left(topic, retained)
             ):
                 with self.context.error_boundary.around(self.link.device_of_topic(topic)):
-                    self._arrived(topic, frame, now)
+                    self._arrived(topic, frame, retained, now)
             case Connected(max_packet):
                 self._connected(max_packet, now)
-            case Disconnected(reason, final):
+            case Disconnected(reason, final) as lost:
                 self.context.connected = False
                 self.context.here_timer.stop()
                 for run in self.runs.values():
                     run.times.ask.wait_for_nobody()
                 if why := self.session.lost(reason, final, now):
                     self._stop(why)
+                elif lost.cut:
+                    self._cut(lost, now)
             case Denied(topic, reason):
                 self._denied(topic, reason, now)
             case Done(call):
@@ -264,6 +276,7 @@ class CoordinatorService:
             return
         self.session.stands(now)
         self.context.connected = True
+        self.leader.connected(now)
         self.link.reconnected()
         self._subscribe()
         if self.is_ending:
@@ -272,6 +285,17 @@ class CoordinatorService:
         self.context.announce(self._birth())
         self.context.here_timer.announced(now)
         self._for_each(lambda run: self._begin(run, now))
+
+    def _cut(self, lost: Disconnected, now: float) -> None:
+        """Look whether another process has become the coordinator; without runs, leave the name to it."""
+        if self.is_ending:
+            self._stop("")
+        else:
+            self.leader.cut(lost, now)
+
+    def still_lost(self, reason: str) -> None:
+        """Log why a process that looks for another coordinator has no connection either."""
+        self.session.lost(reason, False, self.context.now)
 
     def _fit_through(self, max_packet: int) -> bool:
         fit = []
@@ -286,6 +310,17 @@ class CoordinatorService:
 
     def _birth(self) -> State:
         return State(True, who=self.link.who, runs=self._active())
+
+    def _say_birth(self) -> None:
+        if self.context.connected and not self.is_ending:
+            self.context.announce(self._birth())
+
+    def _answer(self) -> None:
+        """Answer a process that asks whether a coordinator leads."""
+        if self.is_ending:
+            self.context.announce(State(False, "finished"))
+        else:
+            self.link.announce(self._here(), retain=False)
 
     def _active(self) -> tuple[str, ...] | None:
         """Return the names of the active runs; None in a process that conducts only one run."""
@@ -306,6 +341,10 @@ class CoordinatorService:
     def _stop(self, reason: str) -> None:
         """End the process, and note the reason if the shutdown at the end of the runs has not begun."""
         self.context.stopped, self.finished = "" if self.is_ending else reason, True
+
+    def _end_with(self, error: RunError) -> None:
+        self.context.end = error
+        self.context.stopped, self.finished = str(error), True
 
     def _announce_what_is_due(self, now: float) -> None:
         asks = [run.times.ask for run in self.runs.values()]
@@ -394,10 +433,10 @@ class CoordinatorService:
 
     # Methods for messages.
 
-    def _arrived(self, topic: str, frame: bytes, now: float) -> None:
+    def _arrived(self, topic: str, frame: bytes, retained: bool, now: float) -> None:
         try:
             for received in self.link.arrived(topic, frame, now):
-                self._received(received)
+                self._received(received, retained)
             if place := self.link.topics.parse(topic):
                 for run in self._able:
                     with self._work_for(run):
@@ -409,11 +448,15 @@ class CoordinatorService:
             elif self.context.peer_log.take(now):
                 log.warning("rejected a frame on the topic %.100r: %s", topic, fault)
 
-    def _received(self, received: Received) -> None:
+    def _received(self, received: Received, retained: bool) -> None:
         device = received.sender
         match received.message:
-            case State() if device == COORDINATOR:
-                self._outranked(received)
+            case State() as state if device == COORDINATOR:
+                self.leader.state_received(received, state, retained, self.context.now)
+            case Probe():
+                self.leader.probed(self.context.now)
+            case StepDown() as asked:
+                self.leader.asked_to_end(asked)
             case Hello() as hello:
                 self._hello_received(received, hello)
             case State(online=False) if received.sequence == 0:
@@ -474,11 +517,10 @@ class CoordinatorService:
             return False
         if not proven:
             return False
-        self.behind = BehindError(self.link.epoch, proven)
-        log.error("%s has proved a higher epoch: %s", device, self.behind)
-        self.context.stopped, self.finished = str(self.behind), True
+        log.error("%s has proved that it has heard epoch %d", device, proven)
         # Devices that have not heard the higher epoch, and other coordinators, must not take this process for alive.
         self.context.announce(State(False, "devices have heard a higher epoch"))
+        self._end_with(BehindError(self.link.epoch, proven))
         return True
 
     def _work_for(self, run: Run) -> contextlib.AbstractContextManager[None]:
@@ -574,31 +616,3 @@ class CoordinatorService:
 
     def _is_stale(self, leave: Received) -> bool:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])
-
-    def _outranked(self, later: Received) -> None:
-        """End this process, because another coordinator of the federation takes precedence.
-
-        This process sends nothing more, because the devices would ignore its messages.
-        """
-        state, mine = later.message, self.link.epoch
-        if self.context.restored and isinstance(state, State) and not state.online and later.epoch > mine:
-            # The broker has kept the last state of the coordinator before the backup was put back.
-            self.behind = BehindError(mine, later.epoch)
-            self.context.stopped, self.finished = str(self.behind), True
-            return
-        theirs = f"epoch {later.epoch} and run {later.run or '?'}"
-        known = epoch_file(self.context.bans.folder.parents[1], self.link.topics.federation)
-        who = later.message.who if isinstance(later.message, State) else ""
-        said = f"; the other is {printable(who)}" if who else ""
-        self.finished = True
-        if later.epoch == mine:
-            self.context.stopped = (
-                f"another coordinator of this federation was started in the same second and goes on with {theirs}; "
-                f"only one may run{said}"
-            )
-            return
-        self.context.stopped = (
-            f"a later coordinator conducts this federation: it has {theirs}, this one has epoch {mine}; only one may "
-            f"run{said}. Where there is no other, a clock was ahead: write "
-            f"{later.epoch} into {known} and start again"
-        )

@@ -11,7 +11,6 @@ from typing import Final
 
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
-from protofleet.coordinator.spool.behind import BehindError
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.state.device import TakenOverError
@@ -27,9 +26,11 @@ from protofleet.runtime.command.errors import (
     DIVERGED,
     FAILED,
     MISUSED,
-    NOT_LEADER,
+    OUTRANKED,
+    OutrankedError,
     RunError,
     SignalledError,
+    SteppedDownError,
 )
 from protofleet.runtime.launcher import LauncherError
 from protofleet.runtime.metrics_page import MetricsError
@@ -54,12 +55,14 @@ def exit_code(error: Exception) -> int | None:
             return MISUSED
         case SignalledError():
             return error.exit_code
+        case OutrankedError():
+            return OUTRANKED
+        case SteppedDownError():
+            return 0
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
         case LauncherError() | AuthorError():
             return FAILED
-        case BehindError():
-            return NOT_LEADER
         case DivergedError():
             return DIVERGED
         case BudgetSpentError():

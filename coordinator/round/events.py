@@ -208,6 +208,8 @@ class SaveResult:
     verb: str
     verdict: str
     words: str
+    # Boot, newest sequence number and holder of the operator's name, if the command came through the broker.
+    sender: tuple[int, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ ADDED_TABLES: Final = {
     "generation": "one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER, round INTEGER",
     # Commands of operators with their results. A command that is sent again gets the same result.
     "commands": "number INTEGER PRIMARY KEY, id BLOB, at INTEGER, operator TEXT, verb TEXT, verdict TEXT, words TEXT",
+    # Boot and newest sequence number of each operator, at its last command that came through the broker.
+    "sequences": "operator TEXT PRIMARY KEY, boot INTEGER, newest INTEGER, holder TEXT",
 }
 # Tables that only some runs need. They are created when a run needs them.
 OPTIONAL_TABLES: Final = {

@@ -16,7 +16,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -44,6 +44,8 @@ log = logging.getLogger("protofleet.coordinator")
 # Largest number of checkpoints that are kept. Fewer are kept if two of them have different snapshots.
 MOST_CHECKPOINTS: Final = 3
 MOST_COMMANDS: Final = 1000  # Largest number of commands of operators that are kept.
+# Largest number of kept commands of one operator through the broker, who cannot displace those of the others.
+MOST_OF_ONE: Final = 200
 Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # A row of the table `checkpoint`.
 
 
@@ -662,8 +664,16 @@ class Spool:
 
         def write() -> None:
             number = self._db.execute("SELECT COALESCE(MAX(number), 0) + 1 FROM commands").fetchone()[0]
-            self.index.put("commands", number, *astuple(command))
+            c = command
+            self.index.put("commands", number, c.id, c.at, c.operator, c.verb, c.verdict, c.words)
             self._db.execute("DELETE FROM commands WHERE number <= ?", (number - MOST_COMMANDS,))
+            if c.sender is not None:
+                self.index.put("sequences", c.operator, *c.sender)
+                self._db.execute(
+                    "DELETE FROM commands WHERE operator = ? AND number <= (SELECT number FROM commands "
+                    "WHERE operator = ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                    (c.operator, c.operator, MOST_OF_ONE),
+                )
 
         self.index.defer(write)
 
@@ -672,6 +682,11 @@ class Spool:
         query = "SELECT id, at, operator, verb, verdict, words FROM commands WHERE id = ?"
         row = self._db.execute(query, (command,)).fetchone()
         return SaveResult(*row) if row else None
+
+    def heard_operators(self) -> dict[str, tuple[int, int, str]]:
+        """Return the boot, the newest sequence number and the holder of each operator, at its last stored command."""
+        found = self._db.execute("SELECT operator, boot, newest, holder FROM sequences")
+        return {name: (boot, newest, holder) for name, boot, newest, holder in found}
 
     def newest_numbers(self, verdict: str) -> tuple[int, int]:
         """Return the number of the newest command, and of the newest one with this verdict; 0 if there is none."""

@@ -31,6 +31,7 @@ from protofleet.deploy.stack.layout import (
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.federation.brokers import rabbitmq
 from protofleet.federation.brokers.mosquitto import ListenerSettings
+from protofleet.federation.enrol.lifecycle import enrolled_operators
 from protofleet.federation.enrol.local_federation import (
     BROKER,
     LocalFederation,
@@ -130,10 +131,11 @@ def _write_rabbitmq(stack: Stack) -> None:
     Also write the cookie with which the nodes authenticate each other.
     """
     folder = stack.federation.folder_of(BROKER)
-    definitions = BROKER_ROOT / "definitions.json"
-    settings = rabbitmq.settings(BROKER_ROOT / CURRENT, definitions, RABBITMQ_NODES, BROKER_PORT)
+    mounted = BROKER_ROOT / "definitions.json"
+    settings = rabbitmq.settings(BROKER_ROOT / CURRENT, mounted, RABBITMQ_NODES, BROKER_PORT)
     _write(folder / "rabbitmq.conf", settings)
-    _write(folder / "definitions.json", rabbitmq.definitions(stack.federation_name, stack.devices))
+    definitions = rabbitmq.definitions(stack.federation_name, stack.devices, _operators(stack))
+    _write(folder / "definitions.json", definitions)
     _write(folder / "enabled_plugins", "[rabbitmq_mqtt,rabbitmq_auth_mechanism_ssl].\n")
     cookie = stack.federation.folder / "cookie"
     if not cookie.exists():
@@ -142,6 +144,17 @@ def _write_rabbitmq(stack: Stack) -> None:
         state = stack.state_folder(node)
         state.mkdir(parents=True, exist_ok=True)
         write_file(state / ".erlang.cookie", cookie.read_bytes(), PRIVATE, durable=False)
+
+
+def _operators(stack: Stack) -> list[str]:
+    """Return the enrolled operators that can use RabbitMQ, and report the others."""
+    enrolled = enrolled_operators(stack.federation.authority())
+    for name in (name for name in enrolled if "." in name):
+        print(
+            f"the operator {name} cannot use this broker: RabbitMQ reads a dot in a topic as a slash; enrol the "
+            "operator under another name, or leave out --cluster"
+        )
+    return [name for name in enrolled if "." not in name]
 
 
 def _write_settings(stack: Stack) -> None:

@@ -66,9 +66,10 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 def definitions(federation: str, devices: Iterable[str], operators: Iterable[str] = ()) -> str:
     """Return the definitions: users without passwords, the topics that each user may use, and limits."""
-    parties: dict[str, TopicParty] = {COORDINATOR: "coordinator", STANDBY: "standby"}
+    parties: dict[str, TopicParty] = {COORDINATOR: "coordinator"}
     parties.update((name, "device") for name in devices)
     parties.update((name, "operator") for name in operators)
+    parties[STANDBY] = "standby"
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],
         "policies": [_session_policy()],

@@ -23,7 +23,7 @@ from protofleet.protocol.security.statements import (
     unverified_body,
     verified_body,
 )
-from protofleet.protocol.wire.names import valid_name
+from protofleet.protocol.wire.names import COORDINATOR, valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096
@@ -47,13 +47,16 @@ class Approval:
     cert: bytes  # The certificate: X.509 in the form DER.
     crl: bytes = b""  # The X.509 revocation lists in PEM, for a broker only.
     rules: str = ""  # The access rules, for a broker only.
+    standby: bytes = b""  # The coordinator's second certificate: X.509 in the form DER.
 
 
 def issue_approval(approval: Approval, roots: Sequence[Ed25519PrivateKey]) -> bytes:
     a = approval
     fields = Writer().text(a.federation).text(a.name).text(a.part).number(a.serial)
     fields.blob(a.roots).blob(a.revoked).blob(a.record).blob(a.coordinator).blob(a.cert)
-    return sign_statement(APPROVAL, fields.blob(a.crl).text(a.rules).done(), roots)
+    # One field has the lists of a broker or the second certificate of a coordinator. Earlier releases read this field
+    # of a coordinator's approval without using it.
+    return sign_statement(APPROVAL, fields.blob(a.standby or a.crl).text(a.rules).done(), roots)
 
 
 def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
@@ -78,7 +81,8 @@ def _read(body: bytes) -> Approval:
     federation, name, part, serial = fields.text(), fields.text(), fields.text(), fields.number()
     roots, revoked = fields.blob(MAX_ROOTS), fields.blob(MAX_LISTS)
     record, coordinator, cert = fields.blob(MAX_RECORD), fields.blob(MAX_RECORD), fields.blob(MAX_CERT)
-    crl, rules = fields.blob(MAX_LISTS), fields.text(MAX_RULES)
+    is_coordinator = part == COORDINATOR
+    more, rules = fields.blob(MAX_CERT if is_coordinator else MAX_LISTS), fields.text(MAX_RULES)
     fields.end()
     if part not in PARTS:
         raise fields.wrong(f"the part {part!r}")
@@ -87,4 +91,7 @@ def _read(body: bytes) -> Approval:
         valid_name(name)
     except ValueError as error:
         raise StatementError(StatementFault.MALFORMED, f"an invalid approval: {error}") from None
-    return Approval(federation, name, part, serial, roots, revoked, record, coordinator, cert, crl, rules)
+    crl, standby = (b"", more) if is_coordinator else (more, b"")
+    return Approval(
+        federation, name, part, serial, roots, revoked, record, coordinator, cert, crl, rules, standby
+    )

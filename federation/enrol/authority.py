@@ -31,6 +31,7 @@ from protofleet.federation.enrol.lock import RegisterLock
 from protofleet.federation.enrol.register import (
     CHECK,
     REGISTER,
+    STANDBY_PART,
     Register,
     RegisterEntry,
     load_register,
@@ -53,7 +54,7 @@ from protofleet.protocol.security.statements import armoured, fingerprint, read_
 from protofleet.protocol.security.trust import ROOTS, Roots, first_roots, issue_roots
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
-from protofleet.protocol.wire.names import valid_name
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY, valid_name
 
 ROOTS_FILE: Final = "roots.statement"
 REVOKED_FILE: Final = "revoked.statement"
@@ -82,6 +83,7 @@ class IssuedCertificate:
     entry: RegisterEntry
     record: bytes  # The signed record, or the signed statement of an operator; b"" for a broker.
     cert: bytes  # The certificate in the form DER.
+    standby: bytes = b""  # The coordinator's second certificate in the form DER.
 
 
 class Authority:
@@ -164,6 +166,24 @@ class Authority:
         self.register = self.register.with_entry(entry)
         return IssuedCertificate(entry, record, cert.public_bytes(DER))
 
+    def with_new_standby(self, issued: IssuedCertificate, request: Request, root: Root) -> IssuedCertificate:
+        """Return the coordinator's certificate with a second one: the same key and validity under the name STANDBY.
+
+        Under the coordinator's own name, a process that does not lead would end the connection of the process that
+        leads.
+        """
+        taken = self.register.latest(STANDBY)
+        if taken is not None and taken.part != STANDBY_PART and taken.is_valid(self.now()):
+            log.warning("%s gets no second certificate, because %s is a %s", COORDINATOR, STANDBY, taken.part)
+            return issued
+        serial = max(self.register.last_serial + 1, 1000 * self.now())
+        entry = replace(issued.entry, serial=serial, name=STANDBY, part=STANDBY_PART)
+        csr = certificates.read_csr(request.csr, request.name)
+        validity = (_utc(entry.not_before), _utc(entry.not_after))
+        cert = certificates.issue_for_request(root.tls_ca, csr, STANDBY, (), serial, validity)
+        self.register = self.register.with_entry(entry)
+        return replace(issued, standby=cert.public_bytes(DER))
+
     def issue_check_certificate(
         self, name: str, key: certificates.PublicKey, seconds: int
     ) -> tuple[int, bytes]:
@@ -234,9 +254,9 @@ class Authority:
         name = issued.entry.name
         with self._lock.held():
             self.write(f"requests/{name}.request", armoured(REQUEST, request))
-            self.write(
-                f"certs/{name}.crt", x509.load_der_x509_certificate(issued.cert).public_bytes(PEM).decode()
-            )
+            self.write(f"certs/{name}.crt", _pem(issued.cert))
+            if issued.standby:
+                self.write(f"certs/{STANDBY}.crt", _pem(issued.standby))
             if issued.record:
                 path, kind = self.record_of(issued.entry)
                 self.write(str(path.relative_to(self.folder)), armoured(kind, issued.record))
@@ -258,10 +278,23 @@ class Authority:
 
     def stored_certificate(self, entry: RegisterEntry) -> IssuedCertificate:
         path, kind = self.record_of(entry)
-        cert = x509.load_pem_x509_certificate((self.folder / "certs" / f"{entry.name}.crt").read_bytes())
-        return IssuedCertificate(
-            entry, read_armoured(kind, path) if path.exists() else b"", cert.public_bytes(DER)
-        )
+        cert = self._stored_x509(entry.name).public_bytes(DER)
+        standby = self._stored_standby() if entry.part == COORDINATOR else b""
+        return IssuedCertificate(entry, read_armoured(kind, path) if path.exists() else b"", cert, standby)
+
+    def _stored_standby(self) -> bytes:
+        """Return the coordinator's second certificate, or b"" if there is no valid one.
+
+        A certificate that is not in the register could not be revoked. An interrupted command may have left one.
+        """
+        entry = self.register.latest(STANDBY)
+        if entry is None or entry.part != STANDBY_PART or not entry.is_valid(self.now()):
+            return b""
+        cert = self._stored_x509(STANDBY)
+        return cert.public_bytes(DER) if cert.serial_number == entry.serial else b""
+
+    def _stored_x509(self, name: str) -> x509.Certificate:
+        return x509.load_pem_x509_certificate((self.folder / "certs" / f"{name}.crt").read_bytes())
 
     def write(self, name: str, text: str) -> Path:
         write_file(self.folder / name, text.encode(), durable=self.durable)
@@ -374,6 +407,10 @@ def _load_root(folder: Path, number: int) -> Root:
     except (OSError, ValueError) as error:
         raise SettingsError(f"{root / 'tls-ca.crt'} cannot be used: {error}") from None
     return Root(number, key, certificates.TlsCa(cert, ca))
+
+
+def _pem(cert: bytes) -> str:
+    return x509.load_der_x509_certificate(cert).public_bytes(PEM).decode()
 
 
 def _utc(seconds: int) -> dt.datetime:

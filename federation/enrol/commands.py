@@ -40,7 +40,7 @@ from protofleet.protocol.security.statements import (
 )
 from protofleet.protocol.settings.reader import SettingsError, encode
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
+from protofleet.protocol.wire.names import COORDINATOR, RESERVED_RULE, is_reserved, valid_device, valid_name
 from protofleet.runtime.command.listing import Listing
 
 Options = argparse.Namespace
@@ -73,6 +73,8 @@ def request(o: Options) -> int:
             f"{name} cannot be enrolled as {part}: only the coordinator has the name {COORDINATOR!r}, and a broker, "
             "and no other party, has --host"
         )
+    if is_reserved(name) and not (o.folder / CURRENT).exists():
+        raise SettingsError(f"{name} cannot be enrolled: {RESERVED_RULE}")
     request, data = key_folder.make_request(o.folder, federation, name, hosts, o.new_keys, part=part)
     path = o.folder / key_folder.PENDING / REQUEST
     print(f"request of the {request.part} {request.name}: {path} (send it to the operator)")

@@ -30,6 +30,7 @@ from protofleet.federation.enrol.lifecycle import revoke
 from protofleet.protocol.security.keyfiles import write_file, write_private
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY
 
 CHECK_SECONDS: Final = 600
 RELOAD_SECONDS: Final = 10.0
@@ -67,10 +68,11 @@ def broker_name(authority: Authority, folder: Path) -> str:
 
 
 def disconnect(authority: Authority, name: str, address: BrokerAddress) -> None:
-    """End the connection of this name, and delete the messages that the broker has queued for it."""
-    with temporary_certificate(authority, name) as (_, files):
-        if problem := preflight(replace(address, tls=files)):
-            raise BrokerError(f"{name} could not be disconnected: {problem}; restart the broker")
+    """End the connections of this name, and delete the messages that the broker has queued for it."""
+    for own in (COORDINATOR, STANDBY) if name == COORDINATOR else (name,):
+        with temporary_certificate(authority, own) as (_, files):
+            if problem := preflight(replace(address, tls=files)):
+                raise BrokerError(f"{own} could not be disconnected: {problem}; restart the broker")
 
 
 def reload(folder: Path) -> None:

@@ -32,6 +32,7 @@ from protofleet.protocol.security.enrolment import (
     RECEIVE_KEY,
     REVOKED_FILE,
     ROOTS_FILE,
+    STANDBY_CERT,
     TLS_CA,
     TLS_CERT,
     TLS_KEY,
@@ -179,7 +180,8 @@ def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -
 
 
 def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bool:
-    if not certificates.has_key(x509.load_der_x509_certificate(approval.cert), keys.tls):
+    certs = [cert for cert in (approval.cert, approval.standby) if cert]
+    if not all(certificates.has_key(x509.load_der_x509_certificate(cert), keys.tls) for cert in certs):
         return False
     if not approval.record:  # A broker has no record.
         return True
@@ -207,6 +209,8 @@ def _write_set(target: Path, approval: Approval, keys: PrivateKeys, trust: Trust
     if approval.record:
         name, kind = (OWN_OPERATOR, OPERATOR) if approval.part == OPERATOR else (OWN_RECORD, RECORD)
         files[name] = armoured(kind, approval.record).encode()
+    if approval.standby:
+        files[STANDBY_CERT] = x509.load_der_x509_certificate(approval.standby).public_bytes(PEM)
     if approval.coordinator:
         files[f"{COORDINATOR}.record"] = armoured(RECORD, approval.coordinator).encode()
     for name, text in files.items():

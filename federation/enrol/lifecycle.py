@@ -10,7 +10,7 @@ from typing import Final
 from protofleet.federation.brokers.mosquitto import access_rules
 from protofleet.federation.enrol.approval import APPROVAL, Approval, issue_approval
 from protofleet.federation.enrol.authority import Authority, IssuedCertificate, Root, make_root, with_roots
-from protofleet.federation.enrol.register import CHECK, RegisterEntry
+from protofleet.federation.enrol.register import CHECK, STANDBY_PART, RegisterEntry
 from protofleet.federation.enrol.request import Request, read_request
 from protofleet.protocol.security.operators import OPERATOR
 from protofleet.protocol.security.records import RECORD, day
@@ -22,7 +22,7 @@ from protofleet.protocol.security.statements import (
     read_armoured,
 )
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR, RESERVED_RULE, is_reserved
 
 DAYS: Final = 365.0
 
@@ -54,6 +54,10 @@ def review_request(
         message = f"{request.name} is the name of {_a(taken.part)} already"
         message += f"; choose another name for the {request.part}"
         raise StatementError(StatementFault.WRONG_ROLE, message)
+    if taken is None and is_reserved(request.name):
+        raise StatementError(
+            StatementFault.WRONG_NAME, f"{request.name} asks for a reserved name; {RESERVED_RULE}"
+        )
     if request.part != part:
         raise StatementError(StatementFault.WRONG_ROLE, _other_part(request, part))
     if name and request.name != name:
@@ -104,6 +108,8 @@ def approve(
         )
     root = issuing_root(authority, request)
     issued = authority.issue(request, days, reviewed.fingerprint, root, grants)
+    if request.part == COORDINATOR:
+        issued = authority.with_new_standby(issued, request, root)
     authority.store(issued, reviewed.data)
     if denied:
         reissue_approvals(authority, "broker")
@@ -125,6 +131,7 @@ def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
 
 def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
     """Issue a new record and certificate for the same keys."""
+    _check_own_enrolment(authority, name)
     latest = authority.register.latest(name)
     if latest is None:
         raise SettingsError(
@@ -140,24 +147,39 @@ def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
 
 
 def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[RegisterEntry]:
-    """Revoke all valid certificates of the name, and the serial numbers in `also`."""
+    """Revoke all valid certificates of the name, and the serial numbers in `also`.
+
+    The coordinator's second certificate is revoked together with the coordinator.
+    """
+    _check_own_enrolment(authority, name)
     now = authority.now()
     own = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.is_valid(now)]
     if not own:
         latest = authority.register.latest(name)
         state = f"is {latest.state(now)} already" if latest else "was never enrolled here"
         raise SettingsError(f"{name} {state}; the enrolled names are {enrolled_names(authority)}")
+    record, _ = authority.record_of(own[-1])
+    if name == COORDINATOR:
+        own += [e for e in authority.register.entries if e.part == STANDBY_PART and e.is_valid(now)]
     authority.revoke({*(entry.serial for entry in own), *also}, reason)
-    authority.record_of(own[-1])[0].unlink(missing_ok=True)
+    record.unlink(missing_ok=True)
     reissue_approvals(authority, "broker", "coordinator")
     return own
+
+
+def _check_own_enrolment(authority: Authority, name: str) -> None:
+    latest = authority.register.latest(name)
+    if latest is not None and latest.part == STANDBY_PART:
+        raise SettingsError(
+            f"{name} is the coordinator's second certificate; it is renewed and revoked together with {COORDINATOR}"
+        )
 
 
 def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
     """Write the approvals of valid certificates again, with the current roots, lists and access rules."""
     reissued = []
     for entry in authority.register.current_entries(authority.now()):
-        if parts and entry.part not in parts:
+        if entry.part == STANDBY_PART or (parts and entry.part not in parts):
             continue
         try:
             _reissue(authority, entry)
@@ -174,7 +196,12 @@ def _reissue(authority: Authority, entry: RegisterEntry) -> None:
         renew(authority, entry.name)
         return
     reviewed = review_request(authority, authority.stored_request(entry.name), entry.name, entry.part)
-    _write_approval(authority, reviewed.request, authority.stored_certificate(entry))
+    issued = authority.stored_certificate(entry)
+    if entry.part == COORDINATOR and not issued.standby:  # An earlier release enrolled this coordinator.
+        root = next(root for root in authority.roots if root.number == entry.root)
+        issued = authority.with_new_standby(issued, reviewed.request, root)
+        authority.store(issued, reviewed.data)
+    _write_approval(authority, reviewed.request, issued)
 
 
 def issuing_root(authority: Authority, request: Request) -> Root:
@@ -192,7 +219,8 @@ def issuing_root(authority: Authority, request: Request) -> Root:
 def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
     """Return the names whose newest certificate was signed by an older root."""
     newest, entries = authority.roots[-1].number, authority.register.current_entries(authority.now())
-    return [e.name for e in entries if e.root != newest and (not parts or e.part in parts)]
+    own = (e for e in entries if e.part != STANDBY_PART)
+    return [e.name for e in own if e.root != newest and (not parts or e.part in parts)]
 
 
 def begin_rotation(authority: Authority, years: float) -> Authority:
@@ -265,6 +293,7 @@ def _write_approval(authority: Authority, request: Request, issued: IssuedCertif
             coordinator=read_armoured(RECORD, coordinator) if with_coordinator else b"",
             cert=issued.cert, crl=authority.crl() if is_broker else b"",
             rules=access_rules(authority.federation, revoked_names(authority, now)) if is_broker else "",
+            standby=issued.standby,
         ),
         authority.keys,
     )  # fmt: skip
@@ -275,6 +304,11 @@ def _write_approval(authority: Authority, request: Request, issued: IssuedCertif
 def enrolled_devices(authority: Authority) -> int:
     """Count the devices that have a valid certificate."""
     return sum(e.part == "device" for e in authority.register.current_entries(authority.now()))
+
+
+def enrolled_operators(authority: Authority) -> list[str]:
+    """Return the names of the operators that have a valid certificate."""
+    return [e.name for e in authority.register.current_entries(authority.now()) if e.part == OPERATOR]
 
 
 def revoked_names(authority: Authority, now: int) -> set[str]:

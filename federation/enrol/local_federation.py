@@ -12,13 +12,18 @@ from typing import Final
 
 from protofleet.federation.brokers.mosquitto import CONF_FILE, ListenerSettings, tls_settings
 from protofleet.federation.enrol.authority import Authority, make_authority
-from protofleet.federation.enrol.key_folder import expect_fingerprint, install, make_request
-from protofleet.federation.enrol.lifecycle import DAYS, approve, review_request
-from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.federation.enrol.key_folder import (
+    expect_fingerprint,
+    install,
+    make_request,
+    read_approval_file,
+)
+from protofleet.federation.enrol.lifecycle import DAYS, approve, reissue_approvals, review_request
+from protofleet.protocol.security.enrolment import CURRENT, STANDBY_CERT, TLS_CA, TLS_CERT, TLS_KEY
 from protofleet.protocol.security.keyfiles import write_file
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import TlsFiles
-from protofleet.protocol.wire.names import COORDINATOR, valid_device
+from protofleet.protocol.wire.names import COORDINATOR, RESERVED_RULE, is_reserved, valid_device
 
 BROKER: Final = "broker"
 LOOPBACK: Final = ("localhost", "127.0.0.1")
@@ -66,6 +71,8 @@ def enrol_federation(
         raise SettingsError(
             f"a device of this fleet cannot be called {BROKER!r}, because the broker has this name"
         )
+    if taken := [n for n in names if is_reserved(n) and not (local.folder_of(n) / CURRENT).exists()]:
+        raise SettingsError(f"a device of this fleet cannot be called {taken[0]!r}: {RESERVED_RULE}")
     if local.root.exists():
         authority = local.authority()
     else:
@@ -74,7 +81,20 @@ def enrol_federation(
         enrol(authority, local.folder_of(BROKER), BROKER, days, hosts)
         for name in (COORDINATOR, *names):
             enrol(authority, local.folder_of(name), name, days)
+    _add_standby(authority, local)
     return local
+
+
+def _add_standby(authority: Authority, local: LocalFederation) -> None:
+    """Give a coordinator that an earlier release has enrolled a second certificate, and its broker the new rules."""
+    if (local.folder_of(COORDINATOR) / CURRENT / STANDBY_CERT).exists():
+        return
+    confirm, now = expect_fingerprint(authority.fingerprint), authority.now()
+    for name in reissue_approvals(authority, BROKER, COORDINATOR):
+        if not (local.folder_of(name) / CURRENT).exists():  # a broker on another machine
+            continue
+        data = read_approval_file(authority.folder / "approvals" / f"{name}.approval")
+        install(local.folder_of(name), data, confirm, now, authority.durable)
 
 
 def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:

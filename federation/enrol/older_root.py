@@ -17,7 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from protofleet.federation.enrol.authority import Authority
 from protofleet.federation.enrol.certificates import SKEW
-from protofleet.federation.enrol.register import CHECK
+from protofleet.federation.enrol.register import CHECK, STANDBY_PART
 from protofleet.protocol.security.records import Revocations, day, read_revocations
 from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.security.trust import read_roots
@@ -100,7 +100,8 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
 def _lost(authority: Authority, held: Mapping[str, Held]) -> dict[str, list[str]]:
     """Return for each valid name of this register the hosts that have revoked its certificate."""
     now = authority.now()
-    good = [e for e in authority.register.entries if e.part != CHECK and e.is_valid(now)]
+    # The coordinator's second certificate is always revoked together with the first.
+    good = [e for e in authority.register.entries if e.part not in (CHECK, STANDBY_PART) and e.is_valid(now)]
     return {
         e.name: [who for who, one in held.items() if e.serial in one.serials]
         for e in sorted(good, key=lambda e: (e.name, -e.serial))

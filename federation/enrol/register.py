@@ -15,13 +15,16 @@ REGISTER: Final = "register.json"
 # The value of the field `part` for the short-lived certificates with which we test a broker. No participant has this
 # value.
 CHECK: Final = "check"
+# The value of the field `part` for the coordinator's second certificate. It has no request and no approval of its
+# own, and it is renewed and revoked together with the coordinator.
+STANDBY_PART: Final = "standby"
 
 
 @dataclass(frozen=True)
 class RegisterEntry:
     serial: int
     name: str
-    part: str  # "device", "coordinator", "broker", "operator" or "check"
+    part: str  # "device", "coordinator", "broker", "operator", "standby" or "check"
     root: int  # The number of the root that signed the certificate.
     not_before: int
     not_after: int
@@ -64,7 +67,8 @@ class Register:
 
         For each name, only its newest entry is considered.
         """
-        due = [e for e in self._newest() if not e.revoked_at and e.not_after <= until]
+        own = (e for e in self._newest() if e.part != STANDBY_PART)
+        due = [e for e in own if not e.revoked_at and e.not_after <= until]
         return sorted(due, key=lambda e: (e.not_after, e.name))
 
     def _newest(self) -> list[RegisterEntry]:

@@ -126,8 +126,6 @@ class CommandExchange:
             case Denied(_, reason) if reason != UNHEARD:
                 raise BrokerError(f"the command cannot be sent: {reason}")
             case Denied() if not self._was_heard:
-                raise RunError(
-                    f"{self._nobody}, and nothing is queued; start it with settings that name no run"
-                )
+                raise RunError(f"{self._nobody}, and nothing is queued; start the coordinator")
             case Disconnected(reason, final) if final or not self._was_connected:
                 raise BrokerError(reason)

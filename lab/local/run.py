@@ -302,8 +302,9 @@ def watch(
     progress: Display,
 ) -> None:
     folder = processes.folder
+    own = ["--own-broker"] if broker.broker is not None else []
     coordinator = processes.start(
-        "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", piped=True
+        "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", *own, piped=True
     )
     progress.print(f"devices: {devices}; {SYNCED if experiment.devices.durable else NOT_SYNCED}")
     devices.start()

@@ -132,15 +132,17 @@ class SimulatedBroker:
     def send_retained(self, client: SimulatedTransport, pattern: str) -> None:
         for topic, frame in sorted(self.retained.items()):
             if matches(pattern, topic):
-                self._send(client, topic, frame)
+                self._send(client, topic, frame, retained=True)
 
-    def _send(self, client: SimulatedTransport, topic: str, frame: bytes) -> None:
+    def _send(self, client: SimulatedTransport, topic: str, frame: bytes, retained: bool = False) -> None:
         """Deliver a frame late, twice or never, according to the network conditions."""
         copies = 0 if self._rng.random() < self.conditions.loss else 1
         copies += self._rng.random() < self.conditions.repeat
         for _ in range(copies):
             delay = self.conditions.delay + self._rng.random() * self.conditions.jitter
-            self.clock.call_at(self.clock.now + delay, lambda: client.deliver(Arrived(topic, frame)))
+            self.clock.call_at(
+                self.clock.now + delay, lambda: client.deliver(Arrived(topic, frame, retained))
+            )
 
 
 def matches(pattern: str, topic: str) -> bool:

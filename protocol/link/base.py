@@ -32,7 +32,7 @@ from protofleet.protocol.security.keys import Identity, Keyring, changed, why_un
 from protofleet.protocol.transport.base import Transport, Will
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import Attachment
-from protofleet.protocol.wire.messages import IndirectManifest, Message, Offer, State
+from protofleet.protocol.wire.messages import CONNECTION_LOST, IndirectManifest, Message, Offer, State
 from protofleet.protocol.wire.names import EVERYBODY
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -173,7 +173,7 @@ class Link:
 
         The will has the sequence number 0, because the broker may never publish this message.
         """
-        return Will(topic, self._frame(State(False, "connection lost", self.who), self.run, (), 0))
+        return Will(topic, self._frame(State(False, CONNECTION_LOST, self.who), self.run, (), 0))
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify and decode a message; return None for a duplicate.

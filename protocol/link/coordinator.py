@@ -128,7 +128,7 @@ class CoordinatorLink(LinkToDevices):
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
-            return self._under_own_name(frame, "state", self._own_topic.later_state, now)
+            return self._under_own_name(frame, "state", self._own_topic.state_of_other, now)
         if topic == self.topics.coord_probe:
             kind = kind_counted(unverified_header(frame))
             return self._under_own_name(frame, kind, self._own_topic.from_standby, now)

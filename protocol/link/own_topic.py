@@ -38,16 +38,25 @@ class OwnTopic:
         # the messages of a later coordinator.
         self.brings_own_messages = False
 
-    def later_state(self, frame: bytes) -> Received | None:
-        """Return the message if it is the state of a later coordinator; otherwise return None."""
-        header, start, _ = verified(frame, {COORDINATOR: self._me.keys.public})
+    def state_of_other(self, frame: bytes) -> Received | None:
+        """Return the state of another coordinator, or a state that says that this one is offline; otherwise None."""
+        header, message = opened_by_own_key(self._me.keys, self._federation, frame)
         self.brings_own_messages |= header.epoch == self._me.boot
-        if header.federation != self._federation or header.epoch < self._me.boot:
+        if not isinstance(message, State) or self._is_own(header, message):
             return None
-        state = _message_in(frame, header, start)
-        if not isinstance(state, State) or not self._is_later_coordinator(header, state):
-            return None
-        return Received(COORDINATOR, state, header.run, header.epoch)
+        self._demand_not_ahead(header, message)
+        return Received(COORDINATOR, message, header.run, header.epoch)
+
+    def _is_own(self, header: Header, state: State) -> bool:
+        return header.epoch == self._me.boot and state.online and state.who == self._who
+
+    def _demand_not_ahead(self, header: Header, state: State) -> None:
+        if seconds := self._clock.ahead(header.epoch) if header.epoch > self._me.boot else 0:
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"a coordinator ({printable(state.who) or 'at an unknown place'}) has sent epoch {header.epoch}, "
+                f"which is {days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
+            )
 
     def proven_epoch(self, frame: bytes) -> int:
         """Return the epoch of a state that a device has sent on, if this epoch is higher; otherwise return 0.
@@ -57,7 +66,8 @@ class OwnTopic:
         header, state = opened_by_own_key(self._me.keys, self._federation, frame)
         if not isinstance(state, State) or header.epoch <= self._me.boot:
             return 0
-        return header.epoch if self._is_later_coordinator(header, state) else 0
+        self._demand_not_ahead(header, state)
+        return header.epoch
 
     def from_standby(self, frame: bytes) -> Received:
         """Return the message of a process that does not lead yet.
@@ -70,24 +80,3 @@ class OwnTopic:
         if not isinstance(message, (Probe, StepDown)):
             raise Rejected(Reason.MALFORMED, f"a {header.kind} of a standby, which sends only probes")
         return Received(COORDINATOR, message, header.run, header.epoch)
-
-    def _is_later_coordinator(self, header: Header, state: State) -> bool:
-        """Return whether the state comes from a coordinator that replaces this one.
-
-        If two coordinators were started in the same second, they have the same epoch. Then the coordinator
-        with the higher `who` continues.
-        """
-        if header.epoch == self._me.boot:
-            return state.who > self._who != ""
-        if seconds := self._clock.ahead(header.epoch):
-            raise Rejected(
-                Reason.EPOCH_AHEAD,
-                f"a coordinator ({printable(state.who) or 'at an unknown place'}) has sent epoch {header.epoch}, "
-                f"which is {days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
-            )
-        return True
-
-
-def _message_in(frame: bytes, header: Header, start: int) -> Message:
-    message, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
-    return message

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from protofleet.protocol.link.own_topic import opened_by_own_key
+from protofleet.protocol.security.enrolment import STANDBY_CERT
 from protofleet.protocol.security.envelope import MAJOR, MINOR, OPEN, Header, seal
 from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Transport
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.messages import Probe, State, StepDown
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
 # A process that does not lead has claimed no epoch, so it cannot number its messages.
 UNNUMBERED: Final = 0
+
+
+def standby_client_id(federation: str) -> str:
+    """Return the MQTT client id of a standby. A broker that identifies certificates uses the certificate's name."""
+    return f"{federation}.{STANDBY}"
+
+
+def standby_address(broker: BrokerAddress) -> BrokerAddress | None:
+    """Return the address of a coordinator's broker with the files of a standby.
+
+    Return None if the coordinator has a TLS certificate, but no second one beside it: an earlier release has enrolled
+    the coordinator, and its enrolment was not renewed since. With the only certificate, a standby would end the
+    connection of the coordinator that leads.
+    """
+    if broker.tls is None or broker.tls.cert is None:
+        return broker
+    cert = Path(broker.tls.cert).with_name(STANDBY_CERT)
+    return replace(broker, tls=replace(broker.tls, cert=str(cert))) if cert.exists() else None
 
 
 @dataclass(frozen=True, slots=True)

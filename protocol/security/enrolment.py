@@ -8,6 +8,7 @@ set of files, so a renewal replaces the whole set at once:
     roots revoked                        the valid roots, and the list of revoked records
     coordinator.record                   the coordinator that a device communicates with
     ca.crt tls.crt                       certificates for the TLS connection to the broker
+    standby.crt                          the coordinator's second certificate, for the same TLS key
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ RECEIVE_KEY: Final = "receive.key"
 TLS_KEY: Final = "tls.key"
 TLS_CERT: Final = "tls.crt"
 TLS_CA: Final = "ca.crt"
+STANDBY_CERT: Final = "standby.crt"
 OWN_RECORD: Final = "identity.record"
 OWN_OPERATOR: Final = "identity.operator"  # in place of OWN_RECORD, for an operator
 ROOTS_FILE: Final = "roots"

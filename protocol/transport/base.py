@@ -33,10 +33,14 @@ class Disconnected:
     """The event that the connection is lost.
 
     If `final` is true, the client does not connect again, for example because the broker does not allow this client.
+    `cut` is true if another client with the same name may have ended the connection; `taken_over` is true if the
+    broker has said so. A client that does not retry after a cut connects again when its owner says so.
     """
 
     reason: str
     final: bool = False
+    cut: bool = False
+    taken_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,16 +115,19 @@ class Mqtt:
         retry_seconds: tuple[float, float] = (0.5, 30.0),
         network: NetworkThreads | None = None,
         on_unheard: Callable[[str], None] = lambda topic: None,
+        retries_after_cut: bool = True,
     ) -> None:
         """Set up the transport.
 
         `on_unheard` is called on the network thread with the topic of a frame that no client has subscribed to.
+        If `retries_after_cut` is false, the owner calls `connect` again after a connection that another client may
+        have ended.
         """
         self.errors = CaughtErrors()
         self.broker_certificate_ends: float | None = None
         self._broker, self._receive_queue = broker, receive_queue
         self._returns: Callable[[], bool] = lambda: False
-        self._on_unheard = on_unheard
+        self._on_unheard, self._retries_after_cut = on_unheard, retries_after_cut
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
         self._acks: list[bytes] = []  # acknowledgements that are still to be sent
@@ -139,9 +142,10 @@ class Mqtt:
         self._name, self._network = client_id, network or NetworkThreads(client_id)
         self._entry: ConnectionEntry | None = None  # entry of this connection in the network
         self._backoff, self._opened_at, self._closed = Backoff(*retry_seconds), 0.0, False
+        self._pause = 0.0  # Seconds until the next try, after a cut.
 
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
-        """Start connecting.
+        """Start connecting; also after a cut, if this client does not retry by itself.
 
         The function `returns` is called when another process has connected with the name of this client. This
         client connects again only if the function returns True.
@@ -149,7 +153,7 @@ class Mqtt:
         self._returns = returns
         if will is not None:
             self._client.will_set(will.topic, will.frame, qos=1, retain=True)
-        self._entry = self._network.add(self)
+        self._entry, self._pause = self._network.add(self, self._pause), 0.0
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
@@ -237,8 +241,11 @@ class Mqtt:
         ending = self._ending or ConnectionEnd(f"{self._broker}: the connection was lost")
         self._backoff.ended(ending, time.monotonic() - self._opened_at)
         hint = f"; is another process connected as {self._name}?" if self._backoff.flapping else ""
-        self._tell(Disconnected(ending.reason + hint, ending.final))
-        return float("inf") if ending.final else self._backoff.pause()
+        is_cut = ending.is_cut and not ending.final
+        self._pause = self._backoff.pause()
+        self._tell(Disconnected(ending.reason + hint, ending.final, is_cut, ending.taken_over))
+        waits = is_cut and not self._retries_after_cut
+        return float("inf") if ending.final or waits else self._pause
 
     def _is_done(self, call: Callable[[], None]) -> bool:
         """Make a call, and return False if the call has ended the connection."""
@@ -380,9 +387,12 @@ class Mqtt:
 
     def _refused(self, reason: ReasonCode) -> ConnectionEnd:
         known = FINAL_REASONS.get(reason.value)
-        final = known is not None and not (reason.value == TAKEN_OVER and self._returns())
+        taken_over = reason.value == TAKEN_OVER
+        returns = taken_over and (self._returns() or not self._retries_after_cut)
+        final = known is not None and not returns
         advice = f"{known}; " if known else ""
-        return ConnectionEnd(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
+        words = f"{self._broker}: {advice}it said {reason} ({reason.value})"
+        return ConnectionEnd(words, final, taken_over=taken_over)
 
     def _paho(self, client_id: str) -> StreamClient:
         client = StreamClient(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)

@@ -101,8 +101,9 @@ class NetworkThreads:
         self._to_open: deque[ConnectionEntry] = deque()
         self._wake_ups: WakeUps[ConnectionEntry] | None = None
 
-    def add(self, connection: Connection) -> ConnectionEntry:
-        entry = ConnectionEntry(connection)
+    def add(self, connection: Connection, pause: float = 0.0) -> ConnectionEntry:
+        """Open a connection after a pause of some seconds."""
+        entry = ConnectionEntry(connection, try_at=time.monotonic() + pause)
         with self._lock:
             self._entries.add(entry)
             if self._wake_ups is None:
@@ -224,6 +225,8 @@ class _Loop:
             case Phase.PAUSING if entry.try_at <= time.monotonic():
                 entry.phase = Phase.OPENING
                 self._open_soon(entry)
+            case Phase.PAUSING:
+                self._timers.set(entry, entry.try_at)
             case Phase.OPENED:
                 self._take_over(entry)
             case Phase.STANDING:

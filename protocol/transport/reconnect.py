@@ -19,6 +19,12 @@ class ConnectionEnd:
     final: bool = False  # True if the client must not try again
     # True if an accepted connection ended without a DISCONNECT from the broker.
     without_disconnect: bool = False
+    taken_over: bool = False  # True if another client has connected with the name of this client
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the reason may be another client with the name of this client."""
+        return self.taken_over or self.without_disconnect
 
 
 def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Random) -> float:

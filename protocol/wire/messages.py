@@ -217,6 +217,8 @@ class Refusal:
 
 # The field `reason` of a `State` message that only shows that the coordinator runs. Devices do not reply to it.
 HERE: Final = "here"
+# The field `reason` of the `State` message that a broker publishes as the will of a party.
+CONNECTION_LOST: Final = "connection lost"
 
 
 MOST_STATE: Final = 512  # largest number of bytes of a hello's `last_state`

@@ -14,6 +14,10 @@ COORDINATOR: Final = "coordinator"
 # The name under which a coordinator's process connects before it leads. Under the name of the coordinator, it would
 # end the connection of the process that leads.
 STANDBY: Final = "coordinator.standby"
+RESERVED: Final = f"{COORDINATOR}."  # beginning of the names of the coordinator's further certificates
+RESERVED_RULE: Final = (
+    f"names that begin with {RESERVED!r} are reserved for the coordinator; choose another name"
+)
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 RULE: Final = "1 to 64 of the characters A-Z a-z 0-9 _ . -, and the first must be a letter or a digit"
 
@@ -26,6 +30,11 @@ def valid_name(name: str) -> str:
     if re.fullmatch(NAME, name):
         return name
     raise ValueError(f"{name!r} is no name; a name has {RULE}")
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether no new device, operator or broker may have this name."""
+    return name.startswith(RESERVED)
 
 
 def valid_device(name: str) -> str:

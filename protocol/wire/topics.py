@@ -121,7 +121,7 @@ class Topics:
         return tuple(self.prefix + row.pattern.format(device=mine) for row in rows)
 
     def coordinator_subscriptions(self) -> tuple[str, ...]:
-        """Return the topics that each coordinator receives. Only a coordinator of a queue receives commands too."""
+        """Return the topics that each coordinator receives. An enrolled coordinator receives commands too."""
         received = ("coordinator", "device", "standby")
         rows = [
             row

@@ -108,7 +108,7 @@ def log_error(problem: str, code: int) -> int:
     """Log the error as a JSON object, because all other log lines are JSON objects too."""
     from protofleet.runtime.logs import fields
 
-    level = logging.ERROR if code < BY_SIGNAL else logging.INFO
+    level = logging.ERROR if 0 < code < BY_SIGNAL else logging.INFO
     logging.getLogger("protofleet").log(level, "%s", problem, extra=fields(exit_code=code))
     return code
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from protofleet.runtime.command.arguments import DEVICES, EPOCH, ROUND, Subparsers, broker_changes
@@ -41,6 +42,12 @@ def add_coordinator(commands: Subparsers) -> None:
         "--events", action="store_true", help="print the run's events as JSON lines on standard output"
     )
     command.add_argument(
+        "--take-over", action="store_true",
+        help="ask the coordinator that leads the federation to end, and lead in its place",
+    )  # fmt: skip
+    # `protofleet run` sets it for the broker that it starts: no other coordinator knows this broker.
+    command.add_argument("--own-broker", action="store_true", help=argparse.SUPPRESS)
+    command.add_argument(
         "--restored",
         action="store_true",
         help="the folder came back from a backup: if a device proves that it has heard a higher epoch, claim an "
@@ -71,6 +78,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.coordinator.main import run_coordinator
         from protofleet.coordinator.server.budget_spent import BudgetSpentError
         from protofleet.coordinator.server.diverged import DivergedError
+        from protofleet.coordinator.start import StartOptions
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
         from protofleet.lab.local.misplaced import read_for
@@ -86,6 +94,7 @@ def coordinator(options: argparse.Namespace) -> int:
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
     claimed = _claimed(options, Path(settings.folder), settings.federation)
+    how = StartOptions(options.take_over, alone=options.own_broker)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
@@ -93,17 +102,15 @@ def coordinator(options: argparse.Namespace) -> int:
         service, build = loaded.service, software()
         raise ended_early(
             claimed(
-                lambda pauses: run_service(
-                    service, installed_version(), options.events, report_on, build, options.restored, pauses
+                lambda first: run_service(
+                    service, installed_version(), options.events, report_on, build, replace(how, pauses=first)
                 )
             )
         )
     folder = Path(settings.folder) / settings.name
     try:
         if problem := claimed(
-            lambda pauses: run_coordinator(
-                settings, installed_version(), options.events, software(), options.restored
-            )
+            lambda _: run_coordinator(settings, installed_version(), options.events, software(), how)
         ):
             raise ended_early(problem)
     except (DivergedError, BudgetSpentError):
@@ -117,7 +124,7 @@ def _claimed(
     options: argparse.Namespace, runs: Path, federation: str
 ) -> Callable[[Callable[[bool], str]], str]:  # fmt: skip
     """Return a function that conducts, and conducts again above a proved epoch if the options say `--restored`."""
-    from protofleet.coordinator.spool.behind import claim_above, claim_again
+    from protofleet.coordinator.start import claim_above, claim_again
     from protofleet.protocol.settings.reader import SettingsError
 
     if options.above and not options.restored:

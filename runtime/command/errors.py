@@ -5,9 +5,7 @@ from typing import Final
 
 FAILED: Final = 1
 MISUSED: Final = 2  # Exit code if the command line or its settings have a mistake.
-NOT_LEADER: Final = (
-    3  # Exit code of a coordinator if another coordinator leads the federation, or has led it since.
-)
+OUTRANKED: Final = 3  # Exit code if another process is the coordinator of the federation.
 DIVERGED: Final = 4
 BUDGET_SPENT: Final = 5  # Exit code if budgets have ended the run before its last round.
 BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the signal.
@@ -15,6 +13,14 @@ BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the si
 
 class RunError(RuntimeError):
     """The error for a run that cannot continue. The message has the reason and advice."""
+
+
+class OutrankedError(RunError):
+    """The error for a coordinator that does not lead the federation, because another one does."""
+
+
+class SteppedDownError(RunError):
+    """The error for a coordinator that another one has asked to end. This is not a failure."""
 
 
 class SignalledError(RunError):

@@ -7,12 +7,23 @@ import threading
 import pytest
 
 from protofleet.coordinator.devices.bans import Bans
-from protofleet.coordinator.operators import MOST_WAITING, BrokerOperators, packed_within
+from protofleet.coordinator.operators import (
+    LAST_SECONDS,
+    MOST_WAITING,
+    BrokerOperators,
+    OperatorLoop,
+    packed_within,
+)
 from protofleet.coordinator.queue import queue_file
 from protofleet.coordinator.queue.commands import Decision, QueueCommand, Sender
 from protofleet.coordinator.queue.queue_file import QueueFile
-from protofleet.coordinator.queue_requests import denial_of, loggable, problem_of, queue_commands
+from protofleet.coordinator.queue_requests import loggable, problem_of, queue_commands
+from protofleet.coordinator.request_form import denial_of
+from protofleet.coordinator.round.events import SaveResult
+from protofleet.coordinator.spool import spool
+from protofleet.protocol.security.operators import GRANTS
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.transport.base import Arrived, Done
 from protofleet.protocol.wire.messages import CommandRequest
 from tests.coordinator.test_service_settings import EXPERIMENT, service
 from tests.protocol.link.test_operators import STOP, TOPICS, World
@@ -131,7 +142,12 @@ def command(verb="stop", run="red", grants=("view", "run"), **more):
      ("label", ("view", "run"), "admit"), ("labels", ("admit",), "view")],
 )  # fmt: skip
 def test_a_denial_names_the_grant_that_is_missing(verb, grants, needed):
-    assert denial_of(command(verb, grants=grants)) == f"alice has no grant {needed!r}, which {verb} needs"
+    denial = denial_of(command(verb, grants=grants))
+    assert denial.startswith(
+        f"alice has no grant {needed!r}, which {verb} needs; whoever holds the root gives it"
+    )
+    given = [grant for grant in GRANTS if grant in {*grants, needed}]
+    assert f"approve root/requests/alice.request --grants {','.join(given)}`" in denial
     every = command(verb, grants=("view", "run", "admit"))
     assert denial_of(every) == "" == denial_of(QueueCommand(bytes(16), "local:ann", verb, ""))
 
@@ -177,3 +193,81 @@ def test_an_answer_that_fits_no_packet_is_shortened_and_says_so():
     assert found["commands"][-1] == runs[-1] and found["run"] == "red"
     assert json.loads(packed_within({"runs": runs}, 1 << 20)) == {"runs": runs}
     assert packed_within({"run": "x" * 2000}, 1024) == b"{}"
+
+
+class App:
+    """An app of the event loop that has finished, or not."""
+
+    def __init__(self, finished=False):
+        self.finished, self.wake_at, self.taken = finished, 7.0, []
+
+    def take(self, item, now):
+        self.taken.append(item)
+
+    def wake(self, now):
+        raise AssertionError("an app that has finished is not woken")
+
+    def end_turn(self, now):
+        pass
+
+
+def test_a_process_that_has_finished_goes_on_until_its_operators_have_their_results(tmp_path):
+    made, app, item = Coordinator(tmp_path), App(), Done(lambda: None)
+    loop = OperatorLoop(app, made.inbox)
+    alice = made.sender("alice")
+    alice.send(STOP)
+    loop.take(Arrived(*made.wire.sent.pop()), 1.0)
+    assert not loop.finished and loop.wake_at == 7.0
+    app.finished = True
+    loop.end_turn(2.0)
+    assert not loop.finished and loop.wake_at == 2.0 + LAST_SECONDS
+    alice.send(STOP)
+    for one in (item, Arrived("dev/board/state", b""), Arrived(*made.wire.sent.pop())):
+        loop.take(one, 2.0)
+    assert app.taken == [item], "only functions for the thread of the event loop are called at the end"
+    made.gate.set()
+    made.calls.get(timeout=10)()
+    assert loop.finished and [topic for topic, _ in made.wire.sent] == [TOPICS.results_of("alice")]
+
+
+def test_a_process_that_has_finished_does_not_wait_long_for_a_result(tmp_path):
+    made, app = Coordinator(tmp_path), App(finished=True)
+    loop = OperatorLoop(app, made.inbox)
+    made.say(made.sender("alice"))
+    for now, finished in ((1.0, False), (2.0, False), (1.0 + LAST_SECONDS, True)):
+        loop.end_turn(now)
+        loop.wake(now)
+        assert loop.finished is finished
+    made.gate.set()
+
+
+def test_a_coordinator_without_commands_of_operators_has_no_thread_for_them(tmp_path):
+    before = threading.active_count()
+    made = Coordinator(tmp_path)
+    assert threading.active_count() == before
+    made.say(made.sender("alice"))
+    assert threading.active_count() == before + 1
+    assert len(made.results(1)) == 1
+
+
+def test_a_run_stores_what_was_heard_of_each_operator_and_one_operator_displaces_no_other(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(spool, "MOST_OF_ONE", 5)
+    made = spool.Spool(tmp_path, durable=False)
+    made.start_run("red", "{}", 1)
+
+    def save(operator, number, sender):
+        key = number.to_bytes(16) + operator.encode()
+        with made.index.transaction():
+            made.save_result(SaveResult(key, 1, operator, "stop", "denied", "", sender))
+
+    save("bob", 1, (3, 4, "b"))
+    for number in range(8):
+        save("alice", number, (5, number, "h"))
+    made.close()
+    again = spool.Spool(tmp_path, durable=False)
+    assert again.heard_operators() == {"alice": (5, 7, "h"), "bob": (3, 4, "b")}
+    assert [one.operator for one in again.newest_results(100)] == ["alice"] * 5 + ["bob"]
+    assert again.newest_numbers("denied") == (9, 9)
+    again.close()

@@ -19,13 +19,14 @@ from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.queue.folder import queue_folder
 from protofleet.coordinator.queue.queue_file import QueueFile
 from protofleet.coordinator.queue_requests import Execute, queue_commands
-from protofleet.coordinator.run_service import RunService, ServiceLoop
+from protofleet.coordinator.run_service import Lead, RunService, ServiceLoop
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import save_epoch
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.base import Done
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.control_socket import Handler
 from tests.crash.platter import Platter
@@ -125,8 +126,9 @@ class QueueWorld(Simulation):
         self.disk = self.boot_coordinator_host()
         self.disk.make(self.runs_folder)
         self.disk.make(queue_folder(self.runs_folder))
-        keys = self.keys[COORDINATOR]
-        conducted = RunService(self.settings, "", False, lambda folder: None, {}, keys, self.keyring, {})
+        lead = Lead(self.keys[COORDINATOR], self.keyring, {}, standby=None, highest=0)
+        events, is_stopped = ReceiveQueue(), lambda: False
+        conducted = RunService(self.settings, "", False, lambda folder: None, {}, lead, events, is_stopped)
         self.service = ServiceLoop(conducted)
         conducted.conductor.settle()
         self.connection.connect()
@@ -232,10 +234,10 @@ class QueueWorld(Simulation):
 
     def _asked(self, command: Command, number: int) -> Mapping[str, Any]:
         assert self.handle is not None
-        request = {
-            "id": f"{number:032x}", "verb": command.verb, "run": command.run, "reason": "",
-            "experiment": command.experiment, "after": command.after, "priority": command.priority,
-        }  # fmt: skip
+        request = {"id": f"{number:032x}", "verb": command.verb, "run": command.run, "reason": ""}
+        if command.verb == "submit":
+            more = {"experiment": command.experiment, "after": command.after, "priority": command.priority}
+            request |= more
         return self.handle("local:ann", request)
 
     # The results.
@@ -270,6 +272,9 @@ class VirtualConnection:
         topic = self._world.topics.coord_state
         self._world.broker.clients[COORDINATOR].will = self.link.will(topic)
 
+    def lead(self, service: object) -> None:
+        """Do nothing: no other process leads in this world."""
+
 
 @contextlib.contextmanager
 def virtual(world: QueueWorld) -> Iterator[None]:
@@ -286,7 +291,6 @@ def virtual(world: QueueWorld) -> Iterator[None]:
             WorkThread=mock.Mock(),
             ThreadWorker=mock.Mock(),
             Life=mock.Mock(return_value=mock.Mock(unclean_at=0.0)),
-            stop_on_signals=lambda put: lambda: False,
             compute_deterministically=mock.Mock(),
             on_progress=mock.Mock(),
             queue_commands=world.commands,

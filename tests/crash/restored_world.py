@@ -13,11 +13,12 @@ from unittest import mock
 
 from protofleet.coordinator import run_service
 from protofleet.coordinator.run import Run
-from protofleet.coordinator.run_service import RunService, ServiceLoop
+from protofleet.coordinator.run_service import Lead, RunService, ServiceLoop
 from protofleet.coordinator.spool.epochs import save_epoch
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.link.base import unverified_header
 from protofleet.protocol.transport.base import Done
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.crash.queue_world import DEVICES, EXPERIMENT, Command, QueueWorld, virtual
 from tests.crash.world import OUT_SECONDS, TURN_SECONDS, Killed
@@ -49,10 +50,10 @@ class RestoredWorld(QueueWorld):
 
     def _boot_service(self) -> None:
         self.disk = self.boot_coordinator_host()
-        keys = self.keys[COORDINATOR]
         self.disk.make(self.runs_folder)
+        lead = Lead(self.keys[COORDINATOR], self.keyring, {}, standby=None, highest=0)
         self.conducted = RunService(
-            self.settings, "", False, lambda folder: None, {}, keys, self.keyring, {}, self.restored
+            self.settings, "", False, lambda folder: None, {}, lead, ReceiveQueue(), lambda: False
         )
         if self.restored:
             self.conducted.pause_restored_runs()

@@ -149,8 +149,8 @@ def test_a_coordinator_claims_above_an_epoch_that_a_device_proves_and_loses_noth
     world.until(lambda: all(agent.link.proof.frame for agent in world.agents.values()))
     world.put_back(backup, above=False, lower=True)
     assert world.connection.link.epoch < heard
-    world.until(lambda: world.conducted.service.behind is not None)
-    assert world.conducted.service.behind.proven == heard
+    world.until(lambda: world.conducted.service.end is not None)
+    assert world.conducted.service.end.proven == heard
     assert world.rows()[RUN]["state"] == "paused"
 
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from protofleet.coordinator.spool.behind import BehindError
+from protofleet.coordinator.leading.behind import BehindError
 from protofleet.protocol.link.base import unverified_header
 from protofleet.protocol.security.envelope import OPEN, Header, seal
 from protofleet.protocol.security.keys import Keys
@@ -67,7 +67,7 @@ def test_a_coordinator_behind_its_devices_ends_and_its_words_name_the_way_out(be
     epoch = behind.agents["device-0"].link.epoch
     assert epoch == 1 + LATER > behind.service.link.epoch
     behind.run(until=lambda: behind.service.finished, limit=60.0)
-    assert isinstance(behind.service.behind, BehindError) and behind.service.behind.proven == epoch
+    assert isinstance(behind.service.end, BehindError) and behind.service.end.proven == epoch
     assert "--restored" in behind.service.stopped and str(epoch) in behind.service.stopped
     assert behind.service.context.higher_epochs > 0
     assert {agent.link.epoch for agent in behind.agents.values()} == {epoch}, "nobody follows it"
@@ -75,11 +75,11 @@ def test_a_coordinator_behind_its_devices_ends_and_its_words_name_the_way_out(be
 
 def test_a_coordinator_that_claims_above_the_proved_epoch_goes_on(behind, tmp_path):
     behind.run(until=lambda: behind.service.finished, limit=60.0)
-    behind.boots = behind.service.behind.proven
+    behind.boots = behind.service.end.proven
     behind.kill(COORDINATOR)
     behind.boot_coordinator()
     behind.run(limit=SECONDS)
-    assert behind.service.run.view.over and not behind.service.behind
+    assert behind.service.run.view.over and not behind.service.end
     whole = simulation(tmp_path / "whole", "fedavg").run(limit=SECONDS)
     assert_same(behind, whole)
 
@@ -161,7 +161,7 @@ def test_a_state_that_proves_nothing_is_harmless(tmp_path, fault, reason):
     assert dict(run.service.link.legacy.meter.rejected - before) == ({reason: 1} if reason else {})
     assert run.service.context.higher_epochs - counted == (fault == "only in the header")
     run.run(limit=SECONDS)
-    assert run.service.run.view.over and not run.service.behind and run.service.link.epoch == epoch
+    assert run.service.run.view.over and not run.service.end and run.service.link.epoch == epoch
 
 
 @pytest.mark.parametrize("state", [State(False, "connection lost"), State(True, HERE)])
@@ -179,26 +179,4 @@ def test_a_device_answers_only_a_lower_coordinator_that_is_there(tmp_path, state
     run.run(until=lambda: False, limit=10.0)
     assert bool([hello for _, hello in sent if hello.last_state]) == state.online
     run.run(limit=SECONDS)
-    assert run.service.run.view.over and not run.service.behind
-
-
-@pytest.mark.parametrize("restored", [True, False])
-def test_the_last_state_of_a_coordinator_that_has_ended_is_a_proof_for_a_restored_one(tmp_path, restored):
-    """Without the order of an operator, the state may be the will of a coordinator that connects again."""
-    run = simulation(tmp_path, "fedavg")
-    run.service.context.restored = restored
-    run.run(until=lambda: bool(run.service.run.machine.cohort), limit=SECONDS)
-    frame = state_of(run, 50, state=State(False, "connection lost"))
-    run.broker.publish(run.topics.coord_state, frame, retain=True)
-    run.run(until=lambda: run.service.finished, limit=1.0)
-    assert run.service.finished and bool(run.service.behind) == restored
-    assert not restored or run.service.behind.proven == 50
-
-
-def test_a_restored_coordinator_does_not_claim_above_one_that_is_there(tmp_path):
-    run = simulation(tmp_path, "fedavg")
-    run.service.context.restored = True
-    run.run(until=lambda: bool(run.service.run.machine.cohort), limit=SECONDS)
-    run.broker.publish(run.topics.coord_state, state_of(run, 50), retain=True)
-    run.run(until=lambda: run.service.finished, limit=1.0)
-    assert run.service.finished and not run.service.behind
+    assert run.service.run.view.over and not run.service.end

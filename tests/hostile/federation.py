@@ -104,7 +104,7 @@ class Federation:
 
         `ahead` is the number of seconds by which its clock is ahead of all other clocks. `planted` is the
         code of a fault, which runs before the code of the program. `out` takes its events; without it they go
-        to the log. `through` is the beginning of its command line, and `options` is its end.
+        to the log. `through` is the beginning of its command line, and `options` are at its end.
         """
         given = {"policy": Policy(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
@@ -115,12 +115,12 @@ class Federation:
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         self.metrics_port = made.metrics_port
-        settings, events = encode(made), "--events"  # The option switches all observers on.
+        settings = encode(made)
         return self._start(
             "coordinator",
             "coordinator",
             settings,
-            events,
+            "--events",  # It switches all observers on.
             *options,
             ahead=ahead,
             planted=planted,

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.coordinator.round.policy import Policy
 from protofleet.federation.enrol.key_folder import expect_fingerprint, install, read_approval_file
 from protofleet.federation.enrol.lifecycle import revoke
 from protofleet.federation.remote.client import ask_coordinator
@@ -29,13 +30,15 @@ from tests.hostile.federation import Federation
 from tests.hostile.test_run_queue import EXPERIMENT
 from tests.support.operators import enrol_operator
 
-# The process is killed when the effect of a submission is on the disk, and before its result is sent.
+BOTH = Policy(quorum=2, gather=2, straggler_factor=0.0)
+
+# The process is killed when the effect of a submission or of a pause is on the disk, and before its result is sent.
 KILLED = """
 import os
 import protofleet.coordinator.operators as operators
 sends = operators.BrokerOperators._send
 def send(self, received, answer):
-    if received.request.verb == "submit":
+    if received.request.verb in ("submit", "pause"):
         os._exit(9)
     sends(self, received, answer)
 operators.BrokerOperators._send = send
@@ -99,8 +102,10 @@ def test_operators_give_their_commands_from_anywhere_within_their_grants(away, c
     assert away.say("alice", "submit", str(away.experiment)) == (0, "demo: demo is submitted\n")
     f.wait_until(lambda: "running" in away.say("bob", "runs")[1], "the run to begin")
     code, said = away.say("bob", "stop", "demo")
-    assert code == 1 and said == "demo: bob has no grant 'run', which stop needs\n"
-    assert away.say("carol", "show", "demo") == (1, "demo: carol has no grant 'view', which show needs\n")
+    assert code == 1 and said.startswith("demo: bob has no grant 'run', which stop needs; whoever")
+    assert "`protofleet enrol approve root/requests/bob.request --grants view,run`" in said
+    code, said = away.say("carol", "show", "demo")
+    assert code == 1 and said.startswith("demo: carol has no grant 'view', which show needs; whoever")
     # A device that has its keys, and a topic at the broker, is not an operator.
     send_as_device(f, "one")
     unknown = 'protofleet_rejected_total{reason="unknown_sender"'
@@ -159,3 +164,47 @@ def test_a_command_has_one_effect_if_the_coordinator_is_killed_before_it_sends_t
     shell.join(70)
     assert [(one["verdict"], one["words"]) for one in results] == [("done", "demo is submitted")]
     assert [one["verb"] for one in away.log()] == ["submit"]
+
+
+def test_a_coordinator_whose_file_names_a_run_takes_the_same_commands_within_the_same_grants(away):
+    f = away.f
+    coordinator = f.coordinator(policy=BOTH)
+    f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the coordinator")
+    assert away.say("bob", "runs")[1].startswith("run  waiting    0 of the 2 devices")
+    code, said = away.say("bob", "pause", "run")
+    assert code == 1 and said.startswith(
+        "run: bob has no grant 'run', which pause needs; whoever holds the root"
+    )
+    assert away.say("carol", "runs")[0] == 1
+    # A command that is said twice has one effect, and an operator cannot use the id of another operator.
+    name = secrets.token_hex(16)
+    paused = [away.ask("alice", "pause", id=name, run="run", reason="no power") for _ in range(2)]
+    assert paused == [{"verdict": "done", "words": "the run pauses"}] * 2
+    assert away.ask("carol", "resume", id=name, run="run")["words"] == "the run goes on"
+    assert away.ask("carol", "pause", run="red")["words"] == "this coordinator conducts only run"
+    assert "needs a coordinator with a queue" in away.say("alice", "submit", str(away.experiment))[1]
+    assert away.say("alice", "extend", "run", "--rounds", "7", "--revision", "1")[0] == 1
+    assert away.say("alice", "extend", "run", "--rounds", "7", "--revision", "3")[0] == 0
+    done = [("bob", "pause", "denied"), ("alice", "pause", "done"), ("carol", "resume", "done")]
+    done += [("alice", "submit", "refused"), ("alice", "extend", "conflict"), ("alice", "extend", "done")]
+    assert [(one["operator"], one["verb"], one["verdict"]) for one in away.log()] == done
+    assert all(one["run"] == "run" for one in away.log())
+    # The command that ends the process gets its result.
+    assert away.say("alice", "stop", "run", "--reason", "enough") == (0, "run: the run is stopped\n")
+    assert f.wait_for_end(coordinator) == 0, f.last_words()
+    code, said = away.say("alice", "runs")
+    assert code == 1 and "no coordinator answers on" in said
+
+
+def test_a_command_on_one_run_has_one_effect_if_the_coordinator_is_killed_before_it_sends_the_result(away):
+    f, results = away.f, []
+    coordinator = f.coordinator(policy=BOTH, planted=KILLED)
+    f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the coordinator")
+    shell = threading.Thread(target=lambda: results.append(away.ask("alice", "pause", 60.0, run="run")))
+    shell.start()
+    assert f.wait_for_end(coordinator) == 9
+    f.coordinator(policy=BOTH)
+    shell.join(70)
+    assert results == [{"verdict": "done", "words": "the run pauses"}]
+    assert [(one["verb"], one["words"]) for one in away.log()] == [("pause", "the run pauses")]
+    assert away.ask("bob", "show", run="run")["state"] == "paused"

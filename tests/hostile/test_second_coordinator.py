@@ -1,4 +1,4 @@
-"""Two coordinators of one federation: the later one goes on."""
+"""Two coordinators of one federation, one of which does not look before it acts: the later one goes on."""
 
 import re
 import socket
@@ -10,6 +10,9 @@ import pytest
 
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
+
+# With this option, a coordinator acts as those of earlier releases do: it does not look whether another one leads.
+BLIND = ["--own-broker"]
 
 
 class Gate(threading.Event):
@@ -31,8 +34,8 @@ def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_o
         one.wait("receipt")
         before = one.epoch
         time.sleep(1.1)  # An epoch is a second of the clock.
-        second = f.coordinator(folder=str(tmp_path / "second"))
-        assert f.wait_for_end(first) == 1
+        second = f.coordinator(folder=str(tmp_path / "second"), options=BLIND)
+        assert f.wait_for_end(first) == 3
         one.wait_until(lambda: one.epoch > before, "the later coordinator")
         words = first.last_word()
         assert str(one.epoch) in words and str(before) in words, words
@@ -59,10 +62,13 @@ def test_of_two_containers_started_in_the_same_second_under_one_name_one_goes_on
     """Both have the same host name, the same process id and the same path."""
     planted = TWINS.format(now=int(time.time()) + 0.5)
     with Federation(tmp_path, "one", rounds=1) as f:
-        pair = [f.coordinator(planted=planted, folder=str(tmp_path / name)) for name in ("first", "second")]
+        pair = [
+            f.coordinator(planted=planted, folder=str(tmp_path / name), options=BLIND)
+            for name in ("first", "second")
+        ]
         f.wait_until(lambda: any(p.child.poll() is not None for p in pair), "one of them to end")
         ended, other = sorted(pair, key=lambda p: p.child.poll() is None)
-        assert f.wait_for_end(ended) == 1
+        assert f.wait_for_end(ended) == 3
         assert "started in the same second" in ended.last_word()
         f.raw("one")
         assert f.wait_for_end(other) == 0, other.last_word()
@@ -73,8 +79,8 @@ def test_a_second_coordinator_whose_clock_is_behind_ends_and_the_run_of_the_firs
         first = f.coordinator(ahead=3600.0, folder=str(tmp_path / "first"))
         one, two = f.raw("one", gate.work), f.raw("two", gate.work)
         one.wait("receipt")
-        second = f.coordinator(folder=str(tmp_path / "second"))
-        assert f.wait_for_end(second) == 1
+        second = f.coordinator(folder=str(tmp_path / "second"), options=BLIND)
+        assert f.wait_for_end(second) == 3
         assert str(one.epoch) in second.last_word(), second.last_word()
         gate.set()
         assert f.wait_for_end(first) == 0, first.last_word()
@@ -88,10 +94,10 @@ def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, g
         one = f.raw("one", gate.work)
         one.wait("receipt")
         time.sleep(1.1)  # An epoch is a second of the clock.
-        second = f.coordinator(folder=str(tmp_path / "second"), rounds=40)
-        assert f.wait_for_end(first) == 1
-        again = f.coordinator(folder=str(tmp_path / "first"))
-        assert f.wait_for_end(second) == 1
+        second = f.coordinator(folder=str(tmp_path / "second"), rounds=40, options=BLIND)
+        assert f.wait_for_end(first) == 3
+        again = f.coordinator(folder=str(tmp_path / "first"), options=BLIND)
+        assert f.wait_for_end(second) == 3
         gate.set()
         assert f.wait_for_end(again) == 0, again.last_word()
         one.wait("finished")
@@ -105,8 +111,8 @@ def test_a_run_under_a_fast_clock_keeps_no_later_run_out(tmp_path):
         assert f.wait_for_end(spring) == 0, spring.last_word()
         summer = f.coordinator(name="summer")
         assert f.wait_for_end(summer) == 0, summer.last_word()
-        elsewhere = f.coordinator(name="autumn", folder=str(tmp_path / "elsewhere"))
-        assert f.wait_for_end(elsewhere) == 1
+        elsewhere = f.coordinator(name="autumn", folder=str(tmp_path / "elsewhere"), options=BLIND)
+        assert f.wait_for_end(elsewhere) == 3
         number, path = re.search(r"write (\d+) into (\S+) and start", f.log_of(elsewhere)).groups()
         Path(path).write_text(number)
         again = f.coordinator(name="autumn", folder=str(tmp_path / "elsewhere"))

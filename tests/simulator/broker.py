@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 INFLIGHT = 20
 matches = functools.lru_cache(4096)(protofleet.lab.simulation.network.matches)
-Message = tuple[str, bytes]
+# The topic, the frame, and whether the broker had retained the message before the client subscribed.
+Message = tuple[str, bytes, bool]
 
 
-def honest(topic: str, frame: bytes) -> list[Message]:
+def honest(topic: str, frame: bytes) -> list[tuple[str, bytes]]:
     return [(topic, frame)]
 
 
@@ -71,7 +72,7 @@ class Broker:
     def __init__(self, clock: Clock, dice: random.Random, manners: Manners) -> None:
         self.clock, self.dice, self.manners = clock, dice, manners
         self.up, self.dropped = True, 0
-        self.meddle: Callable[[str, bytes], list[Message]] = honest
+        self.meddle: Callable[[str, bytes], list[tuple[str, bytes]]] = honest
         self.sessions: dict[str, Session] = {}
         self.retained: dict[str, bytes] = {}
         self._saved: tuple[dict[str, Session], dict[str, bytes]] = ({}, {})
@@ -104,7 +105,7 @@ class Broker:
         session.topics[topic] = None
         for known, frame in sorted(self.retained.items()):
             if matches(topic, known):
-                self._hand(session, (known, frame))
+                self._hand(session, (known, frame, True))
 
     def publish(self, topic: str, frame: bytes, retain: bool) -> None:
         if not self.up:
@@ -171,10 +172,10 @@ class Broker:
         self.lost(connection, say_will=self.manners.will_at_takeover)
         connection.cut("Session taken over (142)", final=self.manners.says_taken_over)
 
-    def _spread(self, message: Message) -> None:
+    def _spread(self, message: tuple[str, bytes]) -> None:
         for session in list(self.sessions.values()):
             if any(matches(topic, message[0]) for topic in session.topics):
-                self._hand(session, message)
+                self._hand(session, (*message, False))
 
     def _hand(self, session: Session, message: Message) -> None:
         if session.connection and len(session.flying) < INFLIGHT and not session.queue:

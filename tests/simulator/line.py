@@ -40,8 +40,8 @@ class Connection:
         self.up.blocked, self.down.blocked = "up" in line.blocked, "down" in line.blocked
         self.live = True  # The client takes it for alive.
 
-    def deliver(self, packet: int, message: tuple[str, bytes]) -> None:
-        topic, frame = message
+    def deliver(self, packet: int, message: tuple[str, bytes, bool]) -> None:
+        topic, frame, retained = message
         size = packet_bytes(topic, len(frame))
         self.down.send(
             size, f"{short(topic)} {len(frame)}", lambda: self.line.received(self, packet, message)
@@ -206,12 +206,12 @@ class Line:
         if not final:
             self._again()
 
-    def received(self, connection: Connection, packet: int, message: tuple[str, bytes]) -> None:
-        topic, frame = message
+    def received(self, connection: Connection, packet: int, message: tuple[str, bytes, bool]) -> None:
+        topic, frame, retained = message
         connection.up.send(
             4, "PUBACK", lambda: self._at_broker(connection, lambda s: self.broker.acknowledged(s, packet))
         )
-        self.tell(Arrived(topic, frame))
+        self.tell(Arrived(topic, frame, retained))
 
     # Inside.
 

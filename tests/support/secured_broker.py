@@ -9,8 +9,9 @@ from pathlib import Path
 
 from protofleet.federation.brokers.local import LocalBroker, MutualTls
 from protofleet.federation.enrol.local_federation import LocalFederation, enrol_federation
+from protofleet.protocol.link.standby import standby_address
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY
 
 
 @dataclass
@@ -22,6 +23,10 @@ class Enrolled:
     broker: LocalBroker
 
     def address(self, name: str) -> BrokerAddress:
+        if name == STANDBY:
+            address = standby_address(self.address(COORDINATOR))
+            assert address is not None, "the coordinator has no second certificate"
+            return address
         return replace(self.broker.address, tls=self.fleet.tls(name))
 
 

@@ -121,9 +121,10 @@ WantedBy=multi-user.target
 
 
 # When a run is over, the service stays active, so that a deployment does not begin the run again. After exit
-# code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would occur again.
-# systemd stops the service with SIGINT, and no other program sends SIGINT to it. So an end by SIGINT counts as
-# success. Other programs may send SIGTERM, so after an end by SIGTERM the service must start again.
+# code 2 (wrong settings), 3 (another coordinator leads) or 4 (a diverged run) there is no restart, because the same
+# error would occur again. systemd stops the service with SIGINT, and no other program sends SIGINT to it. So an
+# end by SIGINT counts as success. Other programs may send SIGTERM, so after an end by SIGTERM the service must
+# start again.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
@@ -143,7 +144,7 @@ StateDirectory={label}
 StateDirectoryMode=0700
 Environment=HOME={home} PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
 Restart=on-failure
-RestartPreventExitStatus=2 4 5
+RestartPreventExitStatus=2 3 4 5
 KillSignal=SIGINT
 SuccessExitStatus={by_sigint}
 {backoff}TimeoutStopSec=90s

@@ -188,7 +188,8 @@ def test_a_new_board_is_deployed_in_exactly_these_words(desk):
     assert (known["release"], known["unit"]) == (release, desk.board.facts["unit"])
     assert allow == f"remote.sh allow {release}-{known['settings']}"
     assert [step for step, result in desk.logged() if result == "done"][-1] == "record"
-    assert [e.name for e in Authority(desk.folder / "root").register.entries] == ["coordinator", "board-1"]
+    names = [e.name for e in Authority(desk.folder / "root").register.entries]
+    assert names == ["coordinator", "coordinator.standby", "board-1"]
 
 
 def test_a_second_deployment_only_looks(deployed, capsys):

@@ -13,15 +13,16 @@ from protofleet.protocol.wire.topics import TOPIC_RULES, Topics
 from tests.conftest import PATIENCE, Peer, missing
 from tests.support.secured_broker import start_enrolled
 
-IDENTITIES = ("coordinator", "d1", "d2")
+IDENTITIES = ("coordinator", "coordinator.standby", "d1", "d2")
 DIGEST = "ab" * 32
+ALIKE = ("probe", "coord", "state", "coordinatorXstandby")
 TAKEN = {0, 16}  # 16 means that the topic has no subscriber
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory):
     try:
-        made = start_enrolled(tmp_path_factory.mktemp("fleet"), "d1", "d2")
+        made = start_enrolled(tmp_path_factory.mktemp("fleet"), "d1", "d2", *ALIKE)
     except BrokerError as error:
         missing(error)
     yield made
@@ -34,7 +35,8 @@ def topics_of(federation):
     They are every topic of the table for two devices, and some topics that are in no table.
     """
     t = Topics(federation)
-    yield t.coord_state, "coordinator", {"d1", "d2"}
+    yield t.coord_state, "coordinator", {"d1", "d2", "coordinator.standby"}
+    yield t.coord_probe, "coordinator.standby", {"coordinator"}
     yield t.round, "coordinator", {"d1", "d2"}
     yield t.broadcast(DIGEST), "coordinator", {"d1", "d2"}
     yield t.broadcast_now, "coordinator", {"d1", "d2"}
@@ -48,7 +50,9 @@ def topics_of(federation):
     p = t.prefix
     for nowhere in (
         p + "up/coordinator", p + "down/coordinator", p + "dev/coordinator/state", p + "up/d1/more", p + "up",
-        p + "op/up/coordinator", p + "op/down/coordinator", p + "coord", p + "dev/d1", p + "bcast",
+        p + "op/up/coordinator", p + "op/down/coordinator", p + "up/coordinator.standby",
+        p + "dev/coordinator.standby/state", p + "op/up/coordinator.standby", p + "coord/probe/d1",
+        p + "coord", p + "dev/d1", p + "bcast",
         p + f"bcast/{DIGEST}/0", p + "else", "protofleet/1/other/round",
         "protofleet/2/" + federation + "/round", "up/d1", "d1",
     ):  # fmt: skip
@@ -58,7 +62,7 @@ def topics_of(federation):
 def test_the_plain_statement_above_names_every_row_of_the_table():
     named = {topic for topic, writer, _ in topics_of("f") if writer}
     t = Topics("f")
-    assert {t.parse(topic).kind for topic in named} == {row.kind for row in TOPIC_RULES} - {"coord_probe"}
+    assert {t.parse(topic).kind for topic in named} == {row.kind for row in TOPIC_RULES}
 
 
 def puback(secured, name, topic, frame=b"x"):
@@ -68,7 +72,7 @@ def puback(secured, name, topic, frame=b"x"):
     """
     answered = []
     client = Client(CallbackAPIVersion.VERSION2, "x", protocol=MQTTProtocolVersion.MQTTv5)
-    client.tls_set_context(tls_context(secured.fleet.tls(name)))
+    client.tls_set_context(tls_context(secured.address(name).tls))
     client.on_connect = lambda *told: client.publish(topic, frame, qos=1)
     client.on_publish = lambda _client, _data, _mid, code, _properties: answered.append(code.value)
     client.connect("127.0.0.1", secured.broker.address.port)
@@ -107,8 +111,16 @@ def test_each_identity_hears_exactly_what_the_table_says(secured, name):
         heard = set(topics_until(hearer, b"last"))
     finally:
         hearer.mqtt.close()
-    own_words = {t for t, _, readers in topics if name == "coordinator" and readers == {"d1", "d2"}}
+    own_words = {t for t, _, readers in topics if name == "coordinator" and {"d1", "d2"} <= readers}
     assert heard == {t for t, _, readers in topics if name in readers} | own_words
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_no_name_of_a_device_lets_it_send_probes_or_the_state_of_the_coordinator(secured, name):
+    topics = Topics(secured.federation)
+    assert puback(secured, name, topics.up(name)) in TAKEN
+    assert puback(secured, name, topics.coord_probe) not in TAKEN
+    assert puback(secured, name, topics.coord_state) not in TAKEN
 
 
 def topics_until(hearer, frame):

@@ -1,0 +1,227 @@
+"""Of several coordinators of one federation, as real processes, one leads."""
+
+import random
+import re
+import signal
+import time
+
+import pytest
+
+from protofleet.protocol.link.standby import StandbyLink
+from tests.support.coordinators import Coordinators, Silent, Thief, pid_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+
+
+@pytest.fixture
+def world(tmp_path):
+    with Coordinators(tmp_path) as made:
+        yield made
+
+
+def led_by(world, observer, host):
+    """Wait until this process leads, and return its state."""
+
+    def found():
+        assert host.code is None, host.lines
+        state = observer.leader
+        return state if state and pid_of(state) == host.pid else None
+
+    return world.wait_until(found, f"{host.name} to lead")
+
+
+def states_of(observer, epoch):
+    return [seen.state for seen in observer.seen if seen.epoch == epoch]
+
+
+@pytest.mark.parametrize("kind", ["of a run", "of a queue"])
+def test_a_second_coordinator_ends_with_one_line_that_names_the_first(world, kind):
+    run = "spring" if kind == "of a run" else ""
+    seen = world.observe()
+    first = world.start("hall-1", run=run)
+    epoch = led_by(world, seen, first).epoch
+    second = world.start("hall-2", run="red" if not run else "")
+    assert world.wait_for_end(second) == 3
+    assert re.fullmatch(
+        rf"protofleet: \S+ \(pid {first.pid}\) is the coordinator of {world.federation}, epoch {epoch}, "
+        rf"{'run spring' if run else 'no runs'}; --take-over ends it",
+        second.last_line,
+    )
+    assert not list((world.folder / "hall-2").rglob("*.sqlite"))
+    assert first.code is None and seen.leader.epoch == epoch
+
+
+def test_two_coordinators_that_start_at_once_end_as_one(world):
+    seen = world.observe()
+    pair = [world.start(name) for name in ("hall-1", "hall-2")]
+    world.wait_until(lambda: any(host.code is not None for host in pair), "one of them to end")
+    ended, other = sorted(pair, key=lambda host: host.code is None)
+    assert ended.code == 3, ended.lines
+    led_by(world, seen, other)
+
+
+def test_a_coordinator_takes_over_and_the_first_ends_in_good_order_and_names_it(world):
+    seen = world.observe()
+    first = world.start("hall-1", run="spring")
+    before = led_by(world, seen, first)
+    second = world.start("hall-2", "--take-over", run="spring")
+    after = led_by(world, seen, second)
+    assert world.wait_for_end(first) == 0
+    assert f"pid {second.pid}" in first.last_line and "takes over" in first.last_line
+    assert after.epoch > before.epoch
+    assert [state.reason for state in states_of(seen, before.epoch) if not state.online] == [
+        "another coordinator takes over"
+    ]
+
+
+def test_a_repeated_request_to_end_ends_no_later_coordinator(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    led_by(world, seen, first)
+    second = world.start("hall-2", "--take-over")
+    epoch = led_by(world, seen, second).epoch
+    kept = Silent()
+    link = StandbyLink(world.keys, world.topics, kept)
+    link.step_down(epoch - 1, "hall-3")
+    seen.publish(*kept.sent[0])
+    link.probe()
+    count = len(seen.seen)
+    seen.publish(*kept.sent[1])
+    world.wait_until(lambda: len(seen.seen) > count, "an answer to the probe")
+    assert second.code is None and seen.leader.epoch == epoch
+    link.step_down(epoch, "hall-3")
+    seen.publish(*kept.sent[2])
+    assert world.wait_for_end(second) == 0 and "because hall-3 takes over" in second.last_line
+
+
+def test_a_killed_coordinator_starts_again_at_once_and_another_host_waits_five_seconds(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    begun = time.monotonic()
+    led_by(world, seen, first)
+    usual = time.monotonic() - begun
+    first.kill()
+    again = world.start("hall-1")
+    begun = time.monotonic()
+    led_by(world, seen, again)
+    assert time.monotonic() - begun < usual + 2.0
+    again.kill()
+    world.wait_until(lambda: not seen.leader, "the will")
+    other = world.start("hall-2")
+    begun = time.monotonic()
+    led_by(world, seen, other)
+    assert 4.5 < time.monotonic() - begun < usual + 9.0
+
+
+def test_a_coordinator_that_ended_in_good_order_keeps_no_other_host_waiting(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    begun = time.monotonic()
+    led_by(world, seen, first)
+    usual = time.monotonic() - begun
+    first.say(signal.SIGTERM)
+    assert world.wait_for_end(first) == 143
+    other = world.start("hall-2")
+    begun = time.monotonic()
+    led_by(world, seen, other)
+    assert time.monotonic() - begun < usual + 2.0
+
+
+def test_somebody_who_listens_but_does_not_answer_delays_a_start_by_five_seconds(world):
+    seen = world.observe()
+    seen.listen_to_probes()
+    first = world.start("hall-1")
+    begun = time.monotonic()
+    led_by(world, seen, first)
+    assert 4.5 < time.monotonic() - begun < 25
+
+
+def test_a_process_that_looks_ends_at_once_by_a_signal(world):
+    seen = world.observe()
+    seen.listen_to_probes()
+    first = world.start("hall-1")
+    world.wait_until(lambda: "standby" in world.broker.log.read_text(), "the look")
+    first.say(signal.SIGTERM)
+    begun = time.monotonic()
+    assert world.wait_for_end(first) == 143 and time.monotonic() - begun < 3.0
+    assert not seen.seen
+
+
+def test_a_coordinator_whose_folder_is_in_use_ends_and_names_the_process(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    led_by(world, seen, first)
+    second = world.start("hall-1")
+    assert world.wait_for_end(second) == 3
+    assert f"another coordinator (pid {first.pid}) uses {world.folder / 'hall-1'}" in second.last_line
+
+
+def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_birth(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    epoch = led_by(world, seen, first).epoch
+    thief = Thief(world)
+    world.wait_until(lambda: not seen.leader, "the will")
+    assert led_by(world, seen, first).epoch == epoch
+    thief.close()
+    assert "connected to the broker again" in first.last_line
+
+
+def test_a_foreign_client_that_takes_the_name_six_times_ends_the_coordinator_with_a_clear_line(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    epoch = led_by(world, seen, first).epoch
+    for number in range(6):
+        births = sum(state.online for state in states_of(seen, epoch))
+        thief = Thief(world)
+        if number < 5:
+            world.wait_until(
+                lambda births=births: sum(state.online for state in states_of(seen, epoch)) > births,
+                "a birth",
+            )
+        thief.close()
+    assert world.wait_for_end(first) == 1
+    assert (
+        "another program keeps connecting to the broker under the name of the coordinator" in first.last_line
+    )
+
+
+def test_an_old_will_after_the_birth_is_followed_by_another_birth(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    led_by(world, seen, first)
+    first.kill()
+    world.wait_until(lambda: not seen.leader, "the will")
+    will = seen.frames[-1]
+    again = world.start("hall-1")
+    led_by(world, seen, again)
+    seen.publish(world.topics.coord_state, will, retain=True)
+    world.wait_until(lambda: not seen.leader, "the old will")
+    led_by(world, seen, again)
+    late = world.observe()
+    world.wait_until(lambda: late.seen, "the retained state")
+    assert late.leader is not None and pid_of(late.leader) == again.pid
+
+
+def test_of_two_hosts_whose_service_managers_restart_them_one_leads_after_twenty_starts(world):
+    """An operator starts a host again after exit code 3; the service manager does it after all other codes."""
+    seen, dice = world.observe(), random.Random(1)
+    hosts, ended_for_good = [world.start(name) for name in ("hall-1", "hall-2")], 0
+    while sum(host.starts for host in hosts) < 20:
+        time.sleep(dice.uniform(0.2, 1.0))
+        for host in hosts:
+            ended_for_good += host.code == 3
+            host.start()
+        if dice.random() < 0.3:
+            dice.choice(hosts).child.kill()
+
+    def one_runs():
+        for host in hosts:
+            if host.code not in (None, 3):
+                host.start()
+        return sum(host.runs() for host in hosts) == 1
+
+    world.wait_until(one_runs, "one of them to lead")
+    (leader,) = (host for host in hosts if host.runs())
+    led_by(world, seen, leader)
+    assert ended_for_good >= 1
