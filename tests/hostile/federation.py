@@ -128,8 +128,11 @@ class Federation:
             through=through,
         )
 
-    def service(self, planted: str = "", slots: int = 2) -> Process:
-        """Start a coordinator that conducts submitted runs, at most `slots` at a time."""
+    def service(self, planted: str = "", slots: int = 2, options: Sequence[str] = ()) -> Process:
+        """Start a coordinator that conducts submitted runs, at most `slots` at a time.
+
+        `options` are at the end of its command line.
+        """
         self.metrics_port, page_port = free_port(), free_port()
         made = CoordinatorSettings(
             **NO_RUN, folder=str(self.folder / "runs"), threads=1, metrics_port=self.metrics_port,
@@ -138,7 +141,9 @@ class Federation:
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         settings = {key: value for key, value in encode(made).items() if key in OF_THE_SERVICE}
-        return self._start("coordinator", "coordinator", {"slots": slots, **settings}, planted=planted)
+        return self._start(
+            "coordinator", "coordinator", {"slots": slots, **settings}, *options, planted=planted
+        )
 
     def device(
         self, name: str, planted: str = "", ahead: float = 0.0, through: Sequence[str] = (), **more: Any
