@@ -65,7 +65,7 @@ class CoordinatorConnection:
         will = self.link.will(self.link.topics.coord_state)
         self.transport.connect(will, returns=lambda: self.link.hears_own_messages)
 
-    def lead(self, service: CoordinatorService) -> None:
+    def look_after_cuts(self, service: CoordinatorService) -> None:
         """Let the service look, after a cut, whether another process has become the coordinator."""
         leader, standby, put = service.leader, self._standby, self._receive_queue.put
         if standby is None:

@@ -123,7 +123,7 @@ class ConductedRun:
         keep_waiting = unless(stopped, heartbeats)
         self.run = run_of(settings, claimed.plan, self.spool, self.connection, keep_waiting)
         self.service = CoordinatorService(self.context, [self.run])
-        self.connection.lead(self.service)
+        self.connection.look_after_cuts(self.service)
         self.commands = commands_of(self.run, receive_queue)
         receiver = CommandReceiver(self.connection.link, claimed.operators)
         receiver.remember(self.spool.heard_operators())

@@ -133,7 +133,7 @@ class RunService:
         self._context.isolates_runs = True
         self._context.labels = self._queue.labels
         self.service = CoordinatorService(self._context, [], stays=True)
-        self._connection.lead(self.service)
+        self._connection.look_after_cuts(self.service)
         self._events.unwanted = self._unwanted
         self.service.choose_legacy = self._choose_legacy
         host = HostMetrics(software, "coordinator", settings.folder, own.broker)

@@ -19,6 +19,7 @@ from protofleet.coordinator.leading.look import Blocked, Clear, Taken
 from protofleet.coordinator.leading.standby import LookNeeds, Standby
 from protofleet.coordinator.spool.epochs import process_identity, save_epoch
 from protofleet.protocol.link.clocks import Clock, ahead, days
+from protofleet.protocol.link.standby import standby_address
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import StopRequest
@@ -49,19 +50,16 @@ T = TypeVar("T")
 
 def standby_of(settings: CoordinatorSettings, keys: Keys, folder: Path) -> Standby | None:
     """Return the standby of this process; None if the federation has no standby, which is logged."""
-    if settings.broker.tls is not None and settings.broker.tls.cert:
-        log.info(
+    address = standby_address(settings.broker)
+    if address is None:
+        log.warning(
             "this coordinator cannot ask whether another one leads, because it has no certificate of a standby; "
             "renew its enrolment with `protofleet enrol renew` and `protofleet enrol install`"
         )
         return None
     clock = Clock(since=keys.not_before)
     return Standby(
-        settings.federation,
-        keys,
-        settings.broker,
-        process_identity(folder),
-        lambda epoch: clock.ahead(epoch) > 0,
+        settings.federation, keys, address, process_identity(folder), lambda epoch: clock.ahead(epoch) > 0
     )
 
 

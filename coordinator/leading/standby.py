@@ -20,12 +20,11 @@ from protofleet.coordinator.leading.look import (
     SendStepDown,
 )
 from protofleet.coordinator.leading.place import Place
-from protofleet.protocol.link.standby import StandbyLink
+from protofleet.protocol.link.standby import StandbyLink, standby_client_id
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item
 from protofleet.protocol.transport.mqtt import Mqtt
-from protofleet.protocol.wire.names import STANDBY
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime.event_loop import serve
@@ -101,7 +100,7 @@ class _LookApp:
             items.put(Done(self._nobody_listens))
 
         self.transport = Mqtt(
-            f"{standby.federation}.{STANDBY}", standby.address, items,
+            standby_client_id(standby.federation), standby.address, items,
             subscriptions=topics.standby_subscriptions(), on_unheard=unheard, retries_after_cut=False,
         )  # fmt: skip
         self._link = StandbyLink(standby.keys, topics, self.transport)

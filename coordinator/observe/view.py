@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
@@ -41,6 +41,11 @@ from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Reason
+
+FINISHED: Final = "finished"
+STOPPED: Final = "stopped"  # By an operator.
+DIVERGED: Final = "diverged"
+ENDS: Final = (FINISHED, STOPPED, DIVERGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,18 @@ class RunView:
     def over(self) -> bool:
         """Return whether the run is over. From that moment, the coordinator informs the devices about the end."""
         return self._times.shutdown.begun
+
+    @property
+    def misfits(self) -> str:
+        """Return the names of the devices that cannot take part, and the reason of the first, or ""."""
+        return self._participants.misfits.words
+
+    @property
+    def ended_as(self) -> str:
+        """Return how the run has ended, as one of ENDS; "" before its end."""
+        if not self.over:
+            return ""
+        return DIVERGED if self.diverged else STOPPED if self._machine.is_stopped else FINISHED
 
     @property
     def name(self) -> str:

@@ -285,7 +285,7 @@ function drawQueue() {
 }
 
 // The row of the queue may have no reason only while its run is conducted. Then the run says what it does.
-const reason = ({row, live}) => row?.reason || (row && live?.closed ? "" : live?.words ?? "");
+const reason = ({row, live}) => row?.reason || (!live || row && live.closed ? "" : [live.words, live.misfits].filter(Boolean).join("; "));
 
 function place(row, live) {
   if (live) return `${Math.min(live.round, row.rounds)} of ${row.rounds}`;

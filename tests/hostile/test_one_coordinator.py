@@ -19,6 +19,12 @@ def world(tmp_path):
         yield made
 
 
+@pytest.fixture(params=["without certificates", "with certificates"])
+def each_world(request, tmp_path):
+    with Coordinators(tmp_path, secured=request.param == "with certificates") as made:
+        yield made
+
+
 def led_by(world, observer, host):
     """Wait until this process leads, and return its state."""
 
@@ -35,38 +41,38 @@ def states_of(observer, epoch):
 
 
 @pytest.mark.parametrize("kind", ["of a run", "of a queue"])
-def test_a_second_coordinator_ends_with_one_line_that_names_the_first(world, kind):
+def test_a_second_coordinator_ends_with_one_line_that_names_the_first(each_world, kind):
     run = "spring" if kind == "of a run" else ""
-    seen = world.observe()
-    first = world.start("hall-1", run=run)
-    epoch = led_by(world, seen, first).epoch
-    second = world.start("hall-2", run="red" if not run else "")
-    assert world.wait_for_end(second) == 3
+    seen = each_world.observe()
+    first = each_world.start("hall-1", run=run)
+    epoch = led_by(each_world, seen, first).epoch
+    second = each_world.start("hall-2", run="red" if not run else "")
+    assert each_world.wait_for_end(second) == 3
     assert re.fullmatch(
-        rf"protofleet: \S+ \(pid {first.pid}\) is the coordinator of {world.federation}, epoch {epoch}, "
+        rf"protofleet: \S+ \(pid {first.pid}\) is the coordinator of {each_world.federation}, epoch {epoch}, "
         rf"{'run spring' if run else 'no runs'}; --take-over ends it",
         second.last_line,
     )
-    assert not list((world.folder / "hall-2").rglob("*.sqlite"))
+    assert not list((each_world.folder / "hall-2").rglob("*.sqlite"))
     assert first.code is None and seen.leader.epoch == epoch
 
 
-def test_two_coordinators_that_start_at_once_end_as_one(world):
-    seen = world.observe()
-    pair = [world.start(name) for name in ("hall-1", "hall-2")]
-    world.wait_until(lambda: any(host.code is not None for host in pair), "one of them to end")
+def test_two_coordinators_that_start_at_once_end_as_one(each_world):
+    seen = each_world.observe()
+    pair = [each_world.start(name) for name in ("hall-1", "hall-2")]
+    each_world.wait_until(lambda: any(host.code is not None for host in pair), "one of them to end")
     ended, other = sorted(pair, key=lambda host: host.code is None)
     assert ended.code == 3, ended.lines
-    led_by(world, seen, other)
+    led_by(each_world, seen, other)
 
 
-def test_a_coordinator_takes_over_and_the_first_ends_in_good_order_and_names_it(world):
-    seen = world.observe()
-    first = world.start("hall-1", run="spring")
-    before = led_by(world, seen, first)
-    second = world.start("hall-2", "--take-over", run="spring")
-    after = led_by(world, seen, second)
-    assert world.wait_for_end(first) == 0
+def test_a_coordinator_takes_over_and_the_first_ends_in_good_order_and_names_it(each_world):
+    seen = each_world.observe()
+    first = each_world.start("hall-1", run="spring")
+    before = led_by(each_world, seen, first)
+    second = each_world.start("hall-2", "--take-over", run="spring")
+    after = led_by(each_world, seen, second)
+    assert each_world.wait_for_end(first) == 0
     assert f"pid {second.pid}" in first.last_line and "takes over" in first.last_line
     assert after.epoch > before.epoch
     assert [state.reason for state in states_of(seen, before.epoch) if not state.online] == [
@@ -94,22 +100,22 @@ def test_a_repeated_request_to_end_ends_no_later_coordinator(world):
     assert world.wait_for_end(second) == 0 and "because hall-3 takes over" in second.last_line
 
 
-def test_a_killed_coordinator_starts_again_at_once_and_another_host_waits_five_seconds(world):
-    seen = world.observe()
-    first = world.start("hall-1")
+def test_a_killed_coordinator_starts_again_at_once_and_another_host_waits_five_seconds(each_world):
+    seen = each_world.observe()
+    first = each_world.start("hall-1")
     begun = time.monotonic()
-    led_by(world, seen, first)
+    led_by(each_world, seen, first)
     usual = time.monotonic() - begun
     first.kill()
-    again = world.start("hall-1")
+    again = each_world.start("hall-1")
     begun = time.monotonic()
-    led_by(world, seen, again)
+    led_by(each_world, seen, again)
     assert time.monotonic() - begun < usual + 2.0
     again.kill()
-    world.wait_until(lambda: not seen.leader, "the will")
-    other = world.start("hall-2")
+    each_world.wait_until(lambda: not seen.leader, "the will")
+    other = each_world.start("hall-2")
     begun = time.monotonic()
-    led_by(world, seen, other)
+    led_by(each_world, seen, other)
     assert 4.5 < time.monotonic() - begun < usual + 9.0
 
 
@@ -156,31 +162,31 @@ def test_a_coordinator_whose_folder_is_in_use_ends_and_names_the_process(world):
     assert f"another coordinator (pid {first.pid}) uses {world.folder / 'hall-1'}" in second.last_line
 
 
-def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_birth(world):
-    seen = world.observe()
-    first = world.start("hall-1")
-    epoch = led_by(world, seen, first).epoch
-    thief = Thief(world)
-    world.wait_until(lambda: not seen.leader, "the will")
-    assert led_by(world, seen, first).epoch == epoch
+def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_birth(each_world):
+    seen = each_world.observe()
+    first = each_world.start("hall-1")
+    epoch = led_by(each_world, seen, first).epoch
+    thief = Thief(each_world)
+    each_world.wait_until(lambda: not seen.leader, "the will")
+    assert led_by(each_world, seen, first).epoch == epoch
     thief.close()
     assert "connected to the broker again" in first.last_line
 
 
-def test_a_foreign_client_that_takes_the_name_six_times_ends_the_coordinator_with_a_clear_line(world):
-    seen = world.observe()
-    first = world.start("hall-1")
-    epoch = led_by(world, seen, first).epoch
+def test_a_foreign_client_that_takes_the_name_six_times_ends_the_coordinator_with_a_clear_line(each_world):
+    seen = each_world.observe()
+    first = each_world.start("hall-1")
+    epoch = led_by(each_world, seen, first).epoch
     for number in range(6):
         births = sum(state.online for state in states_of(seen, epoch))
-        thief = Thief(world)
+        thief = Thief(each_world)
         if number < 5:
-            world.wait_until(
+            each_world.wait_until(
                 lambda births=births: sum(state.online for state in states_of(seen, epoch)) > births,
                 "a birth",
             )
         thief.close()
-    assert world.wait_for_end(first) == 1
+    assert each_world.wait_for_end(first) == 1
     assert (
         "another program keeps connecting to the broker under the name of the coordinator" in first.last_line
     )
@@ -203,10 +209,10 @@ def test_an_old_will_after_the_birth_is_followed_by_another_birth(world):
     assert late.leader is not None and pid_of(late.leader) == again.pid
 
 
-def test_of_two_hosts_whose_service_managers_restart_them_one_leads_after_twenty_starts(world):
+def test_of_two_hosts_whose_service_managers_restart_them_one_leads_after_twenty_starts(each_world):
     """An operator starts a host again after exit code 3; the service manager does it after all other codes."""
-    seen, dice = world.observe(), random.Random(1)
-    hosts, ended_for_good = [world.start(name) for name in ("hall-1", "hall-2")], 0
+    seen, dice = each_world.observe(), random.Random(1)
+    hosts, ended_for_good = [each_world.start(name) for name in ("hall-1", "hall-2")], 0
     while sum(host.starts for host in hosts) < 20:
         time.sleep(dice.uniform(0.2, 1.0))
         for host in hosts:
@@ -221,7 +227,7 @@ def test_of_two_hosts_whose_service_managers_restart_them_one_leads_after_twenty
                 host.start()
         return sum(host.runs() for host in hosts) == 1
 
-    world.wait_until(one_runs, "one of them to lead")
+    each_world.wait_until(one_runs, "one of them to lead")
     (leader,) = (host for host in hosts if host.runs())
-    led_by(world, seen, leader)
+    led_by(each_world, seen, leader)
     assert ended_for_good >= 1

@@ -20,11 +20,11 @@ from protofleet.runtime.command.errors import RunError
 from tests.chaos.proxy import Proxy
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
+from tests.hostile.pages import SOON, now, page_of
 from tests.support.browser import AXE, NEEDS_AXE, NEEDS_CHROMIUM, WIDTHS
 from tests.support.certificates import Authority
 from tests.support.chromium import Chromium
 
-SOON = 10.0
 MARKUP = "<img src=x onerror=\"document.title='run by a device'\"><script>document.title='run by a device'</script>"
 DOMAIN = "<img src=x onerror='document.title=\"run by a device\"'>"  # A domain has at most 64 characters.
 TURNED = "left\u202eright\x1b[2J\nnew line"
@@ -35,19 +35,6 @@ def measuring(task):
     """Answer honestly, and measure half of the samples right."""
     metrics = {"accuracy.test.global": 0.5, "samples.test": 10}
     return Answer(metrics=metrics) if task.phase == "evaluate" else Answer(task.body, metrics=metrics)
-
-
-def page_of(port, path="/now"):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SOON) as told:
-        return told.read().decode()
-
-
-def now(port):
-    """Return what the page shows, or nothing while there is no coordinator."""
-    try:
-        return json.loads(page_of(port))
-    except OSError:
-        return {"runs": [{"rounds": [], "state": "", "devices": []}], "log": []}
 
 
 def row_of(port, device):

@@ -18,7 +18,6 @@ from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.link.standby import SeenState, StandbyLink
 from protofleet.protocol.security.keys import Keys, save_keys, save_public
 from protofleet.protocol.settings.reader import write_toml
-from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -29,6 +28,7 @@ from tests.support.secured_broker import start_enrolled
 
 PATIENCE = 60.0
 PLANTED = "import sys\nfrom protofleet.cli.main import program\nexec(sys.argv.pop(1))\nprogram()"
+WATCHER = "board-1"  # The device whose certificate an observer uses.
 ENCODED_TLS = ("ca", "cert", "key")
 
 
@@ -86,7 +86,7 @@ class Observer:
         self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         self._client.on_connect = lambda *_: self._client.subscribe(self._topic, 1)
         self._client.on_message = lambda _c, _d, message: self._arrived(message.payload, message.retain)
-        self._client.connect(world.address.host, world.address.port)
+        world.connect(self._client, WATCHER)
         self._client.loop_start()
 
     def _arrived(self, frame: bytes, retained: bool) -> None:
@@ -118,7 +118,7 @@ class Thief:
     def __init__(self, world: Coordinators) -> None:
         name = f"{world.federation}.{COORDINATOR}"
         self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, name, protocol=paho.MQTTv5)
-        self._client.connect(world.address.host, world.address.port)
+        world.connect(self._client, COORDINATOR)
         self._client.loop_start()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Coordinators:
         self.hosts: list[Host] = []
         self._ends = contextlib.ExitStack()
         if secured:
-            made = start_enrolled(folder / "enrolled")
+            made = start_enrolled(folder / "enrolled", WATCHER)
             self.federation, self._fleet, self.broker = made.federation, made.fleet, made.broker
             self.keys = self._enrolled_keys()
         else:
@@ -199,20 +199,22 @@ class Coordinators:
         }  # fmt: skip
 
     def _broker_table(self) -> dict[str, Any]:
-        address = self.address
+        address = self.broker.address
         table: dict[str, Any] = {"host": address.host, "port": address.port}
         if address.tls is not None:
             table["tls"] = {key: str(getattr(address.tls, key)) for key in ENCODED_TLS}
         return table
 
-    @property
-    def address(self) -> BrokerAddress:
-        return self.broker.address
-
     # -- what can be seen
 
+    def connect(self, client: paho.Client, party: str) -> None:
+        """Connect a client; if the broker demands certificates, use that of a party."""
+        if self._fleet is not None:
+            tls = self._fleet.tls(party)
+            client.tls_set(tls.ca, tls.cert, tls.key)
+        client.connect(self.broker.address.host, self.broker.address.port)
+
     def observe(self) -> Observer:
-        """Connect an observer. The broker must demand no certificates."""
         observer = Observer(self)
         self._ends.callback(observer.close)
         return observer

@@ -166,6 +166,19 @@ def test_a_refused_device_is_shown_with_the_reason_and_the_same_reason_is_no_new
     assert page.process.ring.newest == number + 1
 
 
+def test_the_run_names_the_devices_that_cannot_take_part_until_they_can(world):
+    made, page = world
+    misfits = made.service.run.participants.misfits
+    assert now(page)["runs"][0]["misfits"] == ""
+    misfits.note("device-2", 1, "it has 4 classes\x1b[2J")
+    page.refused("device-2", "it has 4 classes\x1b[2J")
+    words = now(page)["runs"][0]["misfits"]
+    assert words.startswith("device-2 cannot take part: it has 4 classes") and words.isprintable()
+    misfits.fits("device-2")
+    page.entry("joined", {"device": "device-2", "roster": 1})
+    assert now(page)["runs"][0]["misfits"] == ""
+
+
 @pytest.mark.parametrize(("early", "words"), [("diverged", "the run cannot continue: loss is inf")])
 def test_the_end_has_its_reason(world, early, words):
     _, page = world

@@ -222,3 +222,15 @@ def test_who_may_come_back_after_a_takeover_does_and_others_do_not(scripted, pee
     lost = coordinator.next(Disconnected)
     assert not lost.final and "another process" in lost.reason
     coordinator.next(Connected)
+
+
+@pytest.mark.parametrize("says", ["taken over", "nothing"])
+def test_a_client_that_does_not_retry_after_a_cut_waits_for_its_owner(scripted, peer, says):
+    broker = scripted([WELCOME, disconnect(142)] if says == "taken over" else [WELCOME, None], [WELCOME])
+    coordinator = peer("c", broker.address, retries_after_cut=False)
+    lost = coordinator.next(Disconnected)
+    assert (lost.final, lost.cut, lost.taken_over) == (False, True, says == "taken over")
+    with pytest.raises(queue.Empty):
+        coordinator.inbox.get(timeout=1.0)
+    coordinator.mqtt.connect()
+    coordinator.next(Connected)
