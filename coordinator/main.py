@@ -20,6 +20,8 @@ from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
+from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
@@ -127,8 +129,12 @@ class ConductedRun:
         self.commands = commands_of(self.run, receive_queue)
         receiver = CommandReceiver(self.connection.link, claimed.operators)
         receiver.remember(self.spool.heard_operators())
+        self.news = RunNews(
+            claimed.epoch, receiver.tell, lambda run: self.run.operator_commands.final_state(),
+            lambda: receive_queue.put(Done(nothing)), only_run=self.name,
+        )  # fmt: skip
         self.operators = BrokerOperators(
-            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans
+            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans, self.news
         )
         if settings.enrolled:
             self.transport.subscribe(receiver.topics.all_commands)
@@ -152,7 +158,9 @@ def run_coordinator(
     `built` holds the commit of this software and the digest of its sources, if they are known.
     """
     folder = Path(settings.folder) / settings.name
-    keep_to_ourselves(folder / "coordinator")
+    place = CoordinatorPlace(folder.parent, settings.name)
+    keep_to_ourselves(place.folder)
+    demand_here(place)
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(
         settings.enrolled, settings.federation, settings.key, settings.devices
@@ -160,7 +168,8 @@ def run_coordinator(
     receive_queue = ReceiveQueue()
     stopped = stop_on_signals(receive_queue.put)
     standby = None if how.alone else standby_of(settings, keys, folder)
-    with sole_use(folder / "coordinator"):
+    with sole_use(place.folder):
+        demand_here(place)
         claimed = claim(
             settings, keys, keyring,
             lambda: highest_of_others(standby, settings.patience_seconds, receive_queue, stopped, how.take_over),
@@ -207,7 +216,14 @@ def _conduct(
         )  # fmt: skip
         served = exposed(metrics, settings.endpoint(), checks, scrapes)
         control = listening(folder / "coordinator", operated.handle)
-        with shown as finish, served, page_served(page, operated), watched, control:
+        with (
+            conducted.news.taking_lines(),
+            shown as finish,
+            served,
+            page_served(page, operated),
+            watched,
+            control,
+        ):
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(OperatorLoop(service, conducted.operators), receive_queue, time.monotonic, heartbeats)
@@ -216,7 +232,8 @@ def _conduct(
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
-        life.end(in_order=stopped() or not service.stopped or isinstance(service.end, IN_ORDER))
+        in_order = stopped() or service.stopped in ("", MOVED) or isinstance(service.end, IN_ORDER)
+        life.end(in_order=in_order)
         if service.end is not None:
             raise told_of_stop(service.end, stopped)
         if run.diverged:

@@ -12,6 +12,7 @@ from typing import Any
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.answered_rounds import behind_words
 from protofleet.coordinator.devices.selection import DeviceSelection, SelectedDevices
+from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED, ONLY_HERE
 from protofleet.coordinator.queue.commands import (
     DENIED,
     DONE,
@@ -91,6 +92,9 @@ class QueueExecutor:
                 self._conductor.extend(self._conductor.open[command.run].run, command.rounds)
         if decision.labelled is not None:
             self._service.selection_changed()
+        if command.verb == HAND_OVER and decision.verdict == DONE:
+            # This leaves in the folders of the runs what a kill leaves.
+            self._service.stop(MOVED)
         return {"verdict": decision.verdict, "words": decision.words}
 
     def _view(self, command: QueueCommand) -> Mapping[str, Any]:
@@ -101,8 +105,10 @@ class QueueExecutor:
                     "words": "",
                     "runs": [self._shown(run) for run in chain(*in_groups(self._queue.runs))],
                 }
-            case "show" if command.run in self._queue.runs:
-                return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
+            case "show" | "follow" if command.run in self._queue.runs:
+                row = self._queue.runs[command.run]
+                most = SHOWN if command.verb == "show" else 0
+                return {"verdict": DONE, "words": "", **self._shown_whole(row, most)}
             case "labels":
                 devices = shown_labels(self._queue.labels, self._context.enrolled_devices)
                 return {"verdict": DONE, "words": "", "devices": devices}
@@ -143,6 +149,8 @@ class QueueExecutor:
         return behind_words(row.name, here, rounds, settings.policy.quorum)
 
     def _decide(self, command: QueueCommand, more: Submission | Labelling | None) -> Decision:
+        if command.verb == HAND_OVER:
+            return Decision(REFUSED, ONLY_HERE) if command.sender else Decision(DONE, ENDS)
         if isinstance(more, Labelling):
             return decide_labels(more, self._queue.labels, self._context.enrolled_devices)
         if more is not None and more.selection is not None:
@@ -172,7 +180,8 @@ class QueueExecutor:
             "origin": run.origin.shown() if run.origin else {}, "generation": run.generation,
         }  # fmt: skip
 
-    def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:
+    def _shown_whole(self, run: QueuedRun, most: int) -> dict[str, Any]:
+        """Return the state of a run, and at most this number of its newest commands."""
         found = self._shown(run) | {"federation": self._settings.own.federation}
         if (conducted := self._conductor.open.get(run.name)) is not None:
             now = conducted.run.operator_commands.shown()
@@ -181,4 +190,4 @@ class QueueExecutor:
                 key: now[key] for key in ("round", "phase", "asked", "answered", "present", "connected")
             }
             found["reason"] = found["reason"] or now["reason"]
-        return found | {"commands": shown_commands(self._queue.newest_results(run.name, SHOWN))}
+        return found | {"commands": shown_commands(self._queue.newest_results(run.name, most))}

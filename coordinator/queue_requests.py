@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.moving.place import HAND_OVER, CoordinatorPlace, demand_here
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
 from protofleet.coordinator.queue.generation import MOST_LETTERS
 from protofleet.coordinator.queue.labelling import Labelling
@@ -33,7 +34,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 
-VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
+VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label", HAND_OVER)
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -139,6 +140,7 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
         case {"experiment": str(text), "after": str(after), "priority": int(priority)}:
             run = settings.of_run(name, text)
             plan = run.plan()
+            demand_here(CoordinatorPlace(settings.folder, run.name))
             check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
             # Otherwise the thread of the event loop would import them, and all other runs would wait.
             plan.import_libraries()

@@ -17,6 +17,8 @@ from protofleet.coordinator.connection import CoordinatorConnection
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
+from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
@@ -77,8 +79,10 @@ def run_service(
 
     `report` writes the report of a run that has ended.
     """
-    folder, own = queue_folder(settings.folder), settings.own
+    place, own = CoordinatorPlace(settings.folder), settings.own
+    folder = place.folder
     keep_to_ourselves(folder)
+    demand_here(place)
     folder.mkdir(parents=True, exist_ok=True)
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(own.enrolled, own.federation, own.key, own.devices)
@@ -87,6 +91,7 @@ def run_service(
     is_stopped = stop_on_signals(receive_queue.put)
     standby = None if how.alone else standby_of(own, keys, folder)
     with sole_use(folder):
+        demand_here(place)
         highest = highest_of_others(standby, own.patience_seconds, receive_queue, is_stopped, how.take_over)
         lead = Lead(keys, keyring, operators, standby, highest)
         service = RunService(settings, software, events, report, built or {}, lead, receive_queue, is_stopped)
@@ -156,7 +161,9 @@ class RunService:
         self._commands = queue_commands(settings, executor.execute, self._call)
         commands = CommandReceiver(self._connection.link, lead.operators)
         commands.remember(self._queue.heard())
-        self.operators = BrokerOperators(commands, self._commands, self._call, bans)
+        link = self._connection.link
+        self._news = RunNews(link.epoch, commands.tell, self._final_state, lambda: self._call(nothing))
+        self.operators = BrokerOperators(commands, self._commands, self._call, bans, self._news)
         if own.enrolled:
             self._connection.transport.subscribe(commands.topics.all_commands)
         self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
@@ -178,7 +185,8 @@ class RunService:
         control = listening(self._folder, self._operated.handle, MOST_REQUEST)
         page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
         # The metrics come last: they tell others that the coordinator takes commands.
-        with page, control, metrics, watchdog(self._heartbeats, own.watchdog_seconds):
+        watched = watchdog(self._heartbeats, own.watchdog_seconds)
+        with self._news.taking_lines(), page, control, metrics, watched:
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.conductor.settle()
@@ -199,7 +207,8 @@ class RunService:
                 self.conductor.close()
                 self._connection.transport.close()
         end = self.service.end
-        self._life.end(in_order=self._is_stopped() or isinstance(end, IN_ORDER))
+        gave_way = self.service.stopped == MOVED or isinstance(end, IN_ORDER)
+        self._life.end(in_order=self._is_stopped() or gave_way)
         if end is not None:
             raise told_of_stop(end, self._is_stopped)
         return self.service.stopped
@@ -214,6 +223,11 @@ class RunService:
     def _call(self, call: Callable[[], None]) -> None:
         """Make the thread of the event loop call a function. Any thread may call this method."""
         self._events.put(Done(call))
+
+    def _final_state(self, run: str) -> str:
+        """Return the state of a run that is over, and "" before."""
+        row = self._queue.runs.get(run)
+        return row.state if row is not None and row.closed else ""
 
     def _choose_legacy(self, name: str) -> bool:
         """Make a run the legacy run, durably; return False if the disk does not take it now."""

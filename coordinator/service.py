@@ -262,9 +262,7 @@ class CoordinatorService:
             case Done(call):
                 call()
             case StopRequest(reason):
-                if not self.is_ending:
-                    self.context.announce(State(False, reason))
-                self._stop(reason)
+                self.stop(reason)
 
     # Methods for the connection.
 
@@ -337,6 +335,12 @@ class CoordinatorService:
         )
         if self.context.peer_log.take(now):
             log.warning("the broker refused a message on %s: %s", topic, reason)
+
+    def stop(self, reason: str) -> None:
+        """End the process, and say to all parties that it is offline."""
+        if not self.is_ending:
+            self.context.announce(State(False, reason))
+        self._stop(reason)
 
     def _stop(self, reason: str) -> None:
         """End the process, and note the reason if the shutdown at the end of the runs has not begun."""

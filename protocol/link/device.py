@@ -40,6 +40,7 @@ from protofleet.protocol.wire.messages import (
     IndirectManifest,
     Manifest,
     Message,
+    News,
     Offer,
     Probe,
     StepDown,
@@ -487,8 +488,8 @@ class DeviceLink(Link, RunPart):
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         link = self.link_of(self.heard_run)
-        if isinstance(message, (CommandRequest, CommandOutcome)):
-            raise Rejected(Reason.MALFORMED, "commands and results are for operators, not for devices")
+        if isinstance(message, (CommandRequest, CommandOutcome, News)):
+            raise Rejected(Reason.MALFORMED, "commands, results and news are for operators, not for devices")
         if isinstance(message, (Probe, StepDown)):
             raise Rejected(
                 Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is for coordinators, not for devices"

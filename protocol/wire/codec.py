@@ -18,6 +18,7 @@ from protofleet.protocol.wire import arrays, tables
 from protofleet.protocol.wire.messages import (
     MOST_ARGS,
     MOST_BY,
+    MOST_NEWS,
     MOST_STATE,
     BlockRequest,
     Bye,
@@ -29,6 +30,7 @@ from protofleet.protocol.wire.messages import (
     IndirectManifest,
     Manifest,
     Message,
+    News,
     Offer,
     Probe,
     Receipt,
@@ -89,6 +91,7 @@ KINDS: Final[dict[type, str]] = {
     CommandOutcome: "result",
     Probe: "probe",
     StepDown: "step_down",
+    News: "news",
 }
 
 
@@ -171,6 +174,8 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             return {"id": message.id, "verdict": message.verdict, "words": words, "data": message.data}
         case StepDown():
             return {"epoch": message.epoch, "by": printable(message.by)[:MOST_BY]}
+        case News():
+            return {"from": message.first, "lines": [*map(_cut, message.lines)], "over": message.over}
 
 
 def _said(**fields: Any) -> Fields:
@@ -453,6 +458,13 @@ def _step_down(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Att
     return StepDown(epoch, by), None
 
 
+def _news(fields: Fields) -> Message:
+    lines = [typed(line, str) for line in typed(fields["lines"], list)]
+    if len(lines) > MOST_NEWS:
+        raise Rejected(Reason.MALFORMED, f"news have {len(lines)} lines; the limit is {MOST_NEWS}")
+    return News(whole(fields["from"]), tuple(lines), typed(fields["over"], str))
+
+
 def _command_id(fields: Fields) -> bytes:
     found: bytes = typed(fields["id"], bytes)
     if len(found) != COMMAND_ID:
@@ -475,6 +487,7 @@ DECODERS: Final[dict[str, Callable[[Fields, str, TaskId], tuple[Message, Attachm
     "result": _result,
     "probe": lambda fields, sender, place: (Probe(), None),
     "step_down": _step_down,
+    "news": lambda fields, sender, place: (_news(fields), None),
 }
 
 

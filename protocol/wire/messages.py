@@ -339,6 +339,18 @@ class StepDown:
     by: str  # where the sender runs, for people
 
 
+MOST_NEWS: Final = 64  # Largest number of lines in a News.
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """New log lines of a run, for an operator who follows it. A run's lines count from 1 in each epoch."""
+
+    first: int  # number of the first line
+    lines: tuple[str, ...]
+    over: str = ""  # final state of the run, after its last line; "" while the run is not over
+
+
 Message: TypeAlias = (
     Hello
     | Welcome
@@ -354,4 +366,5 @@ Message: TypeAlias = (
     | CommandOutcome
     | Probe
     | StepDown
+    | News
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from protofleet.cli.hand_over import unpack_archive
 from protofleet.runtime.command.arguments import DEVICES, EPOCH, ROUND, Subparsers, broker_changes
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
@@ -44,6 +45,10 @@ def add_coordinator(commands: Subparsers) -> None:
     command.add_argument(
         "--take-over", action="store_true",
         help="ask the coordinator that leads the federation to end, and lead in its place",
+    )  # fmt: skip
+    command.add_argument(
+        "--from", type=Path, metavar="ARCHIVE", dest="source",
+        help="first unpack the archive of `protofleet hand-over`, unless it was unpacked here before",
     )  # fmt: skip
     # `protofleet run` sets it for the broker that it starts: no other coordinator knows this broker.
     command.add_argument("--own-broker", action="store_true", help=argparse.SUPPRESS)
@@ -82,7 +87,6 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
         from protofleet.lab.local.misplaced import read_for
-        from protofleet.runtime.command.errors import ended_early
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
@@ -91,6 +95,8 @@ def coordinator(options: argparse.Namespace) -> int:
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
+    if options.source:
+        unpack_archive(options.source, loaded)
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
     claimed = _claimed(options, Path(settings.folder), settings.federation)
@@ -100,7 +106,7 @@ def coordinator(options: argparse.Namespace) -> int:
             from protofleet.coordinator.run_service import run_service
 
         service, build = loaded.service, software()
-        raise ended_early(
+        return end_of_coordinator(
             claimed(
                 lambda first: run_service(
                     service, installed_version(), options.events, report_on, build, replace(how, pauses=first)
@@ -112,7 +118,7 @@ def coordinator(options: argparse.Namespace) -> int:
         if problem := claimed(
             lambda _: run_coordinator(settings, installed_version(), options.events, software(), how)
         ):
-            raise ended_early(problem)
+            return end_of_coordinator(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)
         raise
@@ -132,6 +138,17 @@ def _claimed(
     if options.above:
         claim_above(options.above, runs, federation, int(time.time()))
     return lambda conduct: claim_again(conduct, options.restored, runs, federation)
+
+
+def end_of_coordinator(reason: str) -> int:
+    """Return the exit code 0 for a coordinator that was handed over; raise the error for another early end."""
+    from protofleet.coordinator.moving.place import MOVED
+    from protofleet.runtime.command.errors import ended_early
+
+    if reason != MOVED:
+        raise ended_early(reason)
+    logging.getLogger("protofleet.coordinator").info("the coordinator has ended, because it is handed over")
+    return 0
 
 
 def report_on(folder: Path) -> None:
@@ -319,8 +336,11 @@ def add_go_on(commands: Subparsers) -> None:
 
 
 def go_on(options: argparse.Namespace) -> int:
+    from protofleet.coordinator.moving.place import CoordinatorPlace, demand_here
     from protofleet.coordinator.spool.older_copies import go_on_from
 
+    run = options.folder.absolute()
+    demand_here(CoordinatorPlace(run.parent, run.name))
     go_on_from(options.folder / "coordinator", options.from_round)
     print(f"{options.folder} continues in round {options.from_round} with the state of this copy")
     return 0

@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from protofleet.protocol.link.standby import standby_address
 from protofleet.protocol.transport.address import BrokerAddress, TlsFiles
+from protofleet.protocol.wire.names import COORDINATOR, STANDBY
 from tests.hostile import wire
 
 CONNECT, CONNACK, PUBLISH, PUBACK = 1, 2, 3, 4
@@ -118,9 +120,17 @@ class TakenOver:
             for end in (line.far, line.near):
                 end.transport.abort()
 
+    def _tls_of(self, party: str) -> TlsFiles:
+        """Return the files of a party; the standby has another certificate for the key of the coordinator."""
+        if party != STANDBY:
+            return self._tls(party)
+        address = standby_address(BrokerAddress(tls=self._tls(COORDINATOR)))
+        assert address is not None and address.tls is not None
+        return address.tls
+
     async def _serve(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         party = _common_name(near)
-        context = _client_side(self._tls(party))
+        context = _client_side(self._tls_of(party))
         try:
             far_reader, far = await asyncio.open_connection(self._broker.host, self._broker.port, ssl=context)
         except HANG_UPS:

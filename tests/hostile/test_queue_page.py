@@ -14,8 +14,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.errors import RunError
 from tests.chaos.proxy import Proxy
 from tests.hostile.federation import SIZE, Federation
-from tests.hostile.pages import port_of
-from tests.hostile.test_page import CONTRAST, MARKUP, OPERABLE
+from tests.hostile.pages import CONTRAST, MARKUP, OPERABLE, port_of
 from tests.hostile.test_run_queue import EXPERIMENT
 from tests.support.browser import AXE, NEEDS_AXE, NEEDS_CHROMIUM, WIDTHS
 from tests.support.chromium import Chromium

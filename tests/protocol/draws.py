@@ -16,6 +16,7 @@ from protofleet.protocol.wire.messages import (
     Finished,
     Hello,
     Manifest,
+    News,
     Probe,
     Receipt,
     Refusal,
@@ -85,6 +86,7 @@ MESSAGES = st.one_of(
     st.builds(CommandOutcome, SHORT, NAMES, WORDS, st.binary(max_size=50)),
     st.builds(Probe),
     st.builds(StepDown, WHOLES, NAMES | st.just("é " * 32)),
+    st.builds(News, ROUNDS, st.lists(WORDS, max_size=8).map(tuple), NAMES),
 )
 ATTACHMENTS = st.none() | st.binary(max_size=50) | manifests()
 

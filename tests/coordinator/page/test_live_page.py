@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from protofleet.coordinator.observe.line_handler import LineHandler
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.page.live_page import HEARD_SECONDS, NOT_HERE, LivePage
@@ -21,7 +22,6 @@ from protofleet.coordinator.page.page_state import (
     short,
 )
 from protofleet.coordinator.page.process_page import ProcessPage
-from protofleet.coordinator.page.serving import PageLog
 from protofleet.coordinator.round.events import Paused
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.runtime.logs import lines_of_run
@@ -234,7 +234,7 @@ def test_a_device_has_the_figures_of_its_last_round_and_its_bytes_of_the_budget(
 
 def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):
     _, page = world
-    log, handler = logging.getLogger("protofleet.test-of-the-page"), PageLog(page.process)
+    log, handler = logging.getLogger("protofleet.test-of-the-page"), LineHandler(page.process.logged)
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     try:

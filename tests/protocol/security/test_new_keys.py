@@ -115,7 +115,7 @@ def rows():
 
 
 # Kinds of messages that are for operators and coordinators only, so no device gets them.
-NOT_FOR_DEVICES = ("command", "result", "probe", "step_down")
+NOT_FOR_DEVICES = ("command", "result", "news", "probe", "step_down")
 NEW = {
     name: words
     for name, words in rows()

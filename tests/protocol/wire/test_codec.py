@@ -11,6 +11,7 @@ from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import TaskId, decode, encode, task_id_of
 from protofleet.protocol.wire.messages import (
     MOST_ARGS,
+    MOST_NEWS,
     BlockRequest,
     Bye,
     CommandOutcome,
@@ -18,6 +19,7 @@ from protofleet.protocol.wire.messages import (
     Finished,
     Hello,
     Manifest,
+    News,
     Probe,
     Receipt,
     Refusal,
@@ -44,6 +46,7 @@ ONE_OF_EACH = [
     Finished(9),
     Probe(),
     StepDown(7, "hall-2"),
+    News(3, ("round 1 of 2", "why"), "finished"),
     CommandRequest(HASH[:16], "stop", b"{}"),
     CommandOutcome(HASH[:16], "done", "why", b"{}"),
     BlockRequest(HASH, ((0, 2), (5, 6)), True),
@@ -71,6 +74,7 @@ FIELDS = {
     },
     "probe": {},
     "step_down": {"epoch": ({int}, False), "by": ({str}, False)},
+    "news": {"from": ({int}, False), "lines": ({list}, False), "over": ({str}, False)},
     "want": {"object": ({bytes}, False), "ranges": ({list}, False), "again": ({bool}, True)},
 }  # fmt: skip
 # The keys that minor versions 1 and 2 have added; each of them may be missing.
@@ -179,6 +183,9 @@ NAMES = [f"run-{i}" for i in range(8)]
         (ONE_OF_EACH[-2], {"id": bytes(16)}, {"id": bytes(15)}),
         (StepDown(7, "x"), {"by": "é" * 64}, {"by": "é" * 65}),
         (StepDown(7, "x"), {"by": ""}, {"by": "a\nb"}),
+        (ONE_OF_EACH[-4], {"lines": ["x"] * MOST_NEWS}, {"lines": ["x"] * (MOST_NEWS + 1)}),
+        (ONE_OF_EACH[-4], {"lines": ["x" * 512]}, {"lines": ["x", 5]}),
+        (ONE_OF_EACH[-4], {"from": 0}, {"from": -1}),
         (State(True), {"runs": NAMES}, {"runs": [*NAMES, "one-more"]}),
         (State(True), {"runs": []}, {"runs": [""]}),
         (State(True), {"runs": ["spring"]}, {"runs": ["../spring"]}),
