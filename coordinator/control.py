@@ -18,6 +18,7 @@ from protofleet.coordinator.request_form import (
     answer_of_loop,
     demand_known_keys,
     denial_of,
+    generation_in,
     revision_in,
     rounds_in,
 )
@@ -75,6 +76,11 @@ def command_in(request: Mapping[str, Any], user: str, sender: Sender | None = No
     match request:
         case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
             demand_known_keys(request)
+            if generation_in(request)[0]:
+                raise SettingsError(
+                    "only a coordinator of a queue begins a new generation of a run; for this one, see "
+                    "`protofleet go-on --help`"
+                )
             return OperatorCommand(
                 bytes.fromhex(name), user, verb, reason, rounds_in(request), revision_in(request), sender
             )

@@ -38,7 +38,14 @@ from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_ep
 from protofleet.coordinator.spool.index import MissingFolderError, check_run
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.coordinator.start import USUAL, StartOptions, highest_of_others, standby_of
+from protofleet.coordinator.start import (
+    IN_ORDER,
+    USUAL,
+    StartOptions,
+    highest_of_others,
+    standby_of,
+    told_of_stop,
+)
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -52,7 +59,6 @@ from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
-from protofleet.runtime.command.errors import SteppedDownError
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, Worker, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
@@ -226,10 +232,10 @@ def _conduct(
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
-        in_order = stopped() or service.stopped in ("", MOVED) or isinstance(service.end, SteppedDownError)
+        in_order = stopped() or service.stopped in ("", MOVED) or isinstance(service.end, IN_ORDER)
         life.end(in_order=in_order)
         if service.end is not None:
-            raise service.end
+            raise told_of_stop(service.end, stopped)
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")
         end = run.machine.ended_early

@@ -10,6 +10,8 @@ from itertools import chain
 from typing import Any
 
 from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.answered_rounds import behind_words
+from protofleet.coordinator.devices.selection import DeviceSelection, SelectedDevices
 from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED, ONLY_HERE
 from protofleet.coordinator.queue.commands import (
     DENIED,
@@ -28,12 +30,13 @@ from protofleet.coordinator.queue.commands import (
 from protofleet.coordinator.queue.folder import queue_folder
 from protofleet.coordinator.queue.labelling import Labelling, decide_labels, shown_labels
 from protofleet.coordinator.queue.queue_file import QueueFile
-from protofleet.coordinator.queue.states import FINAL, WAITING, QueuedRun, in_groups, waits_for
+from protofleet.coordinator.queue.states import FINAL, PAUSED, WAITING, QueuedRun, in_groups, waits_for
 from protofleet.coordinator.queue_conductor import QueueConductor
 from protofleet.coordinator.queue_requests import loggable
 from protofleet.coordinator.request_form import SHOWS, denial_of
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
+from protofleet.coordinator.spool.generations import read_progress
 from protofleet.coordinator.spool.index import index_of
 from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.runtime.logs import lines_of_run
@@ -82,6 +85,8 @@ class QueueExecutor:
         command, decision = loggable(command), replace(decision, words=decision.words[:MOST_WORDS])
         self._queue.save(command, decision)
         self._note(command, decision)
+        if command.new_generation and decision.changed:
+            self._conductor.reopen(command.run)
         if command.verb == "extend" and decision.changed and command.run in self._conductor.open:
             with self._context.around(command.run):
                 self._conductor.extend(self._conductor.open[command.run].run, command.rounds)
@@ -132,6 +137,17 @@ class QueueExecutor:
         fixed = plan.variant.fixed_rounds
         return rounds_are_fixed(plan.method, fixed) if fixed and command.rounds != row.rounds else ""
 
+    def _refusal_of_resume(self, command: QueueCommand) -> str:
+        """Return why a run that came back from a backup cannot go on in its present generation; "" if it can."""
+        row = self._queue.runs.get(command.run)
+        if row is None or not row.restored or row.state != PAUSED or command.new_generation:
+            return ""
+        settings, present = self._settings.of_run(row.name, row.experiment), self._service.answered_rounds
+        here, _ = read_progress(self._settings.folder / row.name)
+        selection = SelectedDevices(settings.select or DeviceSelection(), self._queue.labels)
+        rounds = {d: n for d, n in present.of(row.on_wire.wire_name).items() if selection.selects(d)}
+        return behind_words(row.name, here, rounds, settings.policy.quorum)
+
     def _decide(self, command: QueueCommand, more: Submission | Labelling | None) -> Decision:
         if command.verb == HAND_OVER:
             return Decision(REFUSED, ONLY_HERE) if command.sender else Decision(DONE, ENDS)
@@ -141,7 +157,8 @@ class QueueExecutor:
             enrolled = self._context.enrolled_devices
             if problem := more.selection.problem(more.quorum, enrolled, self._queue.labels):
                 return Decision(REFUSED, problem)
-        refusal = self._refusal_of_extend(command) if command.verb == "extend" else ""
+        refusals = {"extend": self._refusal_of_extend, "resume": self._refusal_of_resume}
+        refusal = refusals[command.verb](command) if command.verb in refusals else ""
         return decide(command, self._queue.runs, int(time.time()), more, refusal)
 
     def _note(self, command: QueueCommand, decision: Decision) -> None:
@@ -160,7 +177,7 @@ class QueueExecutor:
             "over": bool(run.closed),
             "priority": run.priority, "after": run.after, "operator": run.operator, "submitted": run.submitted,
             "started": run.started, "ended": run.ended, "revision": run.revision,
-            "origin": run.origin.shown() if run.origin else {},
+            "origin": run.origin.shown() if run.origin else {}, "generation": run.generation,
         }  # fmt: skip
 
     def _shown_whole(self, run: QueuedRun, most: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def demand_known_keys(request: Mapping[str, Any]) -> None:
     args = request.get("args", {})
     if not isinstance(args, dict):
         raise SettingsError("the key args of a request is an object")
-    known = ("rounds",) if verb == "extend" else ()
+    known = {"extend": ("rounds",), "resume": ("new_generation", "keep_halves")}.get(verb, ())
     for key in [*sorted(request.keys() - {*OF_EACH, *own}), *sorted(args.keys() - {*known})]:
         takes = ", ".join(("run", "reason", *known, *own))
         raise SettingsError(
@@ -99,6 +99,17 @@ def rounds_in(request: Mapping[str, Any]) -> int:
                 return rounds
             raise SettingsError(f"rounds is {rounds}, it must be {bound}")
     raise SettingsError("`extend` needs args with the whole number rounds")
+
+
+def generation_in(request: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether the command `resume` begins a new generation, and whether its devices keep their halves."""
+    args = (request.get("args") or {}) if request["verb"] == "resume" else {}
+    match args.get("new_generation", False), args.get("keep_halves", False):
+        case bool(new), bool(keeps) if new or not keeps:
+            return new, keeps
+    raise SettingsError(
+        "`resume` takes the booleans new_generation and keep_halves; the second needs the first"
+    )
 
 
 def revision_in(request: Mapping[str, Any]) -> int | None:

@@ -41,9 +41,16 @@ from protofleet.coordinator.queue_requests import (
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
-from protofleet.coordinator.spool.index import claimed_epoch
+from protofleet.coordinator.spool.index import claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
-from protofleet.coordinator.start import USUAL, StartOptions, highest_of_others, standby_of
+from protofleet.coordinator.start import (
+    IN_ORDER,
+    USUAL,
+    StartOptions,
+    highest_of_others,
+    standby_of,
+    told_of_stop,
+)
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.link.operators import CommandReceiver
@@ -55,7 +62,6 @@ from protofleet.protocol.transport.base import Done, Item
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
-from protofleet.runtime.command.errors import SteppedDownError
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
@@ -89,6 +95,8 @@ def run_service(
         highest = highest_of_others(standby, own.patience_seconds, receive_queue, is_stopped, how.take_over)
         lead = Lead(keys, keyring, operators, standby, highest)
         service = RunService(settings, software, events, report, built or {}, lead, receive_queue, is_stopped)
+        if how.pauses:
+            service.pause_restored_runs()
         with contextlib.closing(service):
             return service.serve()
 
@@ -167,6 +175,10 @@ class RunService:
         claimed.add(self._highest)
         return max(least_epoch(folder, self._settings.own.federation, clock), next_epoch(claimed, clock))
 
+    def pause_restored_runs(self) -> None:
+        """Pause all runs that are not over, durably, because the folder came back from a backup."""
+        self._queue.restore(lambda run: index_of(self._settings.folder / run).exists())
+
     def serve(self) -> str:
         own = self._settings.own
         metrics = exposed(self._metrics, own.endpoint(), self._health())
@@ -195,10 +207,10 @@ class RunService:
                 self.conductor.close()
                 self._connection.transport.close()
         end = self.service.end
-        gave_way = self.service.stopped == MOVED or isinstance(end, SteppedDownError)
+        gave_way = self.service.stopped == MOVED or isinstance(end, IN_ORDER)
         self._life.end(in_order=self._is_stopped() or gave_way)
         if end is not None:
-            raise end
+            raise told_of_stop(end, self._is_stopped)
         return self.service.stopped
 
     def close(self) -> None:
@@ -225,7 +237,7 @@ class RunService:
             if not (is_full(error) or is_locked(error)):
                 raise
             return False
-        self.service.lead(name)
+        self.service.lead(self._queue.runs[name].on_wire.wire_name)
         return True
 
     def _health(self) -> dict[str, Check]:

@@ -275,7 +275,8 @@ function drawQueue() {
   if (!queue) return;
   fill($("runs"), ["run", "state", "round", "reason", "priority", "after"], queue.rows.map((row) => {
     const live = now.runs.get(row.run)?.run;
-    return [row.run, row.run, row.state, place(row, live), reason({row, live}), row.priority, row.after];
+    const name = row.generation > 1 ? `${row.run} (generation ${row.generation})` : row.run;
+    return [row.run, name, row.state, place(row, live), reason({row, live}), row.priority, row.after];
   }), (cell, words, i) => {
     if (i) text(cell, String(words)); else link(cell, words);
   });

@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from protofleet.cli.hand_over import unpack_archive
-from protofleet.runtime.command.arguments import DEVICES, ROUND, Subparsers, broker_changes
+from protofleet.runtime.command.arguments import DEVICES, EPOCH, ROUND, Subparsers, broker_changes
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
@@ -49,6 +52,19 @@ def add_coordinator(commands: Subparsers) -> None:
     )  # fmt: skip
     # `protofleet run` sets it for the broker that it starts: no other coordinator knows this broker.
     command.add_argument("--own-broker", action="store_true", help=argparse.SUPPRESS)
+    command.add_argument(
+        "--restored",
+        action="store_true",
+        help="the folder came back from a backup: if a device proves that it has heard a higher epoch, claim an "
+        "epoch above it; all runs of a queue are paused first",
+    )
+    command.add_argument(
+        "--above",
+        type=EPOCH,
+        default=0,
+        metavar="N",
+        help="with --restored: claim an epoch above N from the start",
+    )
     add_log(command)
     command.set_defaults(command=coordinator)
 
@@ -83,23 +99,45 @@ def coordinator(options: argparse.Namespace) -> int:
         unpack_archive(options.source, loaded)
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    claimed = _claimed(options, Path(settings.folder), settings.federation)
     how = StartOptions(options.take_over, alone=options.own_broker)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
 
+        service, build = loaded.service, software()
         return end_of_coordinator(
-            run_service(loaded.service, installed_version(), options.events, report_on, software(), how)
+            claimed(
+                lambda first: run_service(
+                    service, installed_version(), options.events, report_on, build, replace(how, pauses=first)
+                )
+            )
         )
     folder = Path(settings.folder) / settings.name
     try:
-        if problem := run_coordinator(settings, installed_version(), options.events, software(), how):
+        if problem := claimed(
+            lambda _: run_coordinator(settings, installed_version(), options.events, software(), how)
+        ):
             return end_of_coordinator(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)
         raise
     report_on(folder)
     return 0
+
+
+def _claimed(
+    options: argparse.Namespace, runs: Path, federation: str
+) -> Callable[[Callable[[bool], str]], str]:  # fmt: skip
+    """Return a function that conducts, and conducts again above a proved epoch if the options say `--restored`."""
+    from protofleet.coordinator.start import claim_above, claim_again
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if options.above and not options.restored:
+        raise SettingsError("--above is only for a folder that came back from a backup; add --restored")
+    if options.above:
+        claim_above(options.above, runs, federation, int(time.time()))
+    return lambda conduct: claim_again(conduct, options.restored, runs, federation)
 
 
 def end_of_coordinator(reason: str) -> int:

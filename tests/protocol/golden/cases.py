@@ -365,8 +365,16 @@ CASES |= {
         "board-7",
         25,
         replace(
-            HELLO, plan=DIGEST, holds=(BROADCAST.object,), round=1, phase="train", base=BROADCAST.object,
-            can=SEVERAL, capacity=1, working="autumn", answered=1,
+            HELLO,
+            plan=DIGEST,
+            holds=(BROADCAST.object,),
+            round=1,
+            phase="train",
+            base=BROADCAST.object,
+            can=SEVERAL,
+            capacity=1,
+            working="autumn",
+            answered=1,
         ),
     ),
     "hello, of a device that works on another run, sealed": sealed(
@@ -383,6 +391,16 @@ CASES |= {
         ),
     ),
     "state of the coordinator, between runs": says("coordinator", 35, State(True, who=PLACE, runs=())),
+}
+# A device that has heard a higher epoch, and a run that goes on under another name.
+NEWEST = CASES["state of the coordinator, of two runs"].encode()
+CASES |= {
+    "hello, with the newest state of a coordinator": says(
+        "board-7", 27, replace(HELLO, plan=DIGEST, can=SEVERAL, answered=1, last_state=NEWEST)
+    ),
+    "welcome, of a run that takes the place of another": says(
+        "coordinator", 36, Welcome(PLAN, instead="spring", keep="spring")
+    ),
 }  # fmt: skip
 
 # The commands of an operator.

@@ -86,8 +86,9 @@ LATER = {
         "capacity": {int},
         "working": {str},
         "answered": {int},
+        "last_state": {bytes},
     },
-    "welcome": {"about": {dict}},
+    "welcome": {"about": {dict}, "instead": {str}, "keep": {str}},
     "task": {
         "wants": {list},
         "follows": {list, type(None)},
@@ -175,6 +176,7 @@ NAMES = [f"run-{i}" for i in range(8)]
         (ONE_OF_EACH[0], {"answered": codec.MAX_ROUND}, {"answered": codec.MAX_ROUND + 1}),
         (ONE_OF_EACH[0], {"working": "x" * 64}, {"working": "x" * 65}),
         (ONE_OF_EACH[0], {"working": ""}, {"working": "a/b"}),
+        (ONE_OF_EACH[0], {"last_state": bytes(512)}, {"last_state": bytes(513)}),
         (ONE_OF_EACH[-3], {"verb": "x" * 32}, {"verb": "x" * 33}),
         (ONE_OF_EACH[-3], {"args": bytes(MOST_ARGS)}, {"args": bytes(MOST_ARGS + 1)}),
         (ONE_OF_EACH[-3], {"id": bytes(16)}, {"id": bytes(17)}),
