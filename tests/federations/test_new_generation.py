@@ -37,13 +37,14 @@ def test_a_run_behind_its_devices_stays_paused_until_it_gets_a_new_generation(wo
     restore(world, behind)
     row = world.rows()[RUN]
     assert row["state"] == "paused" and row["reason"].startswith("restored from a backup; ")
-    sent = len(world.asked)
+    sent, before = len(world.asked), world.clock.now
     world.hears_devices()
     refused = world.order("resume")
     assert refused["verdict"] == "refused"
     assert f"have answered up to round {2 + behind}, and this folder is at round 2" in refused["words"]
     assert f"`protofleet resume {RUN} --new-generation`" in refused["words"]
-    assert len(world.asked) == sent, "nobody is asked"
+    world.until(lambda: world.clock.now > before + 60.0)
+    assert len(world.asked) == sent and world.red is None, "nobody is asked"
     assert world.order("resume", new_generation=True, keep_halves=False)["verdict"] == "done"
     finish(world)
     assert world.rows()[RUN]["generation"] == 2 and world.mixed() == []
