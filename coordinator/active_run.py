@@ -10,7 +10,9 @@ from pathlib import Path
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.connection import CoordinatorConnection, run_of
 from protofleet.coordinator.operator_commands import state_of
+from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.queue.states import RunFact
+from protofleet.coordinator.spool.generations import begin_generation
 from protofleet.coordinator.spool.origin import Origin
 from protofleet.coordinator.spool.spool import Spool
 
@@ -20,7 +22,7 @@ class ActiveRun:
 
     def __init__(
         self, settings: CoordinatorSettings, connection: CoordinatorConnection, keep_waiting: Callable[[], bool],
-        origin: Origin | None = None,
+        origin: Origin | None = None, generation: Generation | None = None,
     ) -> None:  # fmt: skip
         """Claim the folder of the run, and restore its state."""
         self.name, self.folder = settings.name, Path(settings.folder) / settings.name
@@ -34,7 +36,9 @@ class ActiveRun:
             self.spool.start_run(settings.name, text, clock, exactly=connection.link.epoch)
             if origin is not None:
                 self.spool.start_from(origin)
-            self.run = run_of(settings, plan, self.spool, connection, keep_waiting)
+            if generation is not None:
+                begin_generation(self.spool.index, generation.number, self.spool.newest_round)
+            self.run = run_of(settings, plan, self.spool, connection, keep_waiting, generation)
         except BaseException:
             self.close()
             raise

@@ -11,6 +11,7 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.look import Rank
 from protofleet.coordinator.leading.standby import Looked, LookNeeds, Standby
+from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
@@ -82,10 +83,11 @@ class CoordinatorConnection:
 
 def run_of(
     settings: CoordinatorSettings, plan: Plan, spool: Spool, connection: CoordinatorConnection,
-    keep_waiting: Callable[[], bool],
+    keep_waiting: Callable[[], bool], generation: Generation | None = None,
 ) -> Run:  # fmt: skip
     """Return the run of these settings, whose folder is claimed already."""
-    part = CoordinatorRunLink(connection.link, settings.name, spool.store)
+    generation = generation or Generation(settings.name)
+    part = CoordinatorRunLink(connection.link, generation.wire_name, spool.store)
     part.block_qos, part.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
     spool.index.db.keep_waiting = keep_waiting
@@ -93,6 +95,7 @@ def run_of(
         return Run(
             plan, machine, spool, connection.context, part, limits=settings.limits,
             class_names=settings.class_names, budget=settings.budget, selection=settings.select,
+            generation=generation,
         )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ class ProcessContext:
     labels: Mapping[str, DeviceLabels] = field(default_factory=dict)
     # Called when a run is over, before its devices are told.
     on_run_end: Callable[[], None] = lambda: None
+    # Number of hellos whose header has a higher epoch than this coordinator.
+    higher_epochs: int = 0
     stopped: str = ""  # Reason why the process ends before its run is over, or "".
     # The error with which the process ends, if another process leads the federation.
     end: RunError | None = None

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED, ONLY_HERE
 from protofleet.coordinator.operator_commands import OF_A_QUEUE, OperatorCommand, OperatorResult
-from protofleet.coordinator.queue.commands import REFUSED, Sender
+from protofleet.coordinator.queue.commands import DENIED, DONE, REFUSED, Sender
 from protofleet.coordinator.request_form import (
     ID,
     NO_ANSWER,
     OF_NO_RUN,
     answer_of_loop,
     demand_known_keys,
+    denial_of,
+    generation_in,
     revision_in,
     rounds_in,
 )
 from protofleet.coordinator.run import Run
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.transport.base import Done, Item
+from protofleet.protocol.transport.base import Done, Item, StopRequest
+
+log = logging.getLogger("protofleet.coordinator")
 
 
 class RunHandler(Protocol):
@@ -44,6 +50,12 @@ def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> RunHandler:
             command = command_in(request, user, sender)
         except SettingsError as error:
             return {"verdict": REFUSED, "words": str(error)}
+        if command.verb == HAND_OVER:
+            if words := denial_of(command) or (ONLY_HERE if sender else ""):
+                return {"verdict": DENIED if denial_of(command) else REFUSED, "words": words}
+            log.info("%s: %s: %s", user, HAND_OVER, ENDS)
+            events.put(StopRequest(MOVED))
+            return {"verdict": DONE, "words": ENDS}
 
         def begin(reply: Callable[[OperatorResult], None]) -> None:
             run.operator_commands.execute(command, reply, time.monotonic())
@@ -64,6 +76,11 @@ def command_in(request: Mapping[str, Any], user: str, sender: Sender | None = No
     match request:
         case {"id": str(name), "verb": str(verb), "reason": str(reason)} if ID.fullmatch(name):
             demand_known_keys(request)
+            if generation_in(request)[0]:
+                raise SettingsError(
+                    "only a coordinator of a queue begins a new generation of a run; for this one, see "
+                    "`protofleet go-on --help`"
+                )
             return OperatorCommand(
                 bytes.fromhex(name), user, verb, reason, rounds_in(request), revision_in(request), sender
             )

@@ -20,6 +20,8 @@ from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
+from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
@@ -36,7 +38,14 @@ from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_ep
 from protofleet.coordinator.spool.index import MissingFolderError, check_run
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.coordinator.start import USUAL, StartOptions, highest_of_others, standby_of
+from protofleet.coordinator.start import (
+    IN_ORDER,
+    USUAL,
+    StartOptions,
+    highest_of_others,
+    standby_of,
+    told_of_stop,
+)
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -50,7 +59,6 @@ from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
-from protofleet.runtime.command.errors import SteppedDownError
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, Worker, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
@@ -121,8 +129,12 @@ class ConductedRun:
         self.commands = commands_of(self.run, receive_queue)
         receiver = CommandReceiver(self.connection.link, claimed.operators)
         receiver.remember(self.spool.heard_operators())
+        self.news = RunNews(
+            claimed.epoch, receiver.tell, lambda run: self.run.operator_commands.final_state(),
+            lambda: receive_queue.put(Done(nothing)), only_run=self.name,
+        )  # fmt: skip
         self.operators = BrokerOperators(
-            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans
+            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans, self.news
         )
         if settings.enrolled:
             self.transport.subscribe(receiver.topics.all_commands)
@@ -146,7 +158,9 @@ def run_coordinator(
     `built` holds the commit of this software and the digest of its sources, if they are known.
     """
     folder = Path(settings.folder) / settings.name
-    keep_to_ourselves(folder / "coordinator")
+    place = CoordinatorPlace(folder.parent, settings.name)
+    keep_to_ourselves(place.folder)
+    demand_here(place)
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(
         settings.enrolled, settings.federation, settings.key, settings.devices
@@ -154,7 +168,8 @@ def run_coordinator(
     receive_queue = ReceiveQueue()
     stopped = stop_on_signals(receive_queue.put)
     standby = None if how.alone else standby_of(settings, keys, folder)
-    with sole_use(folder / "coordinator"):
+    with sole_use(place.folder):
+        demand_here(place)
         claimed = claim(
             settings, keys, keyring,
             lambda: highest_of_others(standby, settings.patience_seconds, receive_queue, stopped, how.take_over),
@@ -201,7 +216,14 @@ def _conduct(
         )  # fmt: skip
         served = exposed(metrics, settings.endpoint(), checks, scrapes)
         control = listening(folder / "coordinator", operated.handle)
-        with shown as finish, served, page_served(page, operated), watched, control:
+        with (
+            conducted.news.taking_lines(),
+            shown as finish,
+            served,
+            page_served(page, operated),
+            watched,
+            control,
+        ):
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(OperatorLoop(service, conducted.operators), receive_queue, time.monotonic, heartbeats)
@@ -210,9 +232,10 @@ def _conduct(
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
-        life.end(in_order=stopped() or not service.stopped or isinstance(service.end, SteppedDownError))
+        in_order = stopped() or service.stopped in ("", MOVED) or isinstance(service.end, IN_ORDER)
+        life.end(in_order=in_order)
         if service.end is not None:
-            raise service.end
+            raise told_of_stop(service.end, stopped)
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")
         end = run.machine.ended_early

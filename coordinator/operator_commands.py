@@ -147,13 +147,15 @@ class OperatorCommands:
         if verb in OF_A_QUEUE:
             words = f"{said} needs a coordinator with a queue, and this one conducts only {self._view.name}"
         else:
-            words = f"there is no command {said!r}; there are {', '.join((*VERBS, 'runs', 'log'))}"
+            words = f"there is no command {said!r}; there are {', '.join((*VERBS, 'runs', 'log', 'follow'))}"
         return OperatorResult(REFUSED, words)
 
     def _view_of(self, verb: str) -> OperatorResult:
         match verb:
             case "show":
                 return OperatorResult(DONE, "", self.shown())
+            case "follow":
+                return OperatorResult(DONE, "", {**self.shown(), "commands": []})
             case "runs":
                 state = self.shown()
                 keys = ("run", "state", "reason", "rounds", "revision", "over", "origin")
@@ -185,6 +187,11 @@ class OperatorCommands:
         if verb == "stop":
             return OperatorResult(DONE, "the run is over already")
         return OperatorResult(REFUSED, "the run is over; start a new run under another name")
+
+    def final_state(self) -> str:
+        """Return the state of a run that is over, and "" before."""
+        state, _ = state_of(self._machine, self._view)
+        return state if state in FINAL else ""
 
     def shown(self) -> dict[str, Any]:
         """Return what `show` shows: the state of the run, and the newest commands."""

@@ -11,7 +11,9 @@ from typing import Any, Final, Protocol
 
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.error_boundary import ErrorBoundary
-from protofleet.coordinator.queue.commands import REFUSED, Sender
+from protofleet.coordinator.news import RunNews
+from protofleet.coordinator.queue.commands import DONE, REFUSED, Sender
+from protofleet.coordinator.request_form import FOLLOW
 from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.link.operators import CommandReceiver, ReceivedCommand
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER, TokenBucket
@@ -41,10 +43,11 @@ class BrokerOperators:
     """
 
     def __init__(
-        self, link: CommandReceiver, handle: OperatorHandler, put: Callable[[Callable[[], None]], None], bans: Bans
+        self, link: CommandReceiver, handle: OperatorHandler, put: Callable[[Callable[[], None]], None], bans: Bans,
+        news: RunNews | None = None,
     ) -> None:  # fmt: skip
         """Set up the operators; `put` makes the thread of the event loop call a function."""
-        self._link, self._handle, self._put, self._bans = link, handle, put, bans
+        self._link, self._handle, self._put, self._bans, self._news = link, handle, put, bans, news
         self._now, self._room = 0.0, 0
         self._waiting = Counter[str]()
         self._log_rate = TokenBucket(rate=1.0, burst=20.0)
@@ -105,36 +108,66 @@ class BrokerOperators:
                 self._thread.start()
             self._thread.put(lambda: self._carry_out(received))
 
+    @property
+    def wake_at(self) -> float:
+        return self._news.wake_at if self._news else float("inf")
+
+    def end_turn(self, now: float) -> None:
+        self._now = now
+        if self._news is not None:
+            self._news.end_turn(now)
+
+    def end(self, now: float) -> None:
+        """Send all news that wait, because the process ends."""
+        if self._news is not None:
+            self._news.end(now)
+
     def _carry_out(self, received: ReceivedCommand) -> None:
+        request = _request_in(received)
         try:
-            answer = self._answer_of(received)
+            answer = self._answer_of(received, request)
         except Exception:
             log.exception("a command of %s failed", received.operator.name)
             answer = {"verdict": "failed", "words": "the command failed; see the log of the coordinator"}
-        self._put(lambda: self._send(received, answer))
+        self._put(lambda: self._send(received, request or {}, answer))
 
-    def _answer_of(self, received: ReceivedCommand) -> Mapping[str, Any]:
-        operator, command = received.operator, received.request
-        try:
-            args = json.loads(command.args)
-        except (ValueError, RecursionError):
-            args = None
-        if not isinstance(args, dict):
+    def _answer_of(
+        self, received: ReceivedCommand, request: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:  # fmt: skip
+        operator = received.operator
+        if request is None:
             return {"verdict": REFUSED, "words": "the arguments of the command are not a JSON object"}
         sender = Sender(operator.grants, received.boot, received.newest, operator.holder)
-        request = {"run": "", "reason": "", **args, "id": command.id.hex(), "verb": command.verb}
         return self._handle(operator.name, request, sender)
 
-    def _send(self, received: ReceivedCommand, answer: Mapping[str, Any]) -> None:
+    def _send(
+        self, received: ReceivedCommand, request: Mapping[str, Any], answer: Mapping[str, Any]
+    ) -> None:  # fmt: skip
         name = received.operator.name
         self._waiting[name] -= 1
         self._waiting += Counter()  # This removes the names whose count is 0.
         data = {key: value for key, value in answer.items() if key not in ("verdict", "words")}
+        if self._news is not None and received.request.verb == FOLLOW and answer["verdict"] == DONE:
+            data |= self._news.follow(
+                name, request["run"], request.get("after"), request.get("epoch", 0), self._now
+            )
         with self._around(name):
             packed = packed_within(data, self._room)
             self._link.answer(
                 name, CommandOutcome(received.request.id, answer["verdict"], answer["words"], packed)
             )
+
+
+def _request_in(received: ReceivedCommand) -> dict[str, Any] | None:
+    """Return the request of a command; None if its arguments are not a JSON object."""
+    command = received.request
+    try:
+        args = json.loads(command.args)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(args, dict):
+        return None
+    return {"run": "", "reason": "", **args, "id": command.id.hex(), "verb": command.verb}
 
 
 class OperatorLoop:
@@ -149,7 +182,7 @@ class OperatorLoop:
 
     @property
     def wake_at(self) -> float:
-        return self._ends_at if self._app.finished else self._app.wake_at
+        return self._ends_at if self._app.finished else min(self._app.wake_at, self._operators.wake_at)
 
     @property
     def finished(self) -> bool:
@@ -168,13 +201,15 @@ class OperatorLoop:
 
     def wake(self, now: float) -> None:
         self._now = now
-        if not self._app.finished:
+        if not self._app.finished and now >= self._app.wake_at:
             self._app.wake(now)
 
     def end_turn(self, now: float) -> None:
         self._app.end_turn(now)
+        self._operators.end_turn(now)
         self._now = now
         if self._app.finished:
+            self._operators.end(now)
             self._ends_at = min(self._ends_at, now + LAST_SECONDS)
 
 

@@ -18,6 +18,7 @@ from protofleet.coordinator.devices.selection import SelectedDevices
 from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
+from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.round.events import Event, Joined, Left, Stage, Unenrolled
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.run_times import RunTimes
@@ -49,12 +50,16 @@ class Participants:
         self, plan: Plan, context: ProcessContext, link: CoordinatorRunLink, times: RunTimes, machine: MachineReader,
         spool: Spool, question: OpenQuestion, limits: CoordinatorLimits, class_names: tuple[str, ...],
         feature_size: int, happen: Callable[[Event], None], enrolments: AnswerEnrolments, selection: SelectedDevices,
+        generation: Generation | None = None,
     ) -> None:  # fmt: skip
         """Set up an empty roster; `happen` receives an event when a device joins or leaves."""
         self._plan, self._digest, self._context, self._link = plan, plan.digest, context, link
         self._machine, self._spool, self._question = machine, spool, question
         self._limits, self._happen, self._enrolments = limits, happen, enrolments
         self._times, self._selection = times, selection
+        self._generation = generation or Generation(link.run)
+        # Device -> the name on the wire of an earlier generation of the run, in the newest hello of the device.
+        self._has_earlier: dict[str, str] = {}
         # All devices that have taken part in the run, by name. Devices that have left are included.
         self.members: dict[str, Member] = {}
         self.domains: dict[str, str] = {}
@@ -141,6 +146,9 @@ class Participants:
         """Handle a hello. If `refuses` is false, a device that the run does not select gets no reply."""
         # The hello was sent to a coordinator of another run. That run may have the same plan as this run. So the plan
         # in the hello does not show that the device belongs to this run.
+        self._has_earlier.pop(hello.device, None)
+        if received.run in self._generation.earlier:
+            self._has_earlier[hello.device] = received.run
         if received.run != self._link.run:
             hello = replace(hello, plan=b"")
         elif hello.plan:
@@ -459,7 +467,9 @@ class Participants:
             self._about, uses=uses, names=names if sends_names else (), counts=sends_counts,
             codec=self._lossless if forms.CODEC in can else b"",
         )  # fmt: skip
-        self._link.send(device, Welcome(self._plan.encode(), about))
+        instead = self._has_earlier.get(device, "") if forms.RUNS in can else ""
+        keep = instead if self._generation.may_keep(instead) else ""
+        self._link.send(device, Welcome(self._plan.encode(), about, instead, keep))
 
     def _refuse(self, device: str, problem: Problem) -> None:
         if self._context.peer_log.take(self._context.now):

@@ -148,11 +148,14 @@ class QueueConductor:
         """Note the active runs that are not conducted now, and the run of the devices that follow only one run."""
         active = active_runs(self._queue.runs)
         has_ended = {name for name, fact in self.facts.items() if fact.state in FINAL}
-        self._service.paused = {run.name for run in active} - self.open.keys() - has_ended
+        closed = [run for run in active if run.name not in self.open.keys() | has_ended]
+        self._service.paused = {
+            name for run in closed for name in (*run.on_wire.earlier, run.on_wire.wire_name)
+        }
         # Without an active run, the last one keeps its name in the messages to all devices.
-        names = [run.name for run in active]
-        if names and self._connection.link.run not in names:
-            self._service.lead(self._queue.legacy if self._queue.legacy in names else names[0])
+        names = {run.name: run.on_wire.wire_name for run in active}
+        if names and self._connection.link.run not in names.values():
+            self._service.lead(names.get(self._queue.legacy) or next(iter(names.values())))
 
     def _change(self, change: Change) -> bool:
         """Write a change; return False if the disk is full or the file is locked, and the change has to wait."""
@@ -181,7 +184,7 @@ class QueueConductor:
             case "pause" if not run.machine.paused:
                 run.happen(Paused(order.words))
             case "resume" if run.machine.paused:
-                self._service.lift(run.name)
+                self._service.lift(run.wire_name)
                 run.happen(Paused(""))
             case "stop" if not run.machine.is_stopped:
                 run.happen(Stopped(order.words))
@@ -206,7 +209,7 @@ class QueueConductor:
         # A coordinator of this run alone may have been killed and have left its socket.
         (Path(settings.folder) / row.name / "coordinator" / CONTROL_SOCKET).unlink(missing_ok=True)
         keep_waiting = unless(self._is_stopped, self._heartbeats)
-        conducted = ActiveRun(settings, self._connection, keep_waiting, row.origin)
+        conducted = ActiveRun(settings, self._connection, keep_waiting, row.origin, row.on_wire)
         self.open[row.name] = conducted
         by = self._shown_by
         observers = observed(
@@ -262,6 +265,13 @@ class QueueConductor:
         self._close(run.name)
         self._shown_by.report(conducted.folder)
 
+    def reopen(self, name: str) -> None:
+        """Close a paused run without a word to its devices; it goes on under its new name on the wire."""
+        self.facts.pop(name, None)
+        if (conducted := self.open.pop(name, None)) is not None:
+            self._service.remove(conducted.run.wire_name)
+            conducted.close()
+
     def _close(self, name: str) -> None:
         """Close a run, and tell its devices if it has ended and they do not know it."""
         conducted = self.open.pop(name, None)
@@ -271,11 +281,15 @@ class QueueConductor:
         if conducted is None:
             return
         run = conducted.run
-        if name in self._service.runs:
-            if name not in self._service.paused and not run.times.shutdown.begun and self._context.connected:
+        if run.wire_name in self._service.runs:
+            if (
+                run.wire_name not in self._service.paused
+                and not run.times.shutdown.begun
+                and self._context.connected
+            ):
                 for device in sorted(run.machine.roster):
                     run.link.send(device, Finished(run.machine.rounds))
-            self._service.remove(name)
+            self._service.remove(run.wire_name)
         conducted.close()
 
     def close(self) -> None:

@@ -10,6 +10,9 @@ from itertools import chain
 from typing import Any
 
 from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.answered_rounds import behind_words
+from protofleet.coordinator.devices.selection import DeviceSelection, SelectedDevices
+from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED, ONLY_HERE
 from protofleet.coordinator.queue.commands import (
     DENIED,
     DONE,
@@ -27,12 +30,13 @@ from protofleet.coordinator.queue.commands import (
 from protofleet.coordinator.queue.folder import queue_folder
 from protofleet.coordinator.queue.labelling import Labelling, decide_labels, shown_labels
 from protofleet.coordinator.queue.queue_file import QueueFile
-from protofleet.coordinator.queue.states import FINAL, WAITING, QueuedRun, in_groups, waits_for
+from protofleet.coordinator.queue.states import FINAL, PAUSED, WAITING, QueuedRun, in_groups, waits_for
 from protofleet.coordinator.queue_conductor import QueueConductor
 from protofleet.coordinator.queue_requests import loggable
 from protofleet.coordinator.request_form import SHOWS, denial_of
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
+from protofleet.coordinator.spool.generations import read_progress
 from protofleet.coordinator.spool.index import index_of
 from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.runtime.logs import lines_of_run
@@ -81,11 +85,16 @@ class QueueExecutor:
         command, decision = loggable(command), replace(decision, words=decision.words[:MOST_WORDS])
         self._queue.save(command, decision)
         self._note(command, decision)
+        if command.new_generation and decision.changed:
+            self._conductor.reopen(command.run)
         if command.verb == "extend" and decision.changed and command.run in self._conductor.open:
             with self._context.around(command.run):
                 self._conductor.extend(self._conductor.open[command.run].run, command.rounds)
         if decision.labelled is not None:
             self._service.selection_changed()
+        if command.verb == HAND_OVER and decision.verdict == DONE:
+            # This leaves in the folders of the runs what a kill leaves.
+            self._service.stop(MOVED)
         return {"verdict": decision.verdict, "words": decision.words}
 
     def _view(self, command: QueueCommand) -> Mapping[str, Any]:
@@ -96,8 +105,10 @@ class QueueExecutor:
                     "words": "",
                     "runs": [self._shown(run) for run in chain(*in_groups(self._queue.runs))],
                 }
-            case "show" if command.run in self._queue.runs:
-                return {"verdict": DONE, "words": "", **self._shown_whole(self._queue.runs[command.run])}
+            case "show" | "follow" if command.run in self._queue.runs:
+                row = self._queue.runs[command.run]
+                most = SHOWN if command.verb == "show" else 0
+                return {"verdict": DONE, "words": "", **self._shown_whole(row, most)}
             case "labels":
                 devices = shown_labels(self._queue.labels, self._context.enrolled_devices)
                 return {"verdict": DONE, "words": "", "devices": devices}
@@ -126,14 +137,28 @@ class QueueExecutor:
         fixed = plan.variant.fixed_rounds
         return rounds_are_fixed(plan.method, fixed) if fixed and command.rounds != row.rounds else ""
 
+    def _refusal_of_resume(self, command: QueueCommand) -> str:
+        """Return why a run that came back from a backup cannot go on in its present generation; "" if it can."""
+        row = self._queue.runs.get(command.run)
+        if row is None or not row.restored or row.state != PAUSED or command.new_generation:
+            return ""
+        settings, present = self._settings.of_run(row.name, row.experiment), self._service.answered_rounds
+        here, _ = read_progress(self._settings.folder / row.name)
+        selection = SelectedDevices(settings.select or DeviceSelection(), self._queue.labels)
+        rounds = {d: n for d, n in present.of(row.on_wire.wire_name).items() if selection.selects(d)}
+        return behind_words(row.name, here, rounds, settings.policy.quorum)
+
     def _decide(self, command: QueueCommand, more: Submission | Labelling | None) -> Decision:
+        if command.verb == HAND_OVER:
+            return Decision(REFUSED, ONLY_HERE) if command.sender else Decision(DONE, ENDS)
         if isinstance(more, Labelling):
             return decide_labels(more, self._queue.labels, self._context.enrolled_devices)
         if more is not None and more.selection is not None:
             enrolled = self._context.enrolled_devices
             if problem := more.selection.problem(more.quorum, enrolled, self._queue.labels):
                 return Decision(REFUSED, problem)
-        refusal = self._refusal_of_extend(command) if command.verb == "extend" else ""
+        refusals = {"extend": self._refusal_of_extend, "resume": self._refusal_of_resume}
+        refusal = refusals[command.verb](command) if command.verb in refusals else ""
         return decide(command, self._queue.runs, int(time.time()), more, refusal)
 
     def _note(self, command: QueueCommand, decision: Decision) -> None:
@@ -152,10 +177,11 @@ class QueueExecutor:
             "over": bool(run.closed),
             "priority": run.priority, "after": run.after, "operator": run.operator, "submitted": run.submitted,
             "started": run.started, "ended": run.ended, "revision": run.revision,
-            "origin": run.origin.shown() if run.origin else {},
+            "origin": run.origin.shown() if run.origin else {}, "generation": run.generation,
         }  # fmt: skip
 
-    def _shown_whole(self, run: QueuedRun) -> dict[str, Any]:
+    def _shown_whole(self, run: QueuedRun, most: int) -> dict[str, Any]:
+        """Return the state of a run, and at most this number of its newest commands."""
         found = self._shown(run) | {"federation": self._settings.own.federation}
         if (conducted := self._conductor.open.get(run.name)) is not None:
             now = conducted.run.operator_commands.shown()
@@ -164,4 +190,4 @@ class QueueExecutor:
                 key: now[key] for key in ("round", "phase", "asked", "answered", "present", "connected")
             }
             found["reason"] = found["reason"] or now["reason"]
-        return found | {"commands": shown_commands(self._queue.newest_results(run.name, SHOWN))}
+        return found | {"commands": shown_commands(self._queue.newest_results(run.name, most))}

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.moving.place import HAND_OVER, CoordinatorPlace, demand_here
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
+from protofleet.coordinator.queue.generation import MOST_LETTERS
 from protofleet.coordinator.queue.labelling import Labelling
 from protofleet.coordinator.request_form import (
     ID,
@@ -17,10 +19,12 @@ from protofleet.coordinator.request_form import (
     answer_of_loop,
     demand_known_keys,
     denial_of,
+    generation_in,
     revision_in,
     rounds_in,
 )
 from protofleet.coordinator.service_settings import MOST_EXPERIMENT, ServiceSettings
+from protofleet.coordinator.spool.generations import read_progress
 from protofleet.coordinator.spool.index import check_run
 from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
@@ -30,7 +34,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable
 
-VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label")
+VERBS: Final = (*SHOWS, "submit", "pause", "resume", "extend", "stop", "label", HAND_OVER)
 MOST_REQUEST: Final = 8 * MOST_EXPERIMENT  # JSON needs several bytes for some characters of an experiment.
 
 QueueAnswer = Mapping[str, Any]
@@ -85,8 +89,9 @@ def command_in(request: Mapping[str, Any], user: str, sender: Sender | None = No
             demand_known_keys(request)
             revision = revision_in(request)
             return QueueCommand(
-                bytes.fromhex(name), user, verb, run, reason, rounds_in(request), sender, revision
-            )
+                bytes.fromhex(name), user, verb, run, reason, rounds_in(request), sender, revision,
+                *generation_in(request),
+            )  # fmt: skip
     raise SettingsError("a request has the strings id (32 hexadecimal digits), verb, run and reason")
 
 
@@ -98,8 +103,11 @@ def problem_of(command: QueueCommand) -> str:
         if command.run or command.verb not in OF_NO_RUN:
             valid_name(command.run)
     except ValueError:
-        letters = f" ({len(command.run):,} letters)" if len(command.run) > MOST_SHOWN else ""
-        return f"{command.run[:MOST_SHOWN]!r}{letters} is not the name of a run; a name has {RULE}"
+        size = f" ({len(command.run):,} letters)" if len(command.run) > MOST_SHOWN else ""
+        return f"{command.run[:MOST_SHOWN]!r}{size} is not the name of a run; a name has {RULE}"
+    if command.verb == "submit" and (letters := len(command.run)) > MOST_LETTERS:
+        limit = f"the limit is {MOST_LETTERS}, choose another name with --name"
+        return f"the name {command.run} has {letters} letters; {limit}"
     return ""
 
 
@@ -132,12 +140,16 @@ def submission_in(request: Mapping[str, Any], name: str, settings: ServiceSettin
         case {"experiment": str(text), "after": str(after), "priority": int(priority)}:
             run = settings.of_run(name, text)
             plan = run.plan()
+            demand_here(CoordinatorPlace(settings.folder, run.name))
             check_run(settings.folder / run.name / "coordinator", run.name, plan.encode().decode())
             # Otherwise the thread of the event loop would import them, and all other runs would wait.
             plan.import_libraries()
             saved = saved_states(settings.folder / run.name / "coordinator")
             rounds = saved.rounds if saved else run.rounds
-            made = Submission(text, rounds, after, priority, selection=run.select, quorum=run.policy.quorum)
+            made = Submission(
+                text, rounds, after, priority, selection=run.select, quorum=run.policy.quorum,
+                generation=read_progress(settings.folder / run.name)[1],
+            )  # fmt: skip
             return _with_origin(made, request.get("from", ""), run.name, plan, settings)
     raise SettingsError("a submission has the strings experiment and after, and the whole number priority")
 

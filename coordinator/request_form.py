@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar, get_args
 
+from protofleet.coordinator.moving.place import HAND_OVER
 from protofleet.coordinator.queue.commands import Sender
-from protofleet.protocol.security.operators import ADMIT, RUN, VIEW, shown_grants
+from protofleet.protocol.security.operators import ADMIT, LEAD, RUN, VIEW, shown_grants
 from protofleet.protocol.settings.bounds import Rounds
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
@@ -23,30 +24,36 @@ R = TypeVar("R")
 ID: Final = re.compile(r"[0-9a-f]{32}")
 MOST_SHOWN: Final = 64  # Largest number of letters of a wrong name that is shown.
 OF_EACH: Final = ("id", "verb", "run", "reason", "args")  # Keys of each request.
-SHOWS: Final = ("runs", "show", "labels", "log")  # Verbs that change nothing.
-OF_NO_RUN: Final = ("runs", "labels", "log", "label")  # Verbs that name no run.
+FOLLOW: Final = "follow"
+SHOWS: Final = ("runs", "show", FOLLOW, "labels", "log")  # Verbs that change nothing.
+OF_NO_RUN: Final = ("runs", "labels", "log", "label", HAND_OVER)  # Verbs that name no run.
+# The grant that a verb needs; the other verbs need the grant `run`.
+GRANTS: Final = {**dict.fromkeys(SHOWS, VIEW), "label": ADMIT, HAND_OVER: LEAD}
 REVISION: Final = "rev"
 OF_A_VERB: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("pause", "resume", "extend", "stop"), (REVISION,)),
     "submit": ("experiment", "after", "priority", "from"),
     "label": ("device", "group", "labels"),
+    FOLLOW: ("after", "epoch"),
 }
 
 
 def demand_known_keys(request: Mapping[str, Any]) -> None:
-    """Raise SettingsError if the request has a key that its command does not take."""
+    """Raise SettingsError if the request has a key that its command does not take, or a wrong place."""
     verb = request["verb"]
     own = OF_A_VERB.get(verb, ())
     args = request.get("args", {})
     if not isinstance(args, dict):
         raise SettingsError("the key args of a request is an object")
-    known = ("rounds",) if verb == "extend" else ()
+    known = {"extend": ("rounds",), "resume": ("new_generation", "keep_halves")}.get(verb, ())
     for key in [*sorted(request.keys() - {*OF_EACH, *own}), *sorted(args.keys() - {*known})]:
         takes = ", ".join(("run", "reason", *known, *own))
         raise SettingsError(
             f"{printable(verb)[:MOST_SHOWN]} does not take {printable(key)[:MOST_SHOWN]!r}; it takes {takes}. Leave "
             "it out, or install a version of the coordinator that knows it"
         )
+    if verb == FOLLOW:
+        demand_place(request)
 
 
 class GrantedCommand(Protocol):
@@ -62,7 +69,7 @@ class GrantedCommand(Protocol):
 
 def denial_of(command: GrantedCommand) -> str:
     """Return why the operator may not give the command, and the way out; "" if the operator may give it."""
-    needed = VIEW if command.verb in SHOWS else ADMIT if command.verb == "label" else RUN
+    needed = GRANTS.get(command.verb, RUN)
     if command.sender is None or needed in command.sender.grants:
         return ""
     name, grants = command.operator, shown_grants({*command.sender.grants, needed})
@@ -71,6 +78,14 @@ def denial_of(command: GrantedCommand) -> str:
         f"gives it with `protofleet enrol approve root/requests/{name}.request --grants {grants}`, and copies "
         f"root/records/{name}.operator to the coordinator"
     )
+
+
+def demand_place(request: Mapping[str, Any]) -> None:
+    """Raise SettingsError if the command `follow` names no place in the lines of a run."""
+    for key in OF_A_VERB[FOLLOW]:
+        value = request.get(key, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+            raise SettingsError(f"{key} of `{FOLLOW}` is a whole number that `{FOLLOW}` returns")
 
 
 def rounds_in(request: Mapping[str, Any]) -> int:
@@ -84,6 +99,17 @@ def rounds_in(request: Mapping[str, Any]) -> int:
                 return rounds
             raise SettingsError(f"rounds is {rounds}, it must be {bound}")
     raise SettingsError("`extend` needs args with the whole number rounds")
+
+
+def generation_in(request: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether the command `resume` begins a new generation, and whether its devices keep their halves."""
+    args = (request.get("args") or {}) if request["verb"] == "resume" else {}
+    match args.get("new_generation", False), args.get("keep_halves", False):
+        case bool(new), bool(keeps) if new or not keeps:
+            return new, keeps
+    raise SettingsError(
+        "`resume` takes the booleans new_generation and keep_halves; the second needs the first"
+    )
 
 
 def revision_in(request: Mapping[str, Any]) -> int | None:

@@ -27,6 +27,7 @@ from protofleet.coordinator.operator_commands import OperatorCommands
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
+from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.round.events import (
     BUDGET,
     NOBODY_LEFT,
@@ -93,13 +94,14 @@ class Run:
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, link: CoordinatorRunLink,
         observers: Sequence[RunObserver] = (), limits: CoordinatorLimits | None = None,
         class_names: tuple[str, ...] = (), budget: BudgetSettings | None = None,
-        selection: DeviceSelection | None = None,
+        selection: DeviceSelection | None = None, generation: Generation | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         demand_buffered_fit(machine.policy, plan)
         machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
+        self.generation = generation or Generation(link.run)
         self.selection = SelectedDevices(selection or DeviceSelection(), context.labels)
         self.times = RunTimes()
         self.queue = CommandQueue(spool, self)
@@ -120,6 +122,7 @@ class Run:
         self.participants = Participants(
             plan, context, link, self.times, machine, spool, self.question, self.limits, class_names,
             server.model.embedding_size, self.happen, self.enrolments, self.selection,
+            self.generation,
         )  # fmt: skip
         self.uncoded = UncodedBytes(plan, spool, self.server_runner.reader)
         self.gate = Gate(
@@ -160,7 +163,7 @@ class Run:
         self.view = RunView(
             plan, machine, spool, context, link, self.times, self.selection, self.participants, self.server_runner,
             self.queue, self.limits, self.isolation, lambda: self.diverged, self.uncoded,
-            self.budget.state if self.budget else None,
+            self.budget.state if self.budget else None, self.generation,
         )  # fmt: skip
         self.operator_commands = OperatorCommands(
             machine, spool, self.queue, self.view, self.happen, context.wall, plan.variant.fixed_rounds
@@ -181,7 +184,11 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Return the name of the run on the wire."""
+        """Return the own name of the run."""
+        return self.generation.run
+
+    @property
+    def wire_name(self) -> str:
         return self.link.run
 
     def enrolled_devices(self) -> frozenset[str]:

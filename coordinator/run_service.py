@@ -17,6 +17,8 @@ from protofleet.coordinator.connection import CoordinatorConnection
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
+from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
@@ -39,9 +41,16 @@ from protofleet.coordinator.queue_requests import (
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
-from protofleet.coordinator.spool.index import claimed_epoch
+from protofleet.coordinator.spool.index import claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
-from protofleet.coordinator.start import USUAL, StartOptions, highest_of_others, standby_of
+from protofleet.coordinator.start import (
+    IN_ORDER,
+    USUAL,
+    StartOptions,
+    highest_of_others,
+    standby_of,
+    told_of_stop,
+)
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.link.operators import CommandReceiver
@@ -53,7 +62,6 @@ from protofleet.protocol.transport.base import Done, Item
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
-from protofleet.runtime.command.errors import SteppedDownError
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
@@ -71,8 +79,10 @@ def run_service(
 
     `report` writes the report of a run that has ended.
     """
-    folder, own = queue_folder(settings.folder), settings.own
+    place, own = CoordinatorPlace(settings.folder), settings.own
+    folder = place.folder
     keep_to_ourselves(folder)
+    demand_here(place)
     folder.mkdir(parents=True, exist_ok=True)
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(own.enrolled, own.federation, own.key, own.devices)
@@ -81,9 +91,12 @@ def run_service(
     is_stopped = stop_on_signals(receive_queue.put)
     standby = None if how.alone else standby_of(own, keys, folder)
     with sole_use(folder):
+        demand_here(place)
         highest = highest_of_others(standby, own.patience_seconds, receive_queue, is_stopped, how.take_over)
         lead = Lead(keys, keyring, operators, standby, highest)
         service = RunService(settings, software, events, report, built or {}, lead, receive_queue, is_stopped)
+        if how.pauses:
+            service.pause_restored_runs()
         with contextlib.closing(service):
             return service.serve()
 
@@ -148,7 +161,9 @@ class RunService:
         self._commands = queue_commands(settings, executor.execute, self._call)
         commands = CommandReceiver(self._connection.link, lead.operators)
         commands.remember(self._queue.heard())
-        self.operators = BrokerOperators(commands, self._commands, self._call, bans)
+        link = self._connection.link
+        self._news = RunNews(link.epoch, commands.tell, self._final_state, lambda: self._call(nothing))
+        self.operators = BrokerOperators(commands, self._commands, self._call, bans, self._news)
         if own.enrolled:
             self._connection.transport.subscribe(commands.topics.all_commands)
         self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
@@ -160,13 +175,18 @@ class RunService:
         claimed.add(self._highest)
         return max(least_epoch(folder, self._settings.own.federation, clock), next_epoch(claimed, clock))
 
+    def pause_restored_runs(self) -> None:
+        """Pause all runs that are not over, durably, because the folder came back from a backup."""
+        self._queue.restore(lambda run: index_of(self._settings.folder / run).exists())
+
     def serve(self) -> str:
         own = self._settings.own
         metrics = exposed(self._metrics, own.endpoint(), self._health())
         control = listening(self._folder, self._operated.handle, MOST_REQUEST)
         page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
         # The metrics come last: they tell others that the coordinator takes commands.
-        with page, control, metrics, watchdog(self._heartbeats, own.watchdog_seconds):
+        watched = watchdog(self._heartbeats, own.watchdog_seconds)
+        with self._news.taking_lines(), page, control, metrics, watched:
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.conductor.settle()
@@ -187,9 +207,10 @@ class RunService:
                 self.conductor.close()
                 self._connection.transport.close()
         end = self.service.end
-        self._life.end(in_order=self._is_stopped() or isinstance(end, SteppedDownError))
+        gave_way = self.service.stopped == MOVED or isinstance(end, IN_ORDER)
+        self._life.end(in_order=self._is_stopped() or gave_way)
         if end is not None:
-            raise end
+            raise told_of_stop(end, self._is_stopped)
         return self.service.stopped
 
     def close(self) -> None:
@@ -203,6 +224,11 @@ class RunService:
         """Make the thread of the event loop call a function. Any thread may call this method."""
         self._events.put(Done(call))
 
+    def _final_state(self, run: str) -> str:
+        """Return the state of a run that is over, and "" before."""
+        row = self._queue.runs.get(run)
+        return row.state if row is not None and row.closed else ""
+
     def _choose_legacy(self, name: str) -> bool:
         """Make a run the legacy run, durably; return False if the disk does not take it now."""
         try:
@@ -211,7 +237,7 @@ class RunService:
             if not (is_full(error) or is_locked(error)):
                 raise
             return False
-        self.service.lead(name)
+        self.service.lead(self._queue.runs[name].on_wire.wire_name)
         return True
 
     def _health(self) -> dict[str, Check]:

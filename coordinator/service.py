@@ -12,8 +12,10 @@ from dataclasses import replace
 from functools import partial
 
 from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.answered_rounds import AnsweredRounds
 from protofleet.coordinator.devices.free_places import FreePlaces
 from protofleet.coordinator.leader import Leader
+from protofleet.coordinator.leading.behind import BehindError
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.protocol.link.base import Received
@@ -66,7 +68,7 @@ class CoordinatorService:
         self.leader = Leader(context, self._end_with, self._say_birth, self._answer)
         self._max_packet = 0  # Largest packet of the broker in bytes; 0 while there is no session.
         self._told: set[str] = set()  # Runs whose end was announced.
-        self._free_places = FreePlaces()
+        self._free_places, self.answered_rounds = FreePlaces(), AnsweredRounds()
         # Runs that are not open, but not over either. Their devices keep what belongs to these runs.
         self.paused: Collection[str] = ()
         # Makes a run the legacy run, and returns whether it has done so.
@@ -86,7 +88,7 @@ class CoordinatorService:
         context = self.context
         heard = run.spool.last_heard().items()
         self.link.remember({d: mark for d, mark in heard if mark[:2] > self.link.last_heard(d)})
-        self.runs[run.name], run.is_open = run, True
+        self.runs[run.wire_name], run.is_open = run, True
         # The legacy run stays the same while it is only paused, because its devices would forget its state.
         self.link.add(run.link, is_legacy=self.link.run not in self.paused)
         run.link.answers.admission_controller = run.answer_receiver
@@ -106,7 +108,8 @@ class CoordinatorService:
         def fits(hello: Hello) -> bool:
             device = hello.device
             is_known = device in self.link.keyring and device not in self.context.bans.ignored
-            return is_known and run.participants.may_join(hello) and not run.has(device)
+            fits = is_known and run.participants.may_join(hello) and not run.has(device)
+            return fits and not self.answered_rounds.has_any(device, run.generation.earlier)
 
         if run.times.shutdown.begun or run.name in self.context.failed:
             return
@@ -125,22 +128,22 @@ class CoordinatorService:
     def lift(self, name: str) -> None:
         """Let a run that resumes claim nothing for the time of its pause."""
         share, run = self.context.dispatcher, self.runs[name]
-        share.add(name, run, share.weight_of(name), share.lift_of(name), starts=True)
+        share.add(run.name, run, share.weight_of(run.name), share.lift_of(run.name), starts=True)
         self._store_lifts(run, starts=True)
 
     def remove(self, name: str) -> None:
-        """Close a run. The other runs go on, and the files of the run stay as they are."""
+        """Close the run of this name on the wire. The other runs go on, and the files of the run stay as they are."""
         run = self.runs.pop(name)
         run.is_open = False
         self._told.discard(name)
-        self.context.failed.pop(name, None)
+        self.context.failed.pop(run.name, None)
         self.link.remove(run.link, self.context.now)
-        self.context.dispatcher.remove(name)
+        self.context.dispatcher.remove(run.name)
         if self.context.connected:
             self.context.announce(self._birth())
 
     def lead(self, name: str) -> None:
-        """Make a run the legacy run; it may be a run that is not open now."""
+        """Make the run of this name on the wire the legacy run; it may be a run that is not open now."""
         self.link.make_legacy(name)
         if self.context.connected:
             self.context.announce(self._birth())
@@ -259,9 +262,7 @@ class CoordinatorService:
             case Done(call):
                 call()
             case StopRequest(reason):
-                if not self.is_ending:
-                    self.context.announce(State(False, reason))
-                self._stop(reason)
+                self.stop(reason)
 
     # Methods for the connection.
 
@@ -335,6 +336,12 @@ class CoordinatorService:
         if self.context.peer_log.take(now):
             log.warning("the broker refused a message on %s: %s", topic, reason)
 
+    def stop(self, reason: str) -> None:
+        """End the process, and say to all parties that it is offline."""
+        if not self.is_ending:
+            self.context.announce(State(False, reason))
+        self._stop(reason)
+
     def _stop(self, reason: str) -> None:
         """End the process, and note the reason if the shutdown at the end of the runs has not begun."""
         self.context.stopped, self.finished = "" if self.is_ending else reason, True
@@ -369,14 +376,14 @@ class CoordinatorService:
         return State(True, HERE, self.link.who, status, self._active())
 
     def _legacy_first(self) -> list[Run]:
-        return sorted(self.runs.values(), key=lambda run: run.name != self.link.run)
+        return sorted(self.runs.values(), key=lambda run: run.wire_name != self.link.run)
 
     def _announce_ends(self) -> None:
         """Announce the end of each run that is over. While other runs go on, only the devices of the run are told."""
         for run in self.runs.values():
-            if not run.times.shutdown.begun or run.name in self._told:
+            if not run.times.shutdown.begun or run.wire_name in self._told:
                 continue
-            self._told.add(run.name)
+            self._told.add(run.wire_name)
             if self.is_ending:
                 self.context.announce(State(False, "finished"))
                 self.context.here_timer.stop()
@@ -458,6 +465,7 @@ class CoordinatorService:
                 self._hello_received(received, hello)
             case State(online=False) if received.sequence == 0:
                 self._free_places.left(device)
+                self.answered_rounds.left(device)
                 for run in self._runs_with(device):
                     with self._work_for(run):
                         if not run.times.shutdown.begun:
@@ -472,6 +480,7 @@ class CoordinatorService:
                 pass
             case State(online=False, reason=reason):
                 self._free_places.left(device)
+                self.answered_rounds.left(device)
                 for run in self._runs_with(device):
                     with self._work_for(run):
                         run.participants.bye_received(device, reason)
@@ -483,8 +492,15 @@ class CoordinatorService:
 
     def _hello_received(self, received: Received, hello: Hello) -> None:
         device, follows_several = hello.device, forms.RUNS in hello.can
+        # Any device can write a high epoch into a header, so this is only counted.
+        self.context.higher_epochs += received.epoch > self.link.epoch
+        if hello.last_state:
+            if self._is_behind(device, hello.last_state):
+                return
+            hello = replace(hello, last_state=b"")
         self.context.departures.hello_received(received, self.link.last_heard(device)[1])
         self._free_places.hello_received(received, hello)
+        self.answered_rounds.hello_received(received, hello)
         working = hello.working if follows_several else None
         self.context.dispatcher.hello_received(device, received.boot, working)
         if run := self._run_for(received, hello):
@@ -494,6 +510,22 @@ class CoordinatorService:
                 run.participants.hello_received(received, hello, refuses)
         elif received.run and received.run not in self.paused:
             self.link.unassigned.send_as(received.run, device, Finished(0))
+
+    def _is_behind(self, device: str, last_state: bytes) -> bool:
+        """Return whether a state that a device has sent on proves a higher epoch; if so, end this process."""
+        try:
+            proven = self.link.proven_epoch(last_state)
+        except Rejected as fault:
+            if self.context.peer_log.take(self.context.now):
+                log.warning("%s has sent a state that proves no epoch: %s", device, fault)
+            return False
+        if not proven:
+            return False
+        log.error("%s has proved that it has heard epoch %d", device, proven)
+        # Devices that have not heard the higher epoch, and other coordinators, must not take this process for alive.
+        self.context.announce(State(False, "devices have heard a higher epoch"))
+        self._end_with(BehindError(self.link.epoch, proven))
+        return True
 
     def _work_for(self, run: Run) -> contextlib.AbstractContextManager[None]:
         """Catch an error of ours in the work of a run for a device. Other errors concern the device alone."""
@@ -510,14 +542,20 @@ class CoordinatorService:
         if forms.RUNS not in hello.can:
             return self._legacy_for(hello)
         if received.run:
-            return self.runs.get(received.run)
+            return self.runs.get(received.run) or self._later_generation(received.run)
         return self._run_to_join(hello, received.boot) if hello.capacity else None
+
+    def _later_generation(self, name: str) -> Run | None:
+        """Return the open run that had this name on the wire before."""
+        return next((run for run in self.runs.values() if name in run.generation.earlier), None)
 
     def _run_to_join(self, hello: Hello, boot: int) -> Run | None:
         """Return a run that the device does not have; first one that does not count on the device."""
         fit = [
             run for run in self._not_over
             if run.participants.may_join(hello) and not run.participants.misfits.has(hello.device, boot)
+            # The device gets the welcome of a new generation after the hello of the generation that it has.
+            and not self.answered_rounds.has_any(hello.device, run.generation.earlier)
         ]  # fmt: skip
         new = (run for run in fit if not run.has(hello.device))
         lacking = (run for run in fit if run.participants.may_lack(hello.device, boot))
@@ -578,7 +616,7 @@ class CoordinatorService:
         found = [run for run in runs if run.has(device)] or [
             run for run in runs if run.selection.selects(device)
         ]
-        return found[0].name if found else ""
+        return found[0].wire_name if found else ""
 
     def _is_stale(self, leave: Received) -> bool:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])

@@ -1,4 +1,8 @@
-"""Look, before a process claims a folder, whether another process is the coordinator of the federation."""
+"""Begin to act as the coordinator of a federation.
+
+Before a process claims a folder, it looks whether another process leads. A process whose folder came back from a
+backup may claim an epoch above one that an operator names, or that a device has proved.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.leading.behind import BehindError
 from protofleet.coordinator.leading.look import Blocked, Clear, Taken
 from protofleet.coordinator.leading.standby import LookNeeds, Standby
-from protofleet.coordinator.spool.epochs import process_identity
-from protofleet.protocol.link.clocks import Clock
+from protofleet.coordinator.spool.epochs import process_identity, save_epoch
+from protofleet.protocol.link.clocks import Clock, ahead, days
 from protofleet.protocol.link.standby import standby_address
 from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import StopRequest
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.runtime.broker_session import BrokerSession
-from protofleet.runtime.command.errors import OutrankedError, RunError, ended_early
+from protofleet.runtime.command.errors import OutrankedError, RunError, SteppedDownError, ended_early
+from protofleet.runtime.event_loop import end_on_signals
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -32,9 +39,13 @@ class StartOptions:
     alone: bool = (
         False  # True if no other coordinator can reach the broker, so that this process need not look
     )
+    pauses: bool = (
+        False  # True if all runs of a queue are paused first, because the folder came back from a backup
+    )
 
 
 USUAL: Final = StartOptions()
+T = TypeVar("T")
 
 
 def standby_of(settings: CoordinatorSettings, keys: Keys, folder: Path) -> Standby | None:
@@ -88,3 +99,41 @@ def highest_of_others(
             asked = receive_queue.get()
             raise ended_early(asked.reason if isinstance(asked, StopRequest) else "stopped")
     return 0
+
+
+IN_ORDER: Final = (SteppedDownError, BehindError)  # The ends of a process that are no crash.
+
+
+def told_of_stop(end: RunError, is_stopped: Callable[[], bool]) -> RunError:
+    """Return the error with which a process ends after its loop; from now on, a signal ends the process at once."""
+    if isinstance(end, BehindError):
+        end_on_signals()
+        end.is_stopped = is_stopped()
+    return end
+
+
+def claim_above(epoch: int, runs: Path, federation: str, clock: int) -> None:
+    """Store an epoch that an operator has named, so that this coordinator and all later ones claim higher epochs."""
+    if far := ahead(epoch, clock):
+        raise SettingsError(
+            f"--above is {epoch}, which is {days(far)} ahead of this clock; devices ignore an epoch that is more "
+            "than a day ahead. Set the clock, or leave out --above: a device proves the epoch that it has heard"
+        )
+    save_epoch(runs, federation, epoch)
+
+
+def claim_again(conduct: Callable[[bool], T], restored: bool, runs: Path, federation: str) -> T:
+    """Call `conduct`; with --restored, call it again above each epoch that a device has proved.
+
+    The argument of `conduct` is true at the first call with --restored: then the runs of a queue are paused. The
+    proved epoch is on the disk before the next claim, so a process that is killed in between claims above it too.
+    """
+    first = restored
+    while True:
+        try:
+            return conduct(first)
+        except BehindError as behind:
+            if not restored or behind.is_stopped:
+                raise
+            save_epoch(runs, federation, behind.proven)
+            first = False

@@ -150,6 +150,8 @@ class Agent:
             self.tasks.disk_space.ran_out(str(fault))
         except Rejected as fault:
             self._context.warn("rejected on %.100s: %s", topic, fault)
+            if fault.reason is Reason.STALE_EPOCH:
+                self.places.lower_epoch_heard()
             if fault.reason is Reason.STALE_ROUND and (follower := self.places.named(self.link.heard_run)):
                 follower.tasks.deliver_last_again()
         except (TakenOverError, *OURS):

@@ -89,7 +89,7 @@ class HalfBuilder:
         stored, most = weights + state, limits.disk_bytes
         demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
         half = self.build_unchecked(plan)
-        self._demand_memory(held + self._batch(plan) * activation_bytes(half, self.train.x))
+        self._demand_memory(held + self._batch(plan) * activation_bytes(half, self.train.x, plan.input_shape))
         return half
 
     def build_unchecked(self, plan: Plan) -> ClientHalf:
@@ -185,18 +185,18 @@ def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
         )
 
 
-def activation_bytes(half: ClientHalf, x: Tensor) -> int:
+def activation_bytes(half: ClientHalf, x: Tensor, wanted: InputShape) -> int:
     """Return the bytes that the forward pass of one sample keeps for the backward pass.
 
-    Raise SettingsError if a network does not accept these samples.
+    Raise SettingsError if a network does not accept these samples. `wanted` is the shape of the run's samples.
     """
     # Other networks, for example FedKD's map between embeddings, do not take samples and need little memory.
     networks = [n for n in half.networks() if isinstance(n, Net)]
     trained = [n for n in networks if any(w.requires_grad for w in n.parameters())]
-    return sum(kept_by(network, x) for network in trained) if len(x) else 0
+    return sum(kept_by(network, x, wanted) for network in trained) if len(x) else 0
 
 
-def kept_by(network: Net, x: Tensor) -> int:
+def kept_by(network: Net, x: Tensor, wanted: InputShape) -> int:
     kept: dict[int, int] = {}
     own = {w.untyped_storage().data_ptr() for w in network.parameters()}
 
@@ -214,24 +214,37 @@ def kept_by(network: Net, x: Tensor) -> int:
             held = network(x[:1].clone())
         del held
     except RuntimeError as error:
-        raise SettingsError(refusal(network, x, error)) from None
+        raise SettingsError(refusal(network, x, wanted, error)) from None
     finally:
         network.train(training)
     return sum(kept.values())
 
 
-def refusal(network: Net, x: Tensor, error: RuntimeError) -> str:
+def refusal(network: Net, x: Tensor, wanted: InputShape, error: RuntimeError) -> str:
     """Return the reason why a network does not accept the device's samples.
 
-    If the network is in a user's file, the text has the file and the line that raises the error. If the network's
-    Net states a wrong size, the text has this size too.
+    If the samples have another size than the run's samples, the text has both sizes. Otherwise the network is wrong:
+    if it is in a user's file, the text has the file and the line that raises the error. If the network's Net states a
+    wrong size, the text has this size too.
     """
     which = "the run's network"
     if network.made_in:
         which = f"{place_of(error, network.made_in.__eq__) or network.made_in}: the run's network"
     if network.made_for == tuple(x.shape[1:]) and (problem := wrong_size(network, x)):
         return f"{which} {problem}"
-    return f"{which} does not take this device's {InputShape(tuple(x.shape[1:]))}: {first_line(error)}"
+    own = InputShape(tuple(x.shape[1:]))
+    refused = f"{which} does not take this device's {own}"
+    if own == wanted:
+        return f"{refused}: {first_line(error)}"
+    return (
+        f"{refused}, because the run's samples are {wanted}; set data.{sizes_words(wanted)} on this device if its "
+        f"source can give such samples, or {sizes_words(own)} in the run"
+    )
+
+
+def sizes_words(shape: InputShape) -> str:
+    """Return the setting that gives samples of this size; the number of channels is right already."""
+    return f"size = {shape.spatial[0]}" if shape.is_square_picture else f"shape = {list(shape.axes)}"
 
 
 @torch.no_grad()

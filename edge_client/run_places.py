@@ -15,6 +15,7 @@ from typing import Final
 from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.conversation.hello_timer import is_birth
+from protofleet.edge_client.conversation.proof_timer import ProofTimer
 from protofleet.edge_client.run_end import says_run_is_over
 from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.state.file import RunEntry
@@ -62,6 +63,7 @@ class RunPlaces:
         first.run_end.ended = partial(self._ended, first)
         # The hellos that belong to no run are sent while the device could take on a run.
         self._make_lobby, self._lobby = make_lobby, make_lobby(RunLink(first.link, ""))
+        self._proof = ProofTimer(first.link.me.name)
         table = first.state.table
         table.most_runs = self.limit
         if self.limit == 1:
@@ -122,7 +124,7 @@ class RunPlaces:
     @property
     def wake_at(self) -> float:
         lobby = self._lobby.next_at if self._lobby in self._exchanges else NEVER
-        return min([lobby, *(one.wake_at for one in self._awake)])
+        return min([lobby, self._proof.at, *(one.wake_at for one in self._awake)])
 
     @property
     def _awake(self) -> list[RunFollower]:
@@ -133,6 +135,16 @@ class RunPlaces:
             follower.wake(now)
         if self._lobby in self._exchanges and now >= self._lobby.next_at:
             self._lobby.send()
+        if now >= self._proof.at:
+            self._proof.sent(now)
+            (self._exchanges or [self._lobby])[0].prove_epoch()
+
+    def lower_epoch_heard(self) -> None:
+        """Prove the highest epoch soon, if a coordinator with a lower epoch has announced itself."""
+        proof = self.first.link.proof
+        if proof.is_due and self.first.context.connected:
+            proof.is_due = False
+            self._proof.lower_epoch_heard(self.first.context.now)
 
     def connected(self) -> None:
         waiting = {one.hellos: not one.tasks.idle for one in self.followers}
@@ -140,6 +152,7 @@ class RunPlaces:
             exchange.connected(waited_for=waiting.get(exchange, False), announces=place == 0)
 
     def disconnected(self) -> None:
+        self._proof.disconnected()
         for exchange in (self._lobby, *(one.hellos for one in self.followers)):
             exchange.disconnected()
 
@@ -169,6 +182,8 @@ class RunPlaces:
 
     def received(self, received: Received) -> None:
         message = received.message
+        if isinstance(message, Welcome) and message.instead:
+            self._make_way(received, message)
         if isinstance(message, State):
             self._state_received(received, message)
         elif not self.active.several:
@@ -246,6 +261,18 @@ class RunPlaces:
                 self._reply(received.run, self._full())
             case Task() if self._takes_more:
                 self._reply(received.run, None)
+
+    def _make_way(self, received: Received, welcome: Welcome) -> None:
+        """Leave a run whose place another run takes: the same run, which goes on under another name on the wire."""
+        old = self.named(welcome.instead) if self.active.several else None
+        is_ready = not (self._lobby.backoff.paused or self.first.tasks.draining)
+        if old is None or welcome.instead == received.run or not is_ready:
+            return
+        if self.named(received.run):
+            old.state.end_run()
+        else:
+            self.first.state.table.replace(welcome.instead, received.run, welcome.keep == welcome.instead)
+        self._remove(old)
 
     def _full(self) -> Bye:
         names = first_names([one.run.name for one in self.live], 8)

@@ -9,6 +9,7 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
+from protofleet.coordinator.moving.place import MovedError
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -55,7 +56,7 @@ def exit_code(error: Exception) -> int | None:
             return MISUSED
         case SignalledError():
             return error.exit_code
-        case OutrankedError():
+        case OutrankedError() | MovedError():
             return OUTRANKED
         case SteppedDownError():
             return 0

@@ -146,6 +146,12 @@ def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
     return lambda: bool(numbers)
 
 
+def end_on_signals() -> None:
+    """Make SIGINT and SIGTERM end the process at once again, for the time in which no app takes items."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def serve(
     app: EventLoopApp[T],
     receive_queue: queue.SimpleQueue[T],

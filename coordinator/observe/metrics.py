@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -26,7 +27,7 @@ from protofleet.coordinator.observe.series import (
     RunProgress,
     Traffic,
 )
-from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.observe.view import ENDS, RunView
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.runtime.metrics_page import MeterCollector, snapshot_of
@@ -188,11 +189,14 @@ class Metrics:
         for verdict in VERDICTS:  # Create each series at the start, because a missing series raises no alarm.
             self.attendance.updates.labels(verdict)
 
+    def _has_ended(self, how: str) -> float:
+        return float(self._run.ended_as == how)
+
     def _set_progress(self) -> None:
         progress, run = self.progress, self._run
         progress.info.labels(run.federation, run.name, self._method).set(1)
-        progress.over.labels("finished").set_function(lambda: float(run.over and not run.diverged))
-        progress.over.labels("diverged").set_function(lambda: float(run.over and bool(run.diverged)))
+        for how in ENDS:
+            progress.over.labels(how).set_function(partial(self._has_ended, how))
         progress.planned.set_function(lambda: float(run.rounds_planned))
         progress.quorum.set(run.policy.quorum)
         progress.patience.set(run.policy.patience_seconds)

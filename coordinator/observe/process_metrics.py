@@ -59,6 +59,28 @@ class PeerErrors:
         yield cut_off
 
 
+class HigherEpochs:
+    """The counter of hellos whose header has a higher epoch than this coordinator."""
+
+    def __init__(self, context: ProcessContext | None) -> None:
+        self._context = context
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        return [
+            CounterMetricFamily(
+                "protofleet_higher_epoch_hellos",
+                "Hellos whose header has a higher epoch than this coordinator. The coordinator does not follow such "
+                "an epoch, because any device can write it; docs/restore-a-coordinator.md",
+            )
+        ]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        family.add_metric([], self._context.higher_epochs if self._context else 0)
+        yield family
+
+
 def process_registry(context: ProcessContext, host: HostMetrics, unclean_at: float) -> CollectorRegistry:
     """Return the registry of a process; `unclean_at` is the Unix time of its last start after a crash."""
     r, transport = CollectorRegistry(), context.link.transport
@@ -72,4 +94,5 @@ def process_registry(context: ProcessContext, host: HostMetrics, unclean_at: flo
     series.banned.set_function(lambda: float(len(context.bans.banned)))
     r.register(DepartureCounts(context))
     r.register(PeerErrors(context))
+    r.register(HigherEpochs(context))
     return r

@@ -165,6 +165,7 @@ class Summary:
     seed: int = 0
     # The run with whose state this run has started, and the rounds that it had done; empty without one.
     origin: dict[str, Any] = field(default_factory=dict)
+    generation: int = 1
     devices: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     ended: str = ""

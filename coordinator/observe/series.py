@@ -64,9 +64,9 @@ class QueueSeries:
 
 OVER: Final = "protofleet_run_over"
 OVER_WORDS: Final = (
-    "1 after the end of the run. `how` is finished or diverged (no usable state is left); in a queue also failed "
-    "(the coordinator cannot go on with the run). A coordinator of one run waits until Prometheus has scraped this "
-    "value, at most 75 s"
+    "1 after the end of the run. `how` is finished, stopped (by an operator) or diverged (no usable state is left); "
+    "in a queue also failed (the coordinator cannot go on with the run). A coordinator of one run waits until "
+    "Prometheus has scraped this value, at most 75 s"
 )
 
 

@@ -54,6 +54,7 @@ def summarise(
         "rounds_done": rounds_done(lines),
         "seed": settings.seed,
         "origin": run.origin.shown() if run.origin else {},
+        "generation": run.generation,
         "devices": {
             m.device: {
                 "domain": run.domains.get(m.device, ""), "examples": m.examples,

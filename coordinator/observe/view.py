@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
@@ -19,6 +19,7 @@ from protofleet.coordinator.devices.selection import SelectedDevices
 from protofleet.coordinator.observe.budget import BudgetState
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.participants import Participants
+from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.round.events import Command, Event, Stage
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
@@ -40,6 +41,11 @@ from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Reason
+
+FINISHED: Final = "finished"
+STOPPED: Final = "stopped"  # By an operator.
+DIVERGED: Final = "diverged"
+ENDS: Final = (FINISHED, STOPPED, DIVERGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,8 @@ class RunView:
     """
 
     __slots__ = (
-        "_budget", "_context", "_diverged", "_isolation", "_limits", "_link", "_machine", "_participants", "_plan",
-        "_queue", "_selection", "_server", "_spool", "_times", "_uncoded",
+        "_budget", "_context", "_diverged", "_generation", "_isolation", "_limits", "_link", "_machine",
+        "_participants", "_plan", "_queue", "_selection", "_server", "_spool", "_times", "_uncoded",
     )  # fmt: skip
 
     def __init__(
@@ -73,12 +79,14 @@ class RunView:
         times: RunTimes, selection: SelectedDevices, participants: Participants, server: ServerRunner,
         queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation, diverged: Callable[[], str],
         uncoded: UncodedBytes, budget: Callable[[], BudgetState] | None = None,
+        generation: Generation | None = None,
     ) -> None:  # fmt: skip
         self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
         self._link, self._times, self._selection = link, times, selection
         self._participants, self._server, self._queue = participants, server, queue
         self._limits, self._isolation, self._diverged = limits, isolation, diverged
         self._uncoded, self._budget = uncoded, budget
+        self._generation = generation or Generation(link.run)
 
     @property
     def plan(self) -> Plan:
@@ -120,8 +128,25 @@ class RunView:
         return self._times.shutdown.begun
 
     @property
+    def misfits(self) -> str:
+        """Return the names of the devices that cannot take part, and the reason of the first, or ""."""
+        return self._participants.misfits.words
+
+    @property
+    def ended_as(self) -> str:
+        """Return how the run has ended, as one of ENDS; "" before its end."""
+        if not self.over:
+            return ""
+        return DIVERGED if self.diverged else STOPPED if self._machine.is_stopped else FINISHED
+
+    @property
     def name(self) -> str:
-        return self._link.run
+        return self._generation.run
+
+    @property
+    def generation(self) -> int:
+        """Return how often the run has gone on behind its devices, plus 1."""
+        return self._generation.number
 
     @property
     def federation(self) -> str:

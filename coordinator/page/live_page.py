@@ -130,6 +130,7 @@ class LivePage:
 
     def refused(self, device: str, reason: str) -> None:
         self._set_device(device, "refused", reason)
+        self._refresh_run()
 
     # Methods that change the state.
 
@@ -181,8 +182,8 @@ class LivePage:
         asks = state == "running"
         return {
             "run": run.name, "federation": run.federation, "method": run.plan.method, "view": self._view,
-            "state": state, "words": short(words), "until": until, "round": run.round, "planned": run.rounds_planned,
-            "phase": self._phase if asks else "", "asked": self._asked if asks else 0,
+            "state": state, "words": short(words), "misfits": short(run.misfits), "until": until, "round": run.round,
+            "planned": run.rounds_planned, "phase": self._phase if asks else "", "asked": self._asked if asks else 0,
             "answered": self._answered if asks else 0, "since": round(self._since, 1), "present": self._here,
             "held": bool(run.paused), "closed": False,
         }  # fmt: skip

@@ -275,7 +275,8 @@ function drawQueue() {
   if (!queue) return;
   fill($("runs"), ["run", "state", "round", "reason", "priority", "after"], queue.rows.map((row) => {
     const live = now.runs.get(row.run)?.run;
-    return [row.run, row.run, row.state, place(row, live), reason({row, live}), row.priority, row.after];
+    const name = row.generation > 1 ? `${row.run} (generation ${row.generation})` : row.run;
+    return [row.run, name, row.state, place(row, live), reason({row, live}), row.priority, row.after];
   }), (cell, words, i) => {
     if (i) text(cell, String(words)); else link(cell, words);
   });
@@ -284,7 +285,7 @@ function drawQueue() {
 }
 
 // The row of the queue may have no reason only while its run is conducted. Then the run says what it does.
-const reason = ({row, live}) => row?.reason || (row && live?.closed ? "" : live?.words ?? "");
+const reason = ({row, live}) => row?.reason || (!live || row && live.closed ? "" : [live.words, live.misfits].filter(Boolean).join("; "));
 
 function place(row, live) {
   if (live) return `${Math.min(live.round, row.rounds)} of ${row.rounds}`;

@@ -40,6 +40,6 @@ class QueueTable:
 def _row(run: QueuedRun, reason: str) -> Row:
     return {
         "run": run.name, "state": run.state, "reason": short(reason), "rounds": run.rounds, "priority": run.priority,
-        "revision": run.revision,
+        "revision": run.revision, "generation": run.generation,
         "after": run.after, "begun": bool(run.started), "over": run.state in FINAL,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from protofleet.coordinator.devices.labels import DeviceLabels
 from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.queue.generation import MOST_GENERATION, MOST_LETTERS, wire_name
 from protofleet.coordinator.queue.states import (
     FINAL,
     NEXT_STATE,
@@ -60,6 +61,9 @@ class QueueCommand:
     revision: int | None = (
         None  # Revision of the row that the operator has looked at, if the command names it.
     )
+    # Of `resume`: go on under the next name on the wire; and let devices begin with the half that they have.
+    new_generation: bool = False
+    keeps_halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Submission:
     problem: str = ""  # Reason why the run cannot start from another run.
     selection: DeviceSelection | None = None
     quorum: int = 1
+    generation: int = 1  # The generation of the run's folder, if it is there already.
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,10 @@ def decide(
         return Decision(CONFLICT, conflict_words(run.name, run.revision, command.revision, run.state))
     if command.verb == "extend":
         return _extend(command, run, refusal)
+    if command.new_generation:
+        return _new_generation(command, run, runs)
+    if refusal:
+        return Decision(REFUSED, refusal)
     state = NEXT_STATE.get((run.state, command.verb))
     if state is None:
         name = "" if run.may_come_again else " under another name"
@@ -159,10 +168,36 @@ def decide(
         )
     reason = f"{PAST[command.verb]} by {operator_words(command.operator, command.reason)}"
     changed = replace(run, state=state, reason=reason, revision=run.revision + 1)
+    if command.verb == "resume":
+        changed = replace(changed, restored=0)
     if state == STOPPED:
         # Nothing is left to do for a run that has not started.
         changed = replace(changed, ended=at, closed=int(not run.started))
     return Decision(DONE, f"the run is {state}", (changed,))
+
+
+def _new_generation(command: QueueCommand, run: QueuedRun, runs: Mapping[str, QueuedRun]) -> Decision:
+    """Let a paused run go on under its next name on the wire."""
+    if run.state != PAUSED:
+        return Decision(
+            REFUSED, f"the run is {run.state}; only a paused run gets a new generation, so pause it first"
+        )
+    numbers = range(run.generation + 1, MOST_GENERATION + 1)
+    # Another run may have this name as its own name.
+    number = next((one for one in numbers if wire_name(run.name, one) not in runs), 0)
+    if not number or len(run.name) > MOST_LETTERS:
+        return Decision(
+            REFUSED,
+            f"the name has {len(run.name)} letters, and the run has generation {run.generation}; the limits are "
+            f"{MOST_LETTERS} and {MOST_GENERATION}. Submit another run with --from {run.name}",
+        )
+    reason = f"resumed by {operator_words(command.operator, command.reason)}"
+    changed = replace(
+        run, state=SUBMITTED, reason=reason, revision=run.revision + 1, restored=0, generation=number,
+        kept_from=run.kept_from if command.keeps_halves else number,
+    )  # fmt: skip
+    halves = "keep their halves" if command.keeps_halves else "begin with new halves"
+    return Decision(DONE, f"the run goes on as {changed.on_wire.wire_name}; its devices {halves}", (changed,))
 
 
 def _extend(command: QueueCommand, run: QueuedRun, refusal: str) -> Decision:
@@ -186,6 +221,9 @@ def _submit(
         f"waits for the end of {submission.after}" if submission.after else "waits for its turn",
         1, submission.rounds, submission.priority, submission.after, submission.experiment, command.operator, at,
     )  # fmt: skip
+    # The devices may hold what belongs to an earlier generation of a run of this name.
+    number = max(submission.generation, *(run.generation for run in (runs.get(row.name),) if run), 1)
+    row = replace(row, generation=number, kept_from=number)
     words = f"{row.name} is submitted"
     if origin := submission.origin:
         row = replace(row, origin_run=origin.run, origin_round=origin.round, origin_object=origin.object)
@@ -197,6 +235,15 @@ def _submit(
 def _problem(command: QueueCommand, submission: Submission, runs: Mapping[str, QueuedRun]) -> str:
     if command.run in runs and not runs[command.run].may_come_again:
         return f"there is a run {command.run} already; choose another name with --name"
+    if taken := next(
+        (
+            run
+            for run in runs.values()
+            if command.run in (*run.on_wire.earlier, run.on_wire.wire_name) and run.name != command.run
+        ),
+        None,
+    ):
+        return f"{command.run} is a name of {taken.name} on the wire; choose another name with --name"
     if submission.problem:
         return submission.problem
     if submission.after == command.run:

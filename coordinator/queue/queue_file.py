@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
 from protofleet.coordinator.devices.labels import NO_LABELS, DeviceLabels
 from protofleet.coordinator.queue.commands import Decision, QueueCommand
 from protofleet.coordinator.queue.settle import Change
-from protofleet.coordinator.queue.states import FINAL, STARTING, QueuedRun
+from protofleet.coordinator.queue.states import FINAL, PAUSED, STARTING, QueuedRun
 from protofleet.coordinator.spool.index import DatabaseForm, Index, RunMismatchError
 from protofleet.protocol.storage.disk import Disk
 
@@ -25,10 +25,13 @@ MOST_OF_ONE: Final = (
     2_000  # Largest number of results of one operator, who cannot displace those of the others.
 )
 TYPES: Final = {"str": "TEXT", "int": "INTEGER"}
+# The fields of a row that have a table of their own, because an earlier version made the table of runs without them.
+OF_GENERATION: Final = ("generation", "kept_from", "restored")
+OF_RUN: Final = tuple(one for one in fields(QueuedRun) if one.name not in OF_GENERATION)
 COLUMNS: Final = ", ".join(
-    f"{one.name} {TYPES[str(one.type)]}{' PRIMARY KEY' if one.name == 'name' else ''}"
-    for one in fields(QueuedRun)
+    f"{one.name} {TYPES[str(one.type)]}{' PRIMARY KEY' if one.name == 'name' else ''}" for one in OF_RUN
 )
+RESTORED: Final = "restored from a backup; `protofleet resume` goes on if no device is ahead of it"
 
 RESULT: Final = "at, operator, verb, run, verdict, words"
 
@@ -59,6 +62,7 @@ FORM: Final = DatabaseForm(
     added={
         "sequences": "operator TEXT PRIMARY KEY, boot INTEGER, newest INTEGER, holder TEXT",
         "devices": "name TEXT PRIMARY KEY, in_group TEXT, labels TEXT",
+        "generations": "run TEXT PRIMARY KEY, generation INTEGER, kept_from INTEGER, restored INTEGER",
         "legacy": "one INTEGER PRIMARY KEY CHECK (one = 1), run TEXT",
     },
 )
@@ -91,7 +95,7 @@ class QueueFile:
         self._db = self._index.db
         self._require(federation)
         found = self._db.execute("SELECT * FROM runs ORDER BY number").fetchall()
-        self.runs = {run.name: run for *row, _ in found for run in [QueuedRun(*row)]}
+        self.runs = {run.name: run for *row, _ in found for run in [self._with_generation(QueuedRun(*row))]}
         labelled = self._db.execute("SELECT name, in_group, labels FROM devices")
         # The runs of this process read this mapping, so it is changed in place.
         self.labels = {name: DeviceLabels(group, json.loads(text)) for name, group, text in labelled}
@@ -100,6 +104,31 @@ class QueueFile:
             legacy[0] if legacy else ""
         )  # The last run that was chosen as the legacy run, or "".
         self.epoch = self._index.claim(federation, "", int(clock()), least(self.runs.values()))
+
+    def _with_generation(self, run: QueuedRun) -> QueuedRun:
+        query = f"SELECT {', '.join(OF_GENERATION)} FROM generations WHERE run = ?"
+        row = self._db.execute(query, (run.name,)).fetchone()
+        return replace(run, **dict(zip(OF_GENERATION, row, strict=True))) if row else run
+
+    def restore(self, has_begun: Callable[[str], bool]) -> None:
+        """Pause all runs that are not over, because the folder came back from a backup.
+
+        `has_begun` returns whether the folder of a run exists. A run that had no folder yet begins when it resumes.
+        """
+        changed = [
+            replace(
+                run,
+                state=PAUSED,
+                reason=RESTORED,
+                restored=1,
+                revision=run.revision + 1,
+                started=0 if run.state == STARTING and not has_begun(run.name) else run.started,
+            )
+            for run in self.runs.values()
+            if run.state not in FINAL
+        ]
+        if changed:
+            self._commit(changed)
 
     def _require(self, federation: str) -> None:
         row = self._db.execute("SELECT name FROM service").fetchone()
@@ -170,9 +199,11 @@ class QueueFile:
         runs = {**self.runs, **{run.name: run for run in changed}}
         with self._index.last_transaction():
             for run in changed:
-                self._index.put("runs", *astuple(run))
+                self._index.put("runs", *(getattr(run, one.name) for one in OF_RUN))
+                self._index.put("generations", run.name, *(getattr(run, name) for name in OF_GENERATION))
             for name in deleted:
                 self._db.execute("DELETE FROM runs WHERE name = ?", (name,))
+                self._db.execute("DELETE FROM generations WHERE run = ?", (name,))
                 del runs[name]
             if done is not None:
                 self._put_labels(done[1])

@@ -110,7 +110,9 @@ def _end(run: QueuedRun, fact: RunFact) -> Change | None:
 
 def _order(active: QueuedRun, fact: RunFact | None) -> Conduct | Tell | None:
     if fact is None:
-        return None if active.state in (SUBMITTED, QUEUED) else Conduct(active.name)
+        # The folder of a restored run stays closed, because an open round would ask devices before the run pauses.
+        waits = active.state in (SUBMITTED, QUEUED) or (active.restored and active.state == PAUSED)
+        return None if waits else Conduct(active.name)
     is_paused = fact.state in (PAUSING, PAUSED)
     match active.state:
         case "running" if is_paused:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.spool.origin import Origin
 
 SUBMITTED: Final = "submitted"
@@ -62,6 +63,16 @@ class QueuedRun:
     origin_run: str = ""
     origin_round: int = 0
     origin_object: str = ""
+    # How often the run has gone on behind its devices, plus 1; and the first generation whose half a device may keep.
+    generation: int = 1
+    kept_from: int = 1
+    # 1 if the run came back from a backup, and nothing is asked until an operator resumes it.
+    restored: int = 0
+
+    @property
+    def on_wire(self) -> Generation:
+        """Return the names of the run on the wire."""
+        return Generation(self.name, self.generation, self.kept_from)
 
     @property
     def origin(self) -> Origin | None:

@@ -15,7 +15,7 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -65,13 +65,14 @@ def least_epoch(runs: Path, federation: str, clock: int) -> int:
     """
     path = epoch_file(runs, federation)
     try:
-        return max(clock, next_epoch(_saved_epochs(path), clock))
+        return max(clock, next_epoch(saved_epochs(path), clock))
     except (ValueError, OSError) as error:
         log.warning("%s cannot be read (%.80s), so the epoch is taken from the clock alone", path, error)
         return clock
 
 
-def _saved_epochs(path: Path) -> list[int]:
+def saved_epochs(path: Path) -> list[int]:
+    """Return the epochs in a file; raise ValueError or OSError if they cannot be read."""
     try:
         known = [int(word) for word in path.read_text().split()]
     except FileNotFoundError:
@@ -82,12 +83,18 @@ def _saved_epochs(path: Path) -> list[int]:
 
 
 def save_epoch(runs: Path, federation: str, epoch: int) -> None:
+    save_epochs(runs, federation, [epoch])
+
+
+def save_epochs(runs: Path, federation: str, epochs: Sequence[int]) -> None:
+    """Add one or more epochs to the stored epochs."""
     path = epoch_file(runs, federation)
     try:
-        known = _saved_epochs(path)
+        known = saved_epochs(path)
     except (ValueError, OSError):
         known = []  # The function least_epoch has already logged why the file cannot be read.
-    write_file(path, "".join(f"{each}\n" for each in epochs_to_keep(known, epoch)).encode(), PRIVATE)
+    kept = epochs_to_keep([*known, *epochs], max(epochs))
+    write_file(path, "".join(f"{each}\n" for each in kept).encode(), PRIVATE)
 
 
 def process_identity(folder: Path) -> str:

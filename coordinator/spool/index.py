@@ -81,6 +81,8 @@ ADDED_TABLES: Final = {
     "total": "one INTEGER PRIMARY KEY CHECK (one = 1), rounds INTEGER",
     # The snapshot of another run with which the run has started.
     "origin": "one INTEGER PRIMARY KEY CHECK (one = 1), run TEXT, round INTEGER, object TEXT",
+    # How often the run has gone on behind its devices, and the first round of this generation.
+    "generation": "one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER, round INTEGER",
     # Commands of operators with their results. A command that is sent again gets the same result.
     "commands": "number INTEGER PRIMARY KEY, id BLOB, at INTEGER, operator TEXT, verb TEXT, verdict TEXT, words TEXT",
     # Boot and newest sequence number of each operator, at its last command that came through the broker.

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.spool.index import row_checksum
+from protofleet.coordinator.spool.index import read_only, row_checksum
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError
 
@@ -102,6 +102,21 @@ class MonthLedger:
             log.warning("%s was not written, and is written again later: %s", self.path, error)
             return False
         return True
+
+    def merge(self, other: Path) -> None:
+        """Add the rows of another ledger. Of two rows for the same bytes, the larger number is kept."""
+        with self._damage_named():
+            with contextlib.closing(read_only(other)) as db:
+                rows = db.execute("SELECT month, run, device, bytes, seal FROM spent").fetchall()
+            if any(row_checksum("spent", *values) != seal for *values, seal in rows):
+                raise DamagedError(f"{other} is damaged: the checksum of a row is wrong")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(
+                "INSERT INTO spent VALUES (?, ?, ?, ?, ?) ON CONFLICT (month, run, device) DO UPDATE SET "
+                "bytes = excluded.bytes, seal = excluded.seal WHERE excluded.bytes > spent.bytes",
+                rows,
+            )
+            self._disk.commit(self._db, self.path)
 
     def close(self) -> None:
         self._db.close()

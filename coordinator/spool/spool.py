@@ -25,6 +25,7 @@ from protofleet.coordinator.spool.answer_log import AnswerLog, AnswerPlace, Devi
 from protofleet.coordinator.spool.broadcast_chain import ChainLink
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.device_time import DeviceTime
+from protofleet.coordinator.spool.generations import generation_in
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
 from protofleet.coordinator.spool.origin import START, Origin
 from protofleet.coordinator.spool.small_answers import Memory
@@ -510,9 +511,10 @@ class Spool:
         query = (
             "SELECT round - COALESCE(staleness, 0), phase, base "
             "FROM accepted LEFT JOIN late USING (round, phase, device) "
-            "WHERE device = ? ORDER BY round, accepted.rowid"
+            "WHERE device = ? AND round >= ? ORDER BY round, accepted.rowid"
         )
-        rows = self._db.execute(query, (device,)).fetchall()
+        # Devices have forgotten the updates of earlier generations.
+        rows = self._db.execute(query, (device, generation_in(self.index)[1])).fetchall()
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
     def save_traffic(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
@@ -42,10 +43,18 @@ class HelloSender:
         in_full = self._epoch_with_names != link.epoch and link.fits_in_message(packed(names))
         self.by_hash = bool(names) and not in_full and link.fits_in_message(packed(names))
         software = self._about if in_full else self._software
-        saved = self._state.saved
-        hello = hello_of(link.me.name, software, self._data, plan, saved, in_full)
-        link.send(self._complete(hello, link.run, saved))
+        link.send(self._hello(plan, software, in_full))
         self._epoch_with_names = link.epoch
+
+    def send_proof(self, plan: Plan | None) -> None:
+        """Send a hello with the newest state of the coordinator that has the highest epoch."""
+        hello = self._hello(plan, self._software, in_full=False)
+        self._link.send(replace(hello, last_state=self._link.proof.frame))
+
+    def _hello(self, plan: Plan | None, software: str, in_full: bool) -> Hello:
+        link, saved = self._link, self._state.saved
+        hello = hello_of(link.me.name, software, self._data, plan, saved, in_full)
+        return self._complete(hello, link.run, saved)
 
     def name_classes_in_full(self) -> None:
         """Put all class names in full into the next hello.

@@ -13,6 +13,7 @@ from protofleet.edge_client.conversation.hello_timer import HelloTimer
 from protofleet.edge_client.conversation.old_messages import RefusalCheck
 from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.current_run import CurrentRun
+from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.messages import Bye, Message, Receipt, Refusal, State, Task, Welcome
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import DisconnectReason
@@ -56,10 +57,24 @@ class HelloExchange:
         if now < (earliest := max(self.backoff.until, self._timer.not_before)):
             self.next_at = earliest
             return
-        self._sender.send(self._run.plan if self._run.was_welcomed_by(link.run, link.epoch) else None)
+        self._sender.send(self._plan)
         self._refusals.hello_sent(link.me.boot, link.last_sequence, now)
         self._timer.hello_sent(now)
         self.next_at = self._timer.next_hello(now)
+
+    @property
+    def _plan(self) -> Plan | None:
+        """Return the plan that a hello names."""
+        link = self._context.link
+        return self._run.plan if self._run.was_welcomed_by(link.run, link.epoch) else None
+
+    def prove_epoch(self) -> None:
+        """Send a hello that proves the highest epoch to a coordinator with a lower epoch.
+
+        The device does not follow that coordinator, so the times of its other hellos stay as they are.
+        """
+        if not self.backoff.paused and self._context.now >= self.backoff.until:
+            self._sender.send_proof(self._plan)
 
     def coordinator_came(self, waited_for: bool) -> None:
         """Handle the coordinator's message that it has started or has connected again."""

@@ -56,6 +56,8 @@ class StateTable:
         self.previous_boot = 0
         self.several = self.saved.several  # whether the coordinator leads several runs
         self.most_runs = 1  # largest number of runs in which the device takes part at the same time
+        # Run -> the run whose place it takes when it begins, and whether it begins with the half of that run.
+        self._replaces: dict[str, tuple[str, bool]] = {}
 
     def boot(self, clock: int, holder: str = "") -> int:
         """Choose, store and return the boot of this process.
@@ -113,22 +115,39 @@ class StateTable:
 
         If the coordinator leads only one run, the new entry replaces all other entries, and their objects are
         removed. Otherwise, it replaces an entry of the same run. It also replaces entries of runs that are over, if
-        the device has no other place for it.
+        the device has no other place for it, and the entry of the run whose place it takes.
         """
         with self.locked():
             self.check_not_taken_over()
-            others = [one for one in self.saved.runs if one.run != entry.run] if self.several else []
+            entry, gone = self._in_place_of(entry)
+            others = [one for one in self.saved.runs if one.run not in gone] if self.several else []
             while len(others) >= self.most_runs and any(one.over for one in others):
                 others.remove(next(one for one in others if one.over))
             epoch = max(self.saved.epoch, entry.epoch) if self.several else entry.epoch
             runs = [*others, entry]
             self.save(StateFile(self.saved.boot, epoch, self.several, runs))
+            self._replaces.pop(entry.run, None)
             if others:
                 return
             self.disk.remove(self._files.previous)
             self.previous = []
         self.store.sweep()
-        self.store.keep(set())
+        self.store.keep({bytes.fromhex(name) for name in entry.objects()})
+
+    def replace(self, old: str, new: str, keeps_half: bool) -> None:
+        """Let the run `new` take the place of the run `old` when it begins, in the same write of device.json."""
+        self._replaces = {new: (old, keeps_half)}
+
+    def _in_place_of(self, entry: RunEntry) -> tuple[RunEntry, set[str]]:
+        """Return the entry of a run that begins, with the half that it keeps, and the runs whose entries it replaces.
+
+        Only the half goes over: no update of the earlier run answers a question of this run.
+        """
+        old, keeps_half = self._replaces.get(entry.run, ("", False))
+        before = self.saved.entry(old) if old else RunEntry()
+        if keeps_half and before.plan == entry.plan and not before.lost:
+            entry = replace(entry, half=before.half)
+        return entry, {entry.run, old} - {""}
 
     def replace_entry(self, entry: RunEntry) -> None:
         with self.locked():

@@ -16,6 +16,7 @@ from protofleet.protocol.security.keyfiles import PRIVATE, write_file
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.folder_lock import held_if_free
 from protofleet.runtime.command.errors import RunError
+from protofleet.runtime.control_socket import CONTROL_SOCKET
 
 BOOT: Final = "boot"
 WAIT_SECONDS: Final = 60.0  # Seconds that a command waits for the commands of other processes.
@@ -23,14 +24,21 @@ LOOK_SECONDS: Final = 0.05
 
 
 @contextlib.contextmanager
-def keys_in_use(folder: Path, seconds: float = WAIT_SECONDS) -> Iterator[None]:
-    """Hold the lock of the operator's folder; wait for another process that holds it."""
+def keys_in_use(folder: Path, seconds: float = WAIT_SECONDS, or_served: bool = False) -> Iterator[bool]:
+    """Hold the lock of the operator's folder; wait for another process that holds it.
+
+    Yield whether the lock is held. With `or_served`, yield False if the other process takes commands on its socket.
+    """
     deadline = time.monotonic() + seconds
     while True:
         with held_if_free(folder) as is_ours:
             if is_ours:
-                yield
+                (folder / CONTROL_SOCKET).unlink(missing_ok=True)  # Its process was killed.
+                yield True
                 return
+        if or_served and (folder / CONTROL_SOCKET).exists():
+            yield False
+            return
         if time.monotonic() > deadline:
             raise RunError(f"another command uses the keys in {folder} for more than {seconds:.0f} s; end it")
         time.sleep(LOOK_SECONDS)

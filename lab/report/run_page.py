@@ -139,7 +139,8 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
         for name, value, text in cards
     )
     model = f"network {summary['network']}{rules_words(summary)}"
-    about = f"{summary['paper']}; {model}{origin_words(summary)}; broker {summary['broker']}; seed {summary['seed']}"
+    model += origin_words(summary) + generation_words(summary)
+    about = f"{summary['paper']}; {model}; broker {summary['broker']}; seed {summary['seed']}"
     return f'<p class="about">{escape(about)}</p><div class="cards">{elements}</div>'
 
 
@@ -157,6 +158,13 @@ def origin_words(summary: Mapping[str, Any]) -> str:
     """Return the run and the round whose state the run has started with, in words; "" if there is none."""
     origin = summary.get("origin")
     return f"; started with the state of {origin['run']} after round {origin['round']}" if origin else ""
+
+
+def generation_words(summary: Mapping[str, Any]) -> str:
+    """Return words about a run that has gone on behind its devices; "" for any other run."""
+    generation = summary.get("generation", 1)
+    words = "; went on behind its devices after a backup was put back, so training since the backup is lost"
+    return f"{words} (generation {generation})" if generation > 1 else ""
 
 
 def rules_words(summary: Mapping[str, Any]) -> str:

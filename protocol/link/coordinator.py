@@ -109,6 +109,17 @@ class CoordinatorLink(LinkToDevices):
         """Return whether this coordinator has received one of its own messages from the broker."""
         return self._own_topic.brings_own_messages
 
+    def proven_epoch(self, frame: bytes) -> int:
+        """Return the epoch that a state in a hello proves, if it is above the own one; otherwise return 0.
+
+        A state that this coordinator's key did not sign for this federation is counted as rejected.
+        """
+        try:
+            return self._own_topic.proven_epoch(frame)
+        except Rejected as fault:
+            self.legacy.meter.rejected[fault.reason] += 1
+            raise
+
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
         """Handle a frame, and return the messages that are complete after this frame.
 

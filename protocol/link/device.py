@@ -19,6 +19,7 @@ from protofleet.protocol.link.base import (
     unverified_header,
 )
 from protofleet.protocol.link.clocks import Clock, ahead, days
+from protofleet.protocol.link.epoch_proof import EpochProof
 from protofleet.protocol.link.fetch import ObjectFetch, ResponseTime, indices
 from protofleet.protocol.link.meter import UP
 from protofleet.protocol.link.replay_window import ReplayWindow
@@ -39,6 +40,7 @@ from protofleet.protocol.wire.messages import (
     IndirectManifest,
     Manifest,
     Message,
+    News,
     Offer,
     Probe,
     StepDown,
@@ -63,6 +65,7 @@ class DeviceLink(Link, RunPart):
         self.follows = True
         self.others: list[DeviceLink] = []
         self.heard_run = ""  # run of the message that arrived last
+        self.proof = EpochProof()
         # The newest task of each run whose broadcast is fetched later, because a broadcast of another run is being
         # fetched; the task that has waited longest is the first.
         self._postponed: dict[str, Received] = {}
@@ -235,7 +238,7 @@ class DeviceLink(Link, RunPart):
 
         def take() -> FrameOutcome:
             before = self.last_heard(COORDINATOR)
-            found = self.open(topic, frame)
+            found = self._open_and_keep_proof(topic, frame)
             if self.last_heard(COORDINATOR) != before:
                 self.last_new_message_at = now
             if found:
@@ -245,6 +248,18 @@ class DeviceLink(Link, RunPart):
         self.count_frame(topic, frame, kind_counted(unverified_header(frame)), take)
         done = [one for header, message in opened for one in self._message_of_run(header, message, now)]
         return [*done, *self._fetch_postponed(now)]
+
+    def _open_and_keep_proof(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
+        """Verify and decode a message, and keep the state of the coordinator with the highest epoch."""
+        try:
+            found = self.open(topic, frame)
+        except Rejected as fault:
+            if fault.reason is Reason.STALE_EPOCH and topic == self.topics.coord_state:
+                self.proof.refused(frame)
+            raise
+        if topic == self.topics.coord_state:
+            self.proof.keep(frame)
+        return found
 
     def wake(self, now: float) -> None:
         for link in self._links:
@@ -473,8 +488,8 @@ class DeviceLink(Link, RunPart):
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         link = self.link_of(self.heard_run)
-        if isinstance(message, (CommandRequest, CommandOutcome)):
-            raise Rejected(Reason.MALFORMED, "commands and results are for operators, not for devices")
+        if isinstance(message, (CommandRequest, CommandOutcome, News)):
+            raise Rejected(Reason.MALFORMED, "commands, results and news are for operators, not for devices")
         if isinstance(message, (Probe, StepDown)):
             raise Rejected(
                 Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is for coordinators, not for devices"

@@ -15,7 +15,7 @@ from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.transport.base import Transport
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import Attachment
-from protofleet.protocol.wire.messages import CommandOutcome, CommandRequest, Message
+from protofleet.protocol.wire.messages import CommandOutcome, CommandRequest, Message, News
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -29,6 +29,15 @@ class ReceivedCommand:
     request: CommandRequest
     boot: int
     newest: int  # newest sequence number of this boot
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedNews:
+    """News that passed every check of the link, with their run and the epoch of their coordinator."""
+
+    run: str
+    epoch: int
+    news: News
 
 
 class CommandReceiver(Link):
@@ -83,6 +92,16 @@ class CommandReceiver(Link):
             frame = self._party.next_frame(result, "", (), operator, receive=known.receive)
             self.transport.publish(self.topics.results_of(operator), frame)
 
+    def tell(self, operator: str, run: str, news: News) -> None:
+        """Send news of a run, unless the enrolment of the operator has ended.
+
+        Only the last news of a run have QoS 1. Other news may be lost, because the operator asks again after a gap.
+        So they wait nowhere for an operator who is slow or gone.
+        """
+        if (known := self.operators.get(operator)) is not None:
+            frame = self._party.next_frame(news, run, (), operator, receive=known.receive)
+            self.transport.publish(self.topics.results_of(operator), frame, qos=1 if news.over else 0)
+
     def _check_header(self, header: Header, topic: str) -> None:
         if self.operator_of_topic(topic) != header.sender:
             raise Rejected(
@@ -118,14 +137,14 @@ class CommandSender(Link):
         frame = self.next_frame(command, "", (), COORDINATOR)
         self.transport.publish(self.topics.commands_of(self.me.name), frame)
 
-    def arrived(self, topic: str, frame: bytes) -> CommandOutcome | None:
-        """Return the result in a frame, or None for a duplicate; raise Rejected if the frame has a fault."""
+    def arrived(self, topic: str, frame: bytes) -> CommandOutcome | ReceivedNews | None:
+        """Return the result or the news in a frame, or None for a duplicate; raise Rejected if it has a fault."""
         opened = self.open(topic, frame)
         if opened is None:
             return None
-        _, message, _ = opened
-        assert isinstance(message, CommandOutcome)
-        return message
+        header, message, _ = opened
+        assert isinstance(message, (CommandOutcome, News))
+        return ReceivedNews(header.run, header.epoch, message) if isinstance(message, News) else message
 
     def _check_header(self, header: Header, topic: str) -> None:
         if header.sender != COORDINATOR or topic != self.topics.results_of(self.me.name):
@@ -136,7 +155,7 @@ class CommandSender(Link):
             raise Rejected(Reason.WRONG_RECIPIENT, f"a result is for {header.recipient[:64]}")
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
-        if not isinstance(message, CommandOutcome):
+        if not isinstance(message, (CommandOutcome, News)):
             raise Rejected(Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is not for operators")
 
     def _metric_names_of(self, header: Header) -> tuple[str, ...]:

@@ -44,16 +44,30 @@ class OwnTopic:
         self.brings_own_messages |= header.epoch == self._me.boot
         if not isinstance(message, State) or self._is_own(header, message):
             return None
-        if seconds := self._clock.ahead(header.epoch) if header.epoch > self._me.boot else 0:
-            raise Rejected(
-                Reason.EPOCH_AHEAD,
-                f"a coordinator ({printable(message.who) or 'at an unknown place'}) has sent epoch {header.epoch}, "
-                f"which is {days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
-            )
+        self._demand_not_ahead(header, message)
         return Received(COORDINATOR, message, header.run, header.epoch)
 
     def _is_own(self, header: Header, state: State) -> bool:
         return header.epoch == self._me.boot and state.online and state.who == self._who
+
+    def _demand_not_ahead(self, header: Header, state: State) -> None:
+        if seconds := self._clock.ahead(header.epoch) if header.epoch > self._me.boot else 0:
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"a coordinator ({printable(state.who) or 'at an unknown place'}) has sent epoch {header.epoch}, "
+                f"which is {days(seconds)} ahead of this clock: one of the clocks is wrong; stop that coordinator",
+            )
+
+    def proven_epoch(self, frame: bytes) -> int:
+        """Return the epoch of a state that a device has sent on, if this epoch is higher; otherwise return 0.
+
+        Raise Rejected if this coordinator's key did not sign the state for this federation.
+        """
+        header, state = opened_by_own_key(self._me.keys, self._federation, frame)
+        if not isinstance(state, State) or header.epoch <= self._me.boot:
+            return 0
+        self._demand_not_ahead(header, state)
+        return header.epoch
 
     def from_standby(self, frame: bytes) -> Received:
         """Return the message of a process that does not lead yet.

@@ -35,7 +35,8 @@ VIEW: Final = "view"
 RUN: Final = "run"
 # Grant n is the bit n of the statement's field. `admit`, `deploy` and `lead` have no commands yet.
 ADMIT: Final = "admit"
-GRANTS: Final = (VIEW, RUN, ADMIT, "deploy", "lead")
+LEAD: Final = "lead"
+GRANTS: Final = (VIEW, RUN, ADMIT, "deploy", LEAD)
 
 
 @dataclass(frozen=True, slots=True)

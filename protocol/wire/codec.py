@@ -18,6 +18,8 @@ from protofleet.protocol.wire import arrays, tables
 from protofleet.protocol.wire.messages import (
     MOST_ARGS,
     MOST_BY,
+    MOST_NEWS,
+    MOST_STATE,
     BlockRequest,
     Bye,
     CommandOutcome,
@@ -28,6 +30,7 @@ from protofleet.protocol.wire.messages import (
     IndirectManifest,
     Manifest,
     Message,
+    News,
     Offer,
     Probe,
     Receipt,
@@ -88,6 +91,7 @@ KINDS: Final[dict[type, str]] = {
     CommandOutcome: "result",
     Probe: "probe",
     StepDown: "step_down",
+    News: "news",
 }
 
 
@@ -125,6 +129,7 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
                 "holds": b"".join(message.holds),
                 **_said(can=list(message.can), names=list(message.names), names_hash=message.names_hash),
                 **_said(capacity=message.capacity, working=message.working, answered=message.answered),
+                **_said(last_state=message.last_state),
             }
         case Task():
             took = list(message.took or ())
@@ -143,8 +148,8 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             if message.follows and isinstance(attachment, Manifest):
                 return said | _following("arrays", attachment)
             return said | _offered("arrays", attachment)
-        case Welcome(plan, about):
-            return {"plan": plan, **_said(about=tables.about_fields(about))}
+        case Welcome(plan, about, instead, keep):
+            return {"plan": plan, **_said(about=tables.about_fields(about), instead=instead, keep=keep)}
         case Receipt():
             return {"verdict": message.verdict, "reason": _cut(message.reason)}
         case Refusal(reason, boot, answers):
@@ -169,6 +174,8 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             return {"id": message.id, "verdict": message.verdict, "words": words, "data": message.data}
         case StepDown():
             return {"epoch": message.epoch, "by": printable(message.by)[:MOST_BY]}
+        case News():
+            return {"from": message.first, "lines": [*map(_cut, message.lines)], "over": message.over}
 
 
 def _said(**fields: Any) -> Fields:
@@ -311,12 +318,22 @@ def _hello(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachm
         capacity=tables.within(fields.get("capacity", 0), tables.MAX_CAPACITY),
         working=tables.run_name(fields.get("working", "")),
         answered=tables.within(fields.get("answered", 0), MAX_ROUND),
+        last_state=_last_state(fields.get("last_state", b"")),
     )
     return hello, None
 
 
+def _last_state(value: object) -> bytes:
+    frame: bytes = typed(value, bytes)
+    if len(frame) > MOST_STATE:
+        raise TypeError(f"`last_state` has {len(frame)} bytes; the limit is {MOST_STATE}")
+    return frame
+
+
 def _welcome(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
-    return Welcome(typed(fields["plan"], bytes), tables.read_about(fields.get("about", {}))), None
+    about = tables.read_about(fields.get("about", {}))
+    named = (tables.run_name(fields.get(key, "")) for key in ("instead", "keep"))
+    return Welcome(typed(fields["plan"], bytes), about, *named), None
 
 
 def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
@@ -441,6 +458,13 @@ def _step_down(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Att
     return StepDown(epoch, by), None
 
 
+def _news(fields: Fields) -> Message:
+    lines = [typed(line, str) for line in typed(fields["lines"], list)]
+    if len(lines) > MOST_NEWS:
+        raise Rejected(Reason.MALFORMED, f"news have {len(lines)} lines; the limit is {MOST_NEWS}")
+    return News(whole(fields["from"]), tuple(lines), typed(fields["over"], str))
+
+
 def _command_id(fields: Fields) -> bytes:
     found: bytes = typed(fields["id"], bytes)
     if len(found) != COMMAND_ID:
@@ -463,6 +487,7 @@ DECODERS: Final[dict[str, Callable[[Fields, str, TaskId], tuple[Message, Attachm
     "result": _result,
     "probe": lambda fields, sender, place: (Probe(), None),
     "step_down": _step_down,
+    "news": lambda fields, sender, place: (_news(fields), None),
 }
 
 

@@ -91,6 +91,9 @@ class Hello:
     capacity: int = 0  # number of runs in which the device could take part in addition to its present runs
     working: str = ""  # run whose task the device works on; empty if it does not work
     answered: int = 0  # last round that the device has answered in the run of the header
+    # The newest `State` frame of the coordinator with the highest epoch, as received. Its signature proves this epoch
+    # to a coordinator with a lower epoch; all other hellos leave it out.
+    last_state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,10 @@ class Welcome:
 
     plan: bytes  # the plan as JSON
     about: About = About()
+    # Name of a run whose place this run takes on the device, and of a run whose half the device may begin with. Both
+    # are sent only to a device that lists the form `runs`.
+    instead: str = ""
+    keep: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +221,7 @@ HERE: Final = "here"
 CONNECTION_LOST: Final = "connection lost"
 
 
+MOST_STATE: Final = 512  # largest number of bytes of a hello's `last_state`
 MOST_RUNS: Final = 8  # largest number of active runs of one coordinator
 MOST_NAMED: Final = 64  # largest number of devices that a `State` message with the reason `here` lists
 
@@ -331,6 +339,18 @@ class StepDown:
     by: str  # where the sender runs, for people
 
 
+MOST_NEWS: Final = 64  # Largest number of lines in a News.
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """New log lines of a run, for an operator who follows it. A run's lines count from 1 in each epoch."""
+
+    first: int  # number of the first line
+    lines: tuple[str, ...]
+    over: str = ""  # final state of the run, after its last line; "" while the run is not over
+
+
 Message: TypeAlias = (
     Hello
     | Welcome
@@ -346,4 +366,5 @@ Message: TypeAlias = (
     | CommandOutcome
     | Probe
     | StepDown
+    | News
 )

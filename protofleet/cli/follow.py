@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final
 from protofleet.cli.operator_option import add_operator_option, through_broker
 from protofleet.cli.queue_socket import ask_queue
 from protofleet.runtime.command.arguments import Subparsers
-from protofleet.runtime.command.errors import FAILED
+from protofleet.runtime.command.errors import BY_SIGNAL, FAILED
 
 EVERY_SECONDS: Final = 0.5
 EVERY_SECONDS_AWAY: Final = 3.0  # Each question through the broker needs a connection.
@@ -29,6 +30,29 @@ def add_follow(commands: Subparsers) -> None:
 
 def follow(options: argparse.Namespace) -> int:
     """Follow a run, also over restarts of its coordinator. The exit code is 0 if the run has finished."""
+    try:
+        if options.operator is not None and (code := _follow_news(options)) is not None:
+            return code
+        return _ask_again_and_again(options)
+    except KeyboardInterrupt:
+        return BY_SIGNAL + signal.SIGINT  # The run goes on.
+
+
+def _follow_news(options: argparse.Namespace) -> int | None:
+    """Follow a run through the broker; return None if another process with the same keys follows a run."""
+    from protofleet.federation.remote.follower import follow_run
+    from protofleet.federation.remote.settings import load_operator_settings
+    from protofleet.protocol.wire.printable import printable
+
+    name = options.run.name
+    settings = load_operator_settings(options.operator)
+    state = follow_run(
+        settings, name, lambda line: print(f"{name}: {printable(line)}", flush=True), words_of_state
+    )
+    return None if state is None else 0 if state == "finished" else FAILED
+
+
+def _ask_again_and_again(options: argparse.Namespace) -> int:
     from protofleet.protocol.transport.address import BrokerError
     from protofleet.runtime.command.errors import RunError
 

@@ -37,6 +37,18 @@ def add_operate(commands: Subparsers) -> None:
                 required=True,
                 help="number of all rounds of the run, not of further rounds",
             )
+        if verb == "resume":
+            command.add_argument(
+                "--new-generation",
+                action="store_true",
+                help="go on behind the devices of a folder that came back from a backup: the run has a new name on "
+                "the wire, and the devices forget what they have answered",
+            )
+            command.add_argument(
+                "--keep-halves",
+                action="store_true",
+                help="with --new-generation: let devices begin with the state that they have, where they can",
+            )
         if verb != "show":
             command.add_argument("--reason", default="", help="words for the log and for `protofleet show`")
             command.add_argument(
@@ -51,7 +63,7 @@ def add_operate(commands: Subparsers) -> None:
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         listing = Listing.of(options)
-        args = {"rounds": options.rounds} if verb == "extend" else {}
+        args = _args_of(verb, options)
         said: dict[str, Any] = {"verb": verb, "reason": getattr(options, "reason", "")}
         said |= {"args": args} if args else {}
         if (revision := getattr(options, "revision", None)) is not None:
@@ -69,6 +81,19 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
         return 0 if done else FAILED
 
     return run
+
+
+def _args_of(verb: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a command; there are none if an earlier coordinator can carry it out."""
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if verb == "extend":
+        return {"rounds": options.rounds}
+    if verb == "resume" and options.keep_halves and not options.new_generation:
+        raise SettingsError("--keep-halves is only for a new generation; add --new-generation")
+    if verb == "resume" and options.new_generation:
+        return {"new_generation": True, "keep_halves": options.keep_halves}
+    return {}
 
 
 def ask(run: Path, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,6 +120,8 @@ def lines_of(state: dict[str, Any]) -> list[str]:
         lines.append(f"it starts with the state of {origin['run']} after round {origin['round']}")
     if "revision" in state:
         lines.append(f"revision {state['revision']}")
+    if (generation := state.get("generation", 1)) > 1:
+        lines.append(f"it went on behind its devices; this is generation {generation}")
     if "round" in state:  # A run that waits in a queue is in no round.
         where = f"round {state['round']} of {state['rounds']}"
         if state["phase"]:

@@ -33,12 +33,18 @@ def through_broker(options: argparse.Namespace) -> Ask | None:
 def add_service_options(command: argparse.ArgumentParser) -> None:
     add_operator_option(command)
     command.add_argument(
-        "--service", type=Path, default=Path("runs"), metavar="FOLDER",
-        help="the `folder` in the coordinator's file (default: runs)",
+        "--service", type=Path, metavar="FOLDER", help="the `folder` in the coordinator's file (default: runs)",
     )  # fmt: skip
 
 
 def ask_service(options: argparse.Namespace, request: Mapping[str, Any]) -> dict[str, Any]:
     """Send a request to the coordinator that the options name, and return its response."""
+    if options.service is not None and options.operator is not None:
+        from protofleet.protocol.settings.reader import SettingsError
+
+        raise SettingsError(
+            "--service names a coordinator on this machine, and --operator sends the command through the broker; "
+            "leave one of them out"
+        )
     send = through_broker(options)
-    return send(request) if send else ask_queue(options.service, request)
+    return send(request) if send else ask_queue(options.service or Path("runs"), request)

@@ -13,6 +13,7 @@ from protofleet.cli.deploy import add_deploy, add_doctor
 from protofleet.cli.enrol import add_enrol, add_keys
 from protofleet.cli.export import add_export
 from protofleet.cli.follow import add_follow
+from protofleet.cli.hand_over import add_hand_over
 from protofleet.cli.init import add_init
 from protofleet.cli.label import add_label
 from protofleet.cli.lists import add_lists
@@ -62,6 +63,7 @@ def parser() -> Parser:
     add_deploy(commands)
     add_doctor(commands)
     add_go_on(commands)
+    add_hand_over(commands)
     add_report(commands)
     add_compare(commands)
     add_advise(commands)

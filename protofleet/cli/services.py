@@ -8,9 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from protofleet.runtime.command.arguments import DEVICES, ROUND, Subparsers, broker_changes
+from protofleet.cli.hand_over import unpack_archive
+from protofleet.runtime.command.arguments import DEVICES, EPOCH, ROUND, Subparsers, broker_changes
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
@@ -42,8 +46,25 @@ def add_coordinator(commands: Subparsers) -> None:
         "--take-over", action="store_true",
         help="ask the coordinator that leads the federation to end, and lead in its place",
     )  # fmt: skip
+    command.add_argument(
+        "--from", type=Path, metavar="ARCHIVE", dest="source",
+        help="first unpack the archive of `protofleet hand-over`, unless it was unpacked here before",
+    )  # fmt: skip
     # `protofleet run` sets it for the broker that it starts: no other coordinator knows this broker.
     command.add_argument("--own-broker", action="store_true", help=argparse.SUPPRESS)
+    command.add_argument(
+        "--restored",
+        action="store_true",
+        help="the folder came back from a backup: if a device proves that it has heard a higher epoch, claim an "
+        "epoch above it; all runs of a queue are paused first",
+    )
+    command.add_argument(
+        "--above",
+        type=EPOCH,
+        default=0,
+        metavar="N",
+        help="with --restored: claim an epoch above N from the start",
+    )
     add_log(command)
     command.set_defaults(command=coordinator)
 
@@ -66,7 +87,6 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
         from protofleet.lab.local.misplaced import read_for
-        from protofleet.runtime.command.errors import ended_early
         from protofleet.runtime.installation.provenance import software
         from protofleet.runtime.installation.version import installed_version
 
@@ -75,24 +95,59 @@ def coordinator(options: argparse.Namespace) -> int:
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
+    if options.source:
+        unpack_archive(options.source, loaded)
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    claimed = _claimed(options, Path(settings.folder), settings.federation)
     how = StartOptions(options.take_over, alone=options.own_broker)
     if loaded.service is not None:
         with held_interrupts():
             from protofleet.coordinator.run_service import run_service
 
-        raise ended_early(
-            run_service(loaded.service, installed_version(), options.events, report_on, software(), how)
+        service, build = loaded.service, software()
+        return end_of_coordinator(
+            claimed(
+                lambda first: run_service(
+                    service, installed_version(), options.events, report_on, build, replace(how, pauses=first)
+                )
+            )
         )
     folder = Path(settings.folder) / settings.name
     try:
-        if problem := run_coordinator(settings, installed_version(), options.events, software(), how):
-            raise ended_early(problem)
+        if problem := claimed(
+            lambda _: run_coordinator(settings, installed_version(), options.events, software(), how)
+        ):
+            return end_of_coordinator(problem)
     except (DivergedError, BudgetSpentError):
         report_on(folder)
         raise
     report_on(folder)
+    return 0
+
+
+def _claimed(
+    options: argparse.Namespace, runs: Path, federation: str
+) -> Callable[[Callable[[bool], str]], str]:  # fmt: skip
+    """Return a function that conducts, and conducts again above a proved epoch if the options say `--restored`."""
+    from protofleet.coordinator.start import claim_above, claim_again
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if options.above and not options.restored:
+        raise SettingsError("--above is only for a folder that came back from a backup; add --restored")
+    if options.above:
+        claim_above(options.above, runs, federation, int(time.time()))
+    return lambda conduct: claim_again(conduct, options.restored, runs, federation)
+
+
+def end_of_coordinator(reason: str) -> int:
+    """Return the exit code 0 for a coordinator that was handed over; raise the error for another early end."""
+    from protofleet.coordinator.moving.place import MOVED
+    from protofleet.runtime.command.errors import ended_early
+
+    if reason != MOVED:
+        raise ended_early(reason)
+    logging.getLogger("protofleet.coordinator").info("the coordinator has ended, because it is handed over")
     return 0
 
 
@@ -281,8 +336,11 @@ def add_go_on(commands: Subparsers) -> None:
 
 
 def go_on(options: argparse.Namespace) -> int:
+    from protofleet.coordinator.moving.place import CoordinatorPlace, demand_here
     from protofleet.coordinator.spool.older_copies import go_on_from
 
+    run = options.folder.absolute()
+    demand_here(CoordinatorPlace(run.parent, run.name))
     go_on_from(options.folder / "coordinator", options.from_round)
     print(f"{options.folder} continues in round {options.from_round} with the state of this copy")
     return 0

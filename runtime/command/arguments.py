@@ -75,6 +75,7 @@ CHANNELS: Final = as_in_settings(Channels)
 SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 PRIORITY: Final = BoundedNumber(int, Within(-1000, 1000))
+EPOCH: Final = BoundedNumber(int, Within(1, VAST))  # An epoch is a Unix time in seconds.
 ROUND: Final = as_in_settings(Rounds)
 REVISION: Final = BoundedNumber(int, Within(0, VAST))
 SEED: Final = as_in_settings(Seed)

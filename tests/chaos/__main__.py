@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 def ways() -> str:
     if secluded():
-        return "cables pulled in network namespaces, disks of 24 and 40 MiB"
+        return "cables pulled in network namespaces, small disks"
     return "cuts by a proxy and no small disks, as this user may have no namespaces"
 
 

@@ -124,7 +124,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "pause a run": Kind(3, "run", LONG, pause, resume, needs_queue=True),
     "start a second coordinator": Kind(
-        1, "coordinator", (10.0, 15.0), lambda w, _: w.start_second(), lambda w, _: w.end_second(),
+        1, "coordinator", (20.0, 30.0), lambda w, _: w.start_second(), lambda w, _: w.end_second(),
         needs_queue=True,
     ),
 }  # fmt: skip

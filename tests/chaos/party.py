@@ -1,4 +1,4 @@
-"""The program `protofleet`, which logs its state on SIGUSR1: for runs that do not come to their end."""
+"""The program `protofleet`, which logs its state on SIGUSR2: for runs that do not come to their end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def service(s: CoordinatorService) -> list[str]:
             f"{name}: {m.stage} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, "
             f"missing {sorted(m._missing)}, roster {sorted(m.roster)}",
             *(
-                f"{name}: serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}"
+                f"{name}: serves {hex8(b.manifest.wire_name)} to {sorted(b._cohort)}"
                 for b in run.link.tasks._broadcasts.values()
             ),
             *(f"{name}: of {who}: {fetch(held[0])}" for who, held in run.link.answers.fetches.items()),
@@ -76,5 +76,5 @@ def hex8(name: bytes) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR2, tell)
     program()

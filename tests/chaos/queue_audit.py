@@ -8,7 +8,12 @@ from typing import Any
 
 from protofleet.coordinator.queue.states import FINAL, FINISHED, PAUSED, PAUSING, QueuedRun
 
-TAKEN_OVER = "another coordinator, of epoch"
+# Errors of a coordinator that another one has displaced, in the folder or at the broker.
+TAKEN_OVER = (
+    "another coordinator, of epoch",
+    "another coordinator of this federation was started",
+    "a later coordinator conducts this federation",
+)
 Row = Mapping[str, Any]
 
 
@@ -102,7 +107,7 @@ def commands_kept_once(kept: Sequence[Told], told: Sequence[Told]) -> Iterable[s
 def one_coordinator(log: str) -> Iterable[str]:
     """Find a coordinator that took over the folder from another one, in the log of all coordinators."""
     for line in log.splitlines():
-        if TAKEN_OVER in line:
+        if any(words in line for words in TAKEN_OVER):
             yield f"two coordinators conducted the queue: {line[:200]}"
             return
 

@@ -86,9 +86,15 @@ def test_each_loss_in_the_file_of_the_queue_is_found(planted):
     assert any(words in violation for violation in found), found
 
 
-def test_a_takeover_by_another_coordinator_is_found_in_the_log():
-    taken = "ERROR another coordinator, of epoch 7, has taken over /a, so this coordinator, of epoch 6, stops"
-    refused = "protofleet: another coordinator conducts the queue in /a; end it"
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "ERROR another coordinator, of epoch 7, has taken over /a, so this coordinator, of epoch 6, stops",
+        "ERROR a later coordinator conducts this federation: it has epoch 7 and run red, this one has epoch 6",
+    ],
+)
+def test_a_takeover_by_another_coordinator_is_found_in_the_log(taken):
+    refused = "protofleet: another coordinator (pid 7) uses /a; end it"
     assert list(one_coordinator(refused)) == []
     assert list(one_coordinator(f"{refused}\n{taken}\n{taken}")) == [
         f"two coordinators conducted the queue: {taken}"

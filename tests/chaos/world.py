@@ -199,7 +199,7 @@ class World:
     def log_states(self) -> None:
         """Ask all processes to write their state into their logs; some take a while."""
         for process in self.processes.values():
-            process.say(signal.SIGUSR1)
+            process.say(signal.SIGUSR2)  # SIGUSR1 makes a device take no more tasks.
         time.sleep(2.0)  # There is no sign that all have written.
 
     def note(self, words: str) -> None:

@@ -272,7 +272,7 @@ class VirtualConnection:
         topic = self._world.topics.coord_state
         self._world.broker.clients[COORDINATOR].will = self.link.will(topic)
 
-    def lead(self, service: object) -> None:
+    def look_after_cuts(self, service: object) -> None:
         """Do nothing: no other process leads in this world."""
 
 

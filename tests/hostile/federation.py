@@ -128,17 +128,21 @@ class Federation:
             through=through,
         )
 
-    def service(self, planted: str = "", slots: int = 2) -> Process:
-        """Start a coordinator that conducts submitted runs, at most `slots` at a time."""
+    def service(
+        self, planted: str = "", slots: int = 2, folder: Path | None = None, options: Sequence[str] = ()
+    ) -> Process:
+        """Start a coordinator that conducts submitted runs in `folder`, at most `slots` at a time."""
         self.metrics_port, page_port = free_port(), free_port()
         made = CoordinatorSettings(
-            **NO_RUN, folder=str(self.folder / "runs"), threads=1, metrics_port=self.metrics_port,
+            **NO_RUN, folder=str(folder or self.folder / "runs"), threads=1, metrics_port=self.metrics_port,
             page_port=page_port,
             federation=self.name, enrolled=str(self.fleet.folder_of(COORDINATOR)),
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         settings = {key: value for key, value in encode(made).items() if key in OF_THE_SERVICE}
-        return self._start("coordinator", "coordinator", {"slots": slots, **settings}, planted=planted)
+        return self._start(
+            "coordinator", "coordinator", {"slots": slots, **settings}, *options, planted=planted
+        )
 
     def device(
         self, name: str, planted: str = "", ahead: float = 0.0, through: Sequence[str] = (), **more: Any

@@ -13,8 +13,8 @@ from protofleet.cli.queue_socket import ask_queue
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.errors import RunError
 from tests.chaos.proxy import Proxy
-from tests.hostile.federation import Federation
-from tests.hostile.test_page import CONTRAST, MARKUP, OPERABLE
+from tests.hostile.federation import SIZE, Federation
+from tests.hostile.pages import CONTRAST, MARKUP, OPERABLE, port_of
 from tests.hostile.test_run_queue import EXPERIMENT
 from tests.support.browser import AXE, NEEDS_AXE, NEEDS_CHROMIUM, WIDTHS
 from tests.support.chromium import Chromium
@@ -94,7 +94,7 @@ def test_the_address_of_the_page_names_the_run_and_the_folder_of_the_queue_has_a
 @NEEDS_CHROMIUM
 def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_it_shows(queue, tmp_path):
     f, url = queue.f, queue.ask("page")["url"]
-    port = int(url.split(":")[2].split("/")[0])
+    port = port_of(url)
     with (
         contextlib.closing(Proxy("127.0.0.2", ("127.0.0.1", port), port)) as line,
         Chromium(tmp_path, "--host-resolver-rules=MAP localhost 127.0.0.2") as page,
@@ -162,6 +162,27 @@ def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_i
         page.wait_until(f"[{cell('red', 1)}, {cell('blue', 1)}].every(state => state === 'stopped')")
         assert page.value("document.querySelector('#name').textContent") == "green", "a person has chosen it"
         assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_the_table_names_the_devices_that_cannot_take_part_in_a_run_and_the_reason(queue, tmp_path):
+    queue.submit("wide", text=LONG.replace(f"size = {SIZE}", f"size = {SIZE + 8}"))
+    queue.submit("red")
+    with Chromium(tmp_path) as page:
+        page.open(queue.ask("page", "red")["url"])
+        page.wait_until(f"{row('wide')}.includes('waiting for devices')")
+        for name in ("one", "two"):
+            queue.f.device(name, stays=True)
+        page.wait_until(f"parseInt({cell('red', 2)}) >= 2")
+        page.wait_until(f"{cell('wide', 3)}.includes('one, two cannot take part: cannot_follow')")
+        assert "cannot take part" not in page.value(cell("red", 3))
+        queue.ask("stop", "wide")
+        page.wait_until(f"{cell('wide', 1)} === 'stopped'")
+        assert "cannot take part" not in page.value(cell("wide", 3))
+    shown = queue.f.metrics()
+    ends = {how: shown[f'protofleet_run_over{{how="{how}",run="wide"}}'] for how in ("finished", "stopped")}
+    assert ends == {"finished": 0, "stopped": 1}
 
 
 @pytest.mark.slow  # A browser draws each page four times.

@@ -5,6 +5,8 @@ import json
 import re
 import secrets
 import shutil
+import signal
+import sys
 import threading
 import time
 
@@ -25,7 +27,9 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.command.errors import RunError
+from tests.chaos.world import Process
 from tests.conftest import Peer
+from tests.hostile.device import PATIENCE
 from tests.hostile.federation import Federation
 from tests.hostile.test_run_queue import EXPERIMENT
 from tests.support.operators import enrol_operator
@@ -37,10 +41,10 @@ KILLED = """
 import os
 import protofleet.coordinator.operators as operators
 sends = operators.BrokerOperators._send
-def send(self, received, answer):
+def send(self, received, *more):
     if received.request.verb in ("submit", "pause"):
         os._exit(9)
-    sends(self, received, answer)
+    sends(self, received, *more)
 operators.BrokerOperators._send = send
 """
 
@@ -208,3 +212,77 @@ def test_a_command_on_one_run_has_one_effect_if_the_coordinator_is_killed_before
     assert results == [{"verdict": "done", "words": "the run pauses"}]
     assert [(one["verb"], one["words"]) for one in away.log()] == [("pause", "the run pauses")]
     assert away.ask("bob", "show", run="run")["state"] == "paused"
+
+
+class Shell:
+    """A shell of an operator in which `protofleet follow` runs."""
+
+    def __init__(self, away, name, run):
+        self.log = away.f.folder / f"follow-{secrets.token_hex(4)}.log"
+        line = ["follow", run, "--operator", str(away.files[name])]
+        self.process = Process("follow", [sys.executable, "-m", "protofleet", *line], self.log)
+        self.process.start()
+        away.f.processes.append(self.process)
+
+    def lines(self):
+        return self.log.read_text().splitlines()
+
+
+def test_an_operator_who_follows_a_run_gets_its_lines_and_still_gives_commands_with_the_same_keys(away):
+    f = away.f
+    service = f.service()
+    f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
+    away.say("alice", "submit", str(away.experiment))
+    shell = Shell(away, "alice", "demo")
+    f.wait_until(lambda: shell.lines(), "the first line")
+    # These commands go through the connection of the shell that follows.
+    began = time.monotonic()
+    assert away.say("alice", "pause", "demo", "--reason", "lunch")[0] == 0
+    f.wait_until(lambda: "demo: alice: pause: the run is pausing" in shell.lines(), "the line of the pause")
+    assert time.monotonic() - began < PATIENCE
+    # The coordinator is killed. The shell goes on with the lines of the next one.
+    service.kill()
+    f.service()
+    f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the next service")
+    for name in ("one", "two"):
+        f.device(name)
+    assert away.say("alice", "resume", "demo")[0] == 0
+    assert f.wait_for_end(shell.process) == 0
+    lines = shell.lines()
+    assert [line for line in lines if "round 1 of 2: 2 of 2 devices answered" in line], lines
+    assert [line for line in lines if "final evaluation" in line], lines
+    assert lines[-1] == "demo: finished" and all(line.startswith("demo: ") for line in lines)
+    assert len([line for line in lines if "round 2 of 2: 2 of 2" in line]) == 1, "no line comes twice"
+
+
+def test_two_shells_of_one_operator_follow_and_ctrl_c_ends_one_of_them_in_good_order(away):
+    f = away.f
+    f.service()
+    f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
+    away.say("alice", "submit", str(away.experiment))
+    first = Shell(away, "alice", "demo")
+    f.wait_until(first.lines, "the first line")
+    second = Shell(away, "alice", "demo")
+    f.wait_until(second.lines, "the first line of the second shell")
+    first.process.child.send_signal(signal.SIGINT)
+    assert f.wait_for_end(first.process) == 128 + signal.SIGINT
+    assert "Traceback" not in first.log.read_text()
+    assert away.say("alice", "stop", "demo")[0] == 0
+    assert f.wait_for_end(second.process) == 1
+    assert second.lines()[-1].startswith("demo: stopped: stopped by alice")
+
+
+def test_an_operator_follows_a_coordinator_whose_file_names_a_run_to_its_end(away):
+    f = away.f
+    coordinator = f.coordinator(policy=BOTH, rounds=2)
+    f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the coordinator")
+    shell = Shell(away, "bob", "run")
+    f.wait_until(shell.lines, "the first line")
+    f.device("one"), f.device("two")
+    assert f.wait_for_end(coordinator) == 0, f.last_words()
+    assert f.wait_for_end(shell.process) == 0
+    assert "run: finished" in shell.lines()
+    assert [line for line in shell.lines() if "round 2 of 2: 2 of 2 devices answered" in line]
+    denied = Shell(away, "carol", "run")
+    assert f.wait_for_end(denied.process) == 1
+    assert "no coordinator answers on" in denied.log.read_text()

@@ -11,8 +11,11 @@ import urllib.request
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.cli.queue_socket import ask_queue
+from protofleet.coordinator.observe.view import ENDS
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import CLASSES, SIZE, Federation
+from tests.hostile.pages import now, port_of
 
 EXPERIMENT = f"""
 name = "demo"
@@ -320,11 +323,27 @@ def test_a_run_that_no_device_can_follow_ends_no_device_and_the_other_runs_go_on
         return capsys.readouterr().out
 
     f.wait_until(lambda: "one, two cannot take part: cannot_follow" in reason("larger"), "the reason")
+    assert f"set data.size = {SIZE + 8} on this device" in reason("larger") and "mat1" not in reason("larger")
     f.wait_until(lambda: "one, two cannot take part: " in reason("classes"), "the other reason")
+
+    def on_page():
+        port = port_of(ask_queue(operator.runs, {"verb": "page", "run": ""})["url"])
+        return {row["run"]: row["misfits"] for row in now(port)["runs"]}
+
+    f.wait_until(
+        lambda: on_page()["larger"].startswith("one, two cannot take part: cannot_follow"), "the page"
+    )
+    f.wait_until(lambda: on_page()["classes"].startswith("one, two cannot take part: "), "the page")
     assert operator.submit("red") == 0
     operator.wait_for(red="finished", larger="running", classes="running")
     assert all(device.child.poll() is None for device in devices)
+    assert on_page()["red"] == ""
     assert operator.say("stop", "larger") == operator.say("stop", "classes") == 0
+    operator.wait_for(larger="stopped", classes="stopped")
+    shown = f.metrics()
+    for run, end in (("larger", "stopped"), ("red", "finished")):
+        over = {how: shown[f'protofleet_run_over{{how="{how}",run="{run}"}}'] for how in ENDS}
+        assert over == {how: float(how == end) for how in ENDS}
     for name in ("blue", "green"):  # Together they need both places of each device.
         assert operator.submit(name, text=EXPERIMENT.replace("rounds = 2", "rounds = 5")) == 0
     operator.wait_for(blue="finished", green="finished")

@@ -96,7 +96,12 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
             (4, 4, 4),
             r"samples are series \[4, 16\], but this device's samples are images \[4, 4, 4\]",
         ),
-        ("mlp", (4, 20), r"does not take this device's series \[4, 20\]: mat1 and mat2"),
+        (
+            "mlp",
+            (4, 20),
+            r"network does not take this device's series \[4, 20\], because the run's samples are series \[4, 16\]; "
+            r"set data.shape = \[4, 16\] on this device if its source can give such samples, or shape = \[4, 20\] in",
+        ),
     ],
 )
 def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(network, own, told):

@@ -124,7 +124,7 @@ def learned(f):
             json.loads(row[0]) for row in db.execute("SELECT metrics FROM accepted ORDER BY round, device")
         ]
         states = db.execute("SELECT round, attempt, object FROM checkpoint ORDER BY id").fetchall()
-    differing = ("seconds.", "joules.")  # These differ from run to run.
+    differing = ("seconds.", "joules.", "celsius.")  # These differ from run to run.
     measured = [
         {name: value for name, value in one.items() if not name.startswith(differing)} for one in said
     ]

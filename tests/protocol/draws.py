@@ -16,6 +16,7 @@ from protofleet.protocol.wire.messages import (
     Finished,
     Hello,
     Manifest,
+    News,
     Probe,
     Receipt,
     Refusal,
@@ -64,6 +65,7 @@ HELLOS = st.builds(
     Hello, NAMES, WHOLES, WHOLES, WORDS, WORDS, st.tuples(WHOLES, WHOLES), st.just(b"") | HASHES,
     st.lists(WHOLES, max_size=5).map(tuple), st.lists(HASHES, max_size=3).map(tuple),
     capacity=st.integers(0, 256), working=st.just("") | NAMES, answered=ROUNDS,
+    last_state=st.binary(max_size=512),
 )  # fmt: skip
 UPDATES = st.builds(
     Update, NAMES, ROUNDS, PHASES, WHOLES, st.just(b"") | HASHES, st.just({}),
@@ -72,7 +74,7 @@ UPDATES = st.builds(
 MESSAGES = st.one_of(
     HELLOS,
     UPDATES,
-    st.builds(Welcome, st.binary(max_size=50)),
+    st.builds(Welcome, st.binary(max_size=50), instead=st.just("") | NAMES, keep=st.just("") | NAMES),
     st.builds(Task, ROUNDS, PHASES, st.none() | manifests(), NUMBERS),
     st.builds(Receipt, ROUNDS, PHASES, WORDS, WORDS),
     st.builds(Refusal, WORDS, st.integers(0, 2**63 - 1)),
@@ -84,6 +86,7 @@ MESSAGES = st.one_of(
     st.builds(CommandOutcome, SHORT, NAMES, WORDS, st.binary(max_size=50)),
     st.builds(Probe),
     st.builds(StepDown, WHOLES, NAMES | st.just("é " * 32)),
+    st.builds(News, ROUNDS, st.lists(WORDS, max_size=8).map(tuple), NAMES),
 )
 ATTACHMENTS = st.none() | st.binary(max_size=50) | manifests()
 

@@ -20,7 +20,7 @@ from protofleet.coordinator.observe.metrics import (
     OlderCopyCounts,
     WillCounts,
 )
-from protofleet.coordinator.observe.process_metrics import DepartureCounts, PeerErrors
+from protofleet.coordinator.observe.process_metrics import DepartureCounts, HigherEpochs, PeerErrors
 from protofleet.coordinator.observe.record import MOST_DEVICES
 from protofleet.coordinator.observe.series import (
     ROWS,
@@ -123,6 +123,7 @@ def register_process(r: CollectorRegistry) -> None:
     QueueSeries(r)
     r.register(DepartureCounts(None))
     r.register(PeerErrors(None))
+    r.register(HigherEpochs(None))
 
 
 def register_device(r: CollectorRegistry) -> None:

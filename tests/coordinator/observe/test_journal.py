@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
@@ -19,7 +20,7 @@ from protofleet.coordinator.observe.observers import Events, keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile, copy_of, read_rounds
 from protofleet.coordinator.observe.summary import summarise
-from protofleet.coordinator.round.events import Stage
+from protofleet.coordinator.round.events import Stage, Stopped
 from protofleet.coordinator.spool.index import row_checksum
 from protofleet.coordinator.spool.traffic import read_traffic
 from protofleet.federation.brokers.ports import free_port
@@ -385,6 +386,23 @@ def test_metrics_say_what_the_meter_says(tmp_path):
     assert found == meter.payload["up", "weights"]
     assert sample(text, "protofleet_round") == 4 and sample(text, "protofleet_participation_ratio") == 1
     assert sample(text, "protofleet_accuracy_ratio", domain="domain-0", split="test", view="global") == 1
+
+
+def ends(run):
+    text = generate_latest(Metrics(run.service.run.view).registry).decode()
+    return {how: sample(text, "protofleet_run_over", how=how) for how in ("finished", "stopped", "diverged")}
+
+
+def test_the_end_of_a_run_is_shown_as_what_it_is_and_only_at_the_end(tmp_path):
+    done, _ = observed(tmp_path / "done")
+    stopped, _ = observed(tmp_path / "stopped")
+    stopped.run(until=lambda: stopped.service.run.machine.round == 2)
+    assert ends(stopped) == {"finished": 0, "stopped": 0, "diverged": 0}
+    stopped.service.run.happen(Stopped("stopped by local:ann: wrong data"))
+    for run in (done, stopped):
+        run.run()
+    assert ends(stopped) == {"finished": 0, "stopped": 1, "diverged": 0}
+    assert ends(done) == {"finished": 1, "stopped": 0, "diverged": 0}
 
 
 def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tmp_path):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from protofleet.coordinator.observe.line_handler import LineHandler
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.page.live_page import HEARD_SECONDS, NOT_HERE, LivePage
@@ -21,7 +22,6 @@ from protofleet.coordinator.page.page_state import (
     short,
 )
 from protofleet.coordinator.page.process_page import ProcessPage
-from protofleet.coordinator.page.serving import PageLog
 from protofleet.coordinator.round.events import Paused
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.runtime.logs import lines_of_run
@@ -166,6 +166,19 @@ def test_a_refused_device_is_shown_with_the_reason_and_the_same_reason_is_no_new
     assert page.process.ring.newest == number + 1
 
 
+def test_the_run_names_the_devices_that_cannot_take_part_until_they_can(world):
+    made, page = world
+    misfits = made.service.run.participants.misfits
+    assert now(page)["runs"][0]["misfits"] == ""
+    misfits.note("device-2", 1, "it has 4 classes\x1b[2J")
+    page.refused("device-2", "it has 4 classes\x1b[2J")
+    words = now(page)["runs"][0]["misfits"]
+    assert words.startswith("device-2 cannot take part: it has 4 classes") and words.isprintable()
+    misfits.fits("device-2")
+    page.entry("joined", {"device": "device-2", "roster": 1})
+    assert now(page)["runs"][0]["misfits"] == ""
+
+
 @pytest.mark.parametrize(("early", "words"), [("diverged", "the run cannot continue: loss is inf")])
 def test_the_end_has_its_reason(world, early, words):
     _, page = world
@@ -221,7 +234,7 @@ def test_a_device_has_the_figures_of_its_last_round_and_its_bytes_of_the_budget(
 
 def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):
     _, page = world
-    log, handler = logging.getLogger("protofleet.test-of-the-page"), PageLog(page.process)
+    log, handler = logging.getLogger("protofleet.test-of-the-page"), LineHandler(page.process.logged)
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     try:

@@ -38,6 +38,9 @@ def pair(secured):
     standby = Peer(STANDBY, secured.address(STANDBY), subscriptions=topics.standby_subscriptions())
     for peer in (leader, standby):
         peer.next(Connected)
+    # A broker works in order: when it has taken this message, it has taken the subscriptions before it.
+    leader.mqtt.publish(topics.down("d1"), b"here")
+    assert leader.mqtt.flush(PATIENCE)
     link = CoordinatorLink(Identity(COORDINATOR, EPOCH, keys), {}, topics, leader.mqtt)
     yield leader, link, standby, StandbyLink(keys, topics, standby.mqtt)
     leader.mqtt.close()

@@ -38,6 +38,13 @@ def test_a_mistake_in_the_settings_is_one_line(tmp_path, capsys, text, words, mo
     assert words in said and said.count("\n") == 1, said
 
 
+def test_a_command_goes_to_this_machine_or_through_the_broker_and_not_to_both(capsys):
+    for line in (["runs"], ["runs", "--log"], ["label"]):
+        assert main([*line, "--service", "runs", "--operator", "operator.toml"]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "leave one of them out" in said, said
+
+
 def test_a_command_that_is_too_large_is_not_sent():
     with pytest.raises(SettingsError, match="the limit is 135,168"):
         ask_coordinator(OperatorSettings(), {"verb": "submit", "experiment": "x" * MOST_ARGS})

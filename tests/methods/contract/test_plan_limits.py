@@ -71,7 +71,7 @@ def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
 def test_a_batch_takes_no_more_memory_than_there_are_samples():
     many = plan("fedavg", batch=10**9)
     train = part(200, 1, 0.0)
-    one = activation_bytes(many.client_half(train, "a"), train.x)
+    one = activation_bytes(many.client_half(train, "a"), train.x, many.input_shape)
     model = many.model()
     least = 4 * sum(value.nbytes for value in model.state_dict().values()) + 200 * (one + 4 * 16)
     assert one >= 4 * (32 + 16) and builder(DeviceLimits(memory_bytes=least), train).build(many)
@@ -81,8 +81,9 @@ def test_a_batch_takes_no_more_memory_than_there_are_samples():
 
 def test_a_sample_takes_as_much_memory_in_a_pass_however_many_there_are():
     few, many = part(2, 1, 0.0), part(2000, 1, 0.0)
-    half = plan("fedavg").client_half(few, "a")
-    assert activation_bytes(half, few.x) == activation_bytes(half, many.x) < many.x.nbytes
+    made = plan("fedavg")
+    half, shape = made.client_half(few, "a"), made.input_shape
+    assert activation_bytes(half, few.x, shape) == activation_bytes(half, many.x, shape) < many.x.nbytes
 
 
 # FedGen's of 32 numbers and 3 classes, with the statistics of its 512; FedKD's map of 16 numbers to as many.
@@ -105,7 +106,8 @@ def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_k
     method, networks, trained, besides
 ):
     alone, several, train = plan("fedavg"), plan(method), part(20, 1, 0.0)
-    one, more = (activation_bytes(made.client_half(train, "a"), train.x) for made in (alone, several))
+    halves, shape = [made.client_half(train, "a") for made in (alone, several)], alone.input_shape
+    one, more = (activation_bytes(half, train.x, shape) for half in halves)
     assert more == trained * one
     model = sum(value.nbytes for value in alone.model().state_dict().values())
     least = 4 * (networks * model + besides) + 20 * 4 * 16 + 8 * more
@@ -119,7 +121,7 @@ def test_public_images_and_their_cosines_count_and_a_step_takes_as_many_as_a_bat
     train, public = part(20, 1, 0.0), PublicSet(samples=48, batch=batch)
     made = replace(plan("fcclplus"), public=public)
     model = sum(value.nbytes for value in made.model().state_dict().values())
-    one = activation_bytes(plan("fedavg").client_half(train, "a"), train.x)
+    one = activation_bytes(plan("fedavg").client_half(train, "a"), train.x, made.input_shape)
     images, cosines = 4 * 48 * 3 * 8 * 8, 4 * 48 * (batch - 1)
     least = 2 * 4 * model + 20 * 4 * 16 + images + cosines + step * one
     assert builder(DeviceLimits(memory_bytes=least), train).build(made)
@@ -141,7 +143,11 @@ def test_public_images_that_are_too_many_are_refused_before_there_is_one():
 
 
 def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():
-    with pytest.raises(SettingsError, match="does not take this device's images \\[3, 8, 8\\]"):
+    words = (
+        r"does not take this device's images \[3, 8, 8\], because the run's samples are images \[3, 16, 16\]; set "
+        r"data.size = 16 on this device if its source can give such samples, or size = 8 in the run"
+    )
+    with pytest.raises(SettingsError, match=words):
         builder().build(replace(plan("fedavg"), size=16))
 
 

@@ -26,6 +26,7 @@ from protofleet.protocol.wire.messages import (
     IndirectManifest,
     Manifest,
     Message,
+    News,
     Probe,
     Receipt,
     Refusal,
@@ -364,8 +365,16 @@ CASES |= {
         "board-7",
         25,
         replace(
-            HELLO, plan=DIGEST, holds=(BROADCAST.object,), round=1, phase="train", base=BROADCAST.object,
-            can=SEVERAL, capacity=1, working="autumn", answered=1,
+            HELLO,
+            plan=DIGEST,
+            holds=(BROADCAST.object,),
+            round=1,
+            phase="train",
+            base=BROADCAST.object,
+            can=SEVERAL,
+            capacity=1,
+            working="autumn",
+            answered=1,
         ),
     ),
     "hello, of a device that works on another run, sealed": sealed(
@@ -382,20 +391,32 @@ CASES |= {
         ),
     ),
     "state of the coordinator, between runs": says("coordinator", 35, State(True, who=PLACE, runs=())),
+}
+# A device that has heard a higher epoch, and a run that goes on under another name.
+NEWEST = CASES["state of the coordinator, of two runs"].encode()
+CASES |= {
+    "hello, with the newest state of a coordinator": says(
+        "board-7", 27, replace(HELLO, plan=DIGEST, can=SEVERAL, answered=1, last_state=NEWEST)
+    ),
+    "welcome, of a run that takes the place of another": says(
+        "coordinator", 36, Welcome(PLAN, instead="spring", keep="spring")
+    ),
 }  # fmt: skip
 
 # The commands of an operator.
 STOP = CommandRequest(bytes(range(16)), "stop", b'{"run": "spring", "reason": "wrong data"}')
 STOPPED = CommandOutcome(STOP.id, "done", "the run is stopped", b"{}")
+NEWS = News(41, ("round 1 of 2: 2 of 2 devices answered", "the run is finished"))
 DENIED = CommandOutcome(STOP.id, "denied", "alice has no grant run, which stop needs", b"{}")
 
 
 def commands(sequence: int, message: Message) -> Envelope:
-    """Seal a frame between an operator and the coordinator; neither names a run."""
-    said = says("coordinator" if isinstance(message, CommandOutcome) else "board-7", sequence, message)
+    """Seal a frame between an operator and the coordinator; only news name a run."""
+    said = says("board-7" if isinstance(message, CommandRequest) else "coordinator", sequence, message)
     to_operator = said.header.sender == "coordinator"
     party = {"recipient": "alice"} if to_operator else {"sender": "alice", "epoch": 0}
-    return replace(said, header=replace(said.header, run="", **party))
+    run = "spring" if isinstance(message, News) else ""
+    return replace(said, header=replace(said.header, run=run, **party))
 
 
 CASES |= {
@@ -403,6 +424,8 @@ CASES |= {
     "command, sealed": sealed(commands(2, STOP)),
     "result": commands(36, STOPPED),
     "result, denied, sealed": sealed(commands(37, DENIED)),
+    "news": commands(38, NEWS),
+    "news, the last of a run, sealed": sealed(commands(39, replace(NEWS, over="finished"))),
 }
 
 

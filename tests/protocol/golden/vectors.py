@@ -296,8 +296,16 @@ TYPES: dict[str, type] = {
 # Keys that messages got in minor versions 1 and 2, with the values that older vectors do not show.
 ADDED: dict[type, dict[str, Any]] = {
     Envelope: {"metrics": (), "ephemeral": b""},
-    Hello: {"can": (), "names": (), "names_hash": b"", "capacity": 0, "working": "", "answered": 0},
-    Welcome: {"about": About()},
+    Hello: {
+        "can": (),
+        "names": (),
+        "names_hash": b"",
+        "capacity": 0,
+        "working": "",
+        "answered": 0,
+        "last_state": b"",
+    },
+    Welcome: {"about": About(), "instead": "", "keep": ""},
     About: {"counts": False, "codec": b""},
     Task: {"wants": (), "follows": False, "credit": 0, "took": None, "delta": None},
     Update: {"follows": False},

@@ -6,11 +6,11 @@ import pytest
 
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.coordinator import CoordinatorLink
-from protofleet.protocol.link.operators import CommandReceiver, CommandSender
+from protofleet.protocol.link.operators import CommandReceiver, CommandSender, ReceivedNews
 from protofleet.protocol.link.rate_limit import FRAME_BURST
 from protofleet.protocol.security.keys import Identity, Keys
 from protofleet.protocol.security.operators import OperatorRecord
-from protofleet.protocol.wire.messages import Bye, CommandOutcome, CommandRequest
+from protofleet.protocol.wire.messages import Bye, CommandOutcome, CommandRequest, News
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -28,6 +28,7 @@ class Wire:
 
     def publish(self, topic, frame, retain=False, qos=1):
         self.sent.append((topic, frame))
+        self.qos = qos
 
 
 class World:
@@ -133,3 +134,18 @@ def test_a_flood_of_one_operator_or_of_a_device_costs_no_other_operator_a_comman
     for _ in range(int(FRAME_BURST)):
         bob.send(STOP)
         assert world.coordinator.arrived(*world.wire.sent[-1], 0.0)
+
+
+def test_news_name_their_run_and_epoch_and_only_the_last_ones_wait_for_a_slow_operator():
+    world = World()
+    alice, some = world.sender(), News(3, ("round 1 of 2",))
+    for news, qos in ((some, 0), (replace(some, over="finished"), 1)):
+        world.coordinator.tell("alice", "red", news)
+        topic, frame = world.wire.sent[-1]
+        assert (topic, world.wire.qos) == (TOPICS.results_of("alice"), qos)
+        assert alice.arrived(topic, frame) == ReceivedNews("red", NOW, news)
+        assert alice.arrived(topic, frame) is None
+    del world.operators["alice"]
+    world.coordinator.tell("alice", "red", some)
+    assert len(world.wire.sent) == 2
+    assert world.why(*world.frame(name="bob", command=some)) is Reason.MALFORMED

@@ -60,6 +60,7 @@ SAID = {  # Key -> (a message without it, a message with it); all receivers get 
     "hello.capacity": (HELLO, replace(HELLO, capacity=2)),
     "hello.working": (HELLO, replace(HELLO, working="red")),
     "hello.answered": (HELLO, replace(HELLO, answered=3)),
+    "hello.last_state": (HELLO, replace(HELLO, last_state=b"PF")),
     "welcome.about": (Welcome(b"{}"), Welcome(b"{}", ABOUT)),
     "state.who": (State(True), State(True, who="host 7 runs/spring")),
     "state.runs": (State(True), State(True, runs=("blue", "red"))),
@@ -76,6 +77,8 @@ TOWARDS = {  # Key -> (the form of the receivers that get it, a message with it)
     "update.numbers": ("wants", (UPDATE, b"x", ("accuracy.test.global",))),
     "update.manifest": ("manifest", (UPDATE, BOX)),
     "update.follows": ("credit", (replace(UPDATE, follows=True), ONE)),
+    "welcome.instead": ("runs", (Welcome(b"{}", instead="red"),)),
+    "welcome.keep": ("runs", (Welcome(b"{}", keep="red"),)),
     "refusal.answers": ("answers", (Refusal("x", answers=(7, 3)),)),
 }
 
@@ -112,7 +115,7 @@ def rows():
 
 
 # Kinds of messages that are for operators and coordinators only, so no device gets them.
-NOT_FOR_DEVICES = ("command", "result", "probe", "step_down")
+NOT_FOR_DEVICES = ("command", "result", "news", "probe", "step_down")
 NEW = {
     name: words
     for name, words in rows()

@@ -83,7 +83,14 @@ def drawn(name: str, story: Story) -> list[str]:
 def who_fires(
     folder: Path, story: Story, lines: Mapping[str, Callable[[int], float]] | None = None
 ) -> set[str]:
-    """Return all alerts that the shipped rules raise at any time of the story.
+    """Return the names of all alerts that the shipped rules raise at any time of the story."""
+    return {name for name, _ in which_fire(folder, story, lines)}
+
+
+def which_fire(
+    folder: Path, story: Story, lines: Mapping[str, Callable[[int], float]] | None = None
+) -> set[tuple[str, str]]:
+    """Return all alerts that the shipped rules raise at any time of the story, each with its run, or with "".
 
     `lines` gives a metric values that replace those of the story: a function from the minute to the value.
     """
@@ -97,8 +104,9 @@ def who_fires(
     return alerts_of(folder, series, minutes)
 
 
-def alerts_of(folder: Path, series: Mapping[str, str], minutes: int) -> set[str]:
-    query = f'group by (alertname) (max_over_time(ALERTS{{alertstate="firing"}}[{minutes}m]))'
+def alerts_of(folder: Path, series: Mapping[str, str], minutes: int) -> set[tuple[str, str]]:
+    """Return the names of all alerts that are raised, each with its label `run`, or with "" if it has none."""
+    query = f'group by (alertname, run) (max_over_time(ALERTS{{alertstate="firing"}}[{minutes}m]))'
     test = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -106,4 +114,5 @@ def alerts_of(folder: Path, series: Mapping[str, str], minutes: int) -> set[str]
     }
     done = run_promtool(folder, [test])
     assert "got:" in done.stdout + done.stderr, done.stdout + done.stderr
-    return set(re.findall(r'alertname=\\?"(\w+)', (done.stdout + done.stderr).partition("got:")[2]))
+    found = (done.stdout + done.stderr).partition("got:")[2].replace("\\", "")
+    return set(re.findall(r'alertname="(\w+)"(?:, run="([\w-]+)")?', found))

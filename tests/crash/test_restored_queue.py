@@ -1,0 +1,51 @@
+"""Wherever a party dies after a backup was put back, the run goes on behind its devices, and no answer is mixed."""
+
+import pytest
+
+from protofleet.protocol.wire.names import COORDINATOR
+from tests.crash.queue_world import DEVICES
+from tests.crash.restored_world import RUN, restored_world, virtual
+
+
+def play(folder, deadly=None):
+    """Go on behind the devices of a backup one round behind; return the outcome and the points of these steps."""
+    world = restored_world(folder, deadly=deadly or {})
+    with virtual(world):
+        world.begin()
+        world.submit("fedper", rounds=4)
+        world.until_round(2)
+        backup = world.back_up()
+        world.until_round(3)
+        first = {name: len(world.points[name].passed) for name in (COORDINATOR, DEVICES[1])}
+        world.put_back(backup)
+        world.until(lambda: world.rows().get(RUN, {}).get("state") == "paused")
+        assert world.order("resume", new_generation=True, keep_halves=True)["verdict"] == "done"
+        world.until(lambda: any(run == f"{RUN}.2" for _, run, *_ in world.asked))
+        last = {name: len(world.points[name].passed) for name in first}
+        world.until(lambda: world.rows().get(RUN, {}).get("over"))
+        row = world.rows()[RUN]
+        outcome = row["state"], row["generation"], world.mixed(), {run for _, run, *_ in world.asked}
+        deaths = sum(world.points[name].deaths for name in first)
+    return outcome, {name: (first[name] + 1, last[name]) for name in first}, deaths
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("whole"))
+
+
+def test_the_unbroken_world_has_two_names_on_the_wire(whole):
+    assert whole[0] == ("finished", 2, [], {RUN, f"{RUN}.2"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("party", [COORDINATOR, DEVICES[1]])
+@pytest.mark.parametrize("part", range(4))
+def test_a_death_after_the_backup_was_put_back_changes_nothing(whole, tmp_path, party, part):
+    outcome, points, _ = whole
+    start, end = points[party]
+    found = {}
+    for point in range(start + part, end + 1, 4):
+        found[point], _, deaths = play(tmp_path / str(point), {party: frozenset({point})})
+        assert deaths == 1
+    assert {point: one for point, one in found.items() if one != outcome} == {}
