@@ -269,6 +269,8 @@ class QueueConductor:
         """Close a paused run without a word to its devices; it goes on under its new name on the wire."""
         self.facts.pop(name, None)
         if (conducted := self.open.pop(name, None)) is not None:
+            # Otherwise a hello that arrives in this turn would get `finished`, and the device would forget the run.
+            self._note_which_are_paused()
             self._service.remove(conducted.run.wire_name)
             conducted.close()
 
