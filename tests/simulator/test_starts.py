@@ -9,10 +9,8 @@ from tests.simulator.test_rounds import CALM, as_soon_as, decisions, judged, jud
 
 __all__ = ["judged"]  # This is a fixture.
 READ_LATE = 20.0  # Seconds in which every device says hello more than once.
-COORDINATOR_ITEMS, DEVICE_ITEMS = (
-    13,
-    6,
-)  # Items that wait after that time; `Connected` is tried at each place.
+# Items that wait after that time; `Connected` is tried at each place.
+COORDINATOR_ITEMS, DEVICE_ITEMS = 12, 6
 QUORUM_OF_TWO = {"policy": replace(CALM, quorum=2, settle_seconds=0.0), "bad_seconds": 0.0, "starts": True}
 
 
