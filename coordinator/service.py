@@ -14,6 +14,7 @@ from functools import partial
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.answered_rounds import AnsweredRounds
 from protofleet.coordinator.devices.free_places import FreePlaces
+from protofleet.coordinator.devices.name_lists import NameLists
 from protofleet.coordinator.leader import Leader
 from protofleet.coordinator.leading.behind import BehindError
 from protofleet.coordinator.run import Run
@@ -69,6 +70,7 @@ class CoordinatorService:
         self._max_packet = 0  # Largest packet of the broker in bytes; 0 while there is no session.
         self._told: set[str] = set()  # Runs whose end was announced.
         self._free_places, self.answered_rounds = FreePlaces(), AnsweredRounds()
+        self._name_lists = NameLists()
         # Runs that are not open, but not over either. Their devices keep what belongs to these runs.
         self.paused: Collection[str] = ()
         # Makes a run the legacy run, and returns whether it has done so.
@@ -492,6 +494,8 @@ class CoordinatorService:
 
     def _hello_received(self, received: Received, hello: Hello) -> None:
         device, follows_several = hello.device, forms.RUNS in hello.can
+        if self._stays:  # A run that begins later does not get the names in full.
+            hello = self._name_lists.completed(hello)
         # Any device can write a high epoch into a header, so this is only counted.
         self.context.higher_epochs += received.epoch > self.link.epoch
         if hello.last_state:

@@ -401,6 +401,19 @@ def lines_of(run):
     return (run / "rounds.jsonl").read_bytes().splitlines() if (run / "rounds.jsonl").exists() else []
 
 
+def test_a_run_that_begins_after_the_hellos_of_its_devices_knows_the_names_of_the_classes(operator):
+    f = operator.f
+    service = f.service(slots=1)
+    f.wait_until(f.answers, "the service")
+    for device in ("one", "two"):
+        f.device(device, stays=True)
+    for name in ("red", "blue"):
+        assert operator.submit(name) == 0
+        operator.wait_for(**{name: "finished"})
+    told = [line for line in f.log_of(service).splitlines() if "the class names of this run are" in line]
+    assert len(told) == 2 and all("circle, line, square" in line for line in told), told
+
+
 def test_a_second_coordinator_does_not_conduct_the_same_queue(operator):
     f = operator.f
     first = f.service(slots=1)
