@@ -56,6 +56,7 @@ def table(title: str, actions: Sequence[argparse.Action], prog: str) -> str:
         f"| {spelling(action)} | {as_prose(meaning(action, prog))} |\n"
         for action in actions
         if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+        and action.help != argparse.SUPPRESS  # the argument is for other programs of this package
     )
     return f"\n{as_prose(title)}\n\n| argument | meaning |\n|---|---|\n{rows}" if rows else ""
 
