@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.installation.version import program_words
@@ -40,39 +41,73 @@ def add_init(commands: Subparsers) -> None:
         "--dependencies", choices=("index", "shipped", "system"), default="index",
         help="the source of torch for the hosts; see docs/deploy.md (default: index)",
     )  # fmt: skip
+    command.add_argument(
+        "--queue", action="store_true",
+        help="write a coordinator that stays up and conducts submitted runs, and the first run as first.toml",
+    )  # fmt: skip
     command.set_defaults(command=init)
 
 
 def init(options: argparse.Namespace) -> int:
-    from protofleet.deploy.fleet.setup.new_fleet import FLEET_FILE, Addresses, add_devices, write_fleet
+    from protofleet.deploy.fleet.setup.new_fleet import RUN_FILE, Addresses, write_fleet
     from protofleet.protocol.settings.reader import SettingsError
 
-    devices: dict[str, str] = {}
-    for text in options.device:
-        name, equals, address = text.partition("=")
-        if not equals:
-            raise SettingsError(f"--device is {text!r}, it must be NAME={ADDRESS}")
-        if name in devices:
-            raise SettingsError(f"--device names {name} twice; give each device another name")
-        devices[name] = address
+    devices = _devices_in(options.device)
     if options.key and not options.key.is_file():
         raise SettingsError(
             f"--key is {options.key}, but this file does not exist; give the path of the private key for ssh"
         )
     key = {"key": str(options.key.absolute())} if options.key else {}
     common = {"host": key, "software": {"dependencies": options.dependencies}}
-    if options.broker is None and options.coordinator is None and (options.folder / FLEET_FILE).exists():
-        path = add_devices(options.folder, devices, common)
-        print(f"{path}: {', '.join(devices)} added")
-        print(f"next: {program_words()} deploy known-hosts {' '.join(devices)} --fleet {path}")
-        return 0
+    if _adds_devices(options):
+        return _add(options, devices, common)
     if options.broker is None or options.coordinator is None:
         raise SettingsError("a new fleet needs --broker and --coordinator; both may be on the same host")
     addresses = Addresses(options.broker, options.coordinator, devices)
-    path = write_fleet(options.folder, options.federation, addresses, common)
+    path = write_fleet(options.folder, options.federation, addresses, common, options.queue)
     count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
     print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
+    if options.queue:
+        print(
+            f"{options.folder / RUN_FILE}: the first run; submit it before you deploy the devices (docs/day-0.md)"
+        )
     print(f"{options.folder / 'root'}: the root of trust; keep it offline, and keep a copy in another place")
     print(f"{options.folder / 'targets.json'}: addresses of the metrics, for file_sd_configs of Prometheus")
     print(f"next: {program_words()} deploy known-hosts --fleet {path}")
+    return 0
+
+
+def _devices_in(words: list[str]) -> dict[str, str]:
+    """Return the address of each device that is named on the command line."""
+    from protofleet.protocol.settings.reader import SettingsError
+
+    devices: dict[str, str] = {}
+    for text in words:
+        name, equals, address = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--device is {text!r}, it must be NAME={ADDRESS}")
+        if name in devices:
+            raise SettingsError(f"--device names {name} twice; give each device another name")
+        devices[name] = address
+    return devices
+
+
+def _adds_devices(options: argparse.Namespace) -> bool:
+    from protofleet.deploy.fleet.setup.new_fleet import FLEET_FILE
+
+    return options.broker is None and options.coordinator is None and (options.folder / FLEET_FILE).exists()
+
+
+def _add(options: argparse.Namespace, devices: dict[str, str], common: dict[str, Any]) -> int:
+    from protofleet.deploy.fleet.setup.new_fleet import FLEET_FILE, add_devices
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if options.queue:
+        raise SettingsError(
+            f"--queue is for a new fleet, and {options.folder / FLEET_FILE} exists; leave it out to add devices, or "
+            "give this fleet a queue by hand (docs/day-2.md, Submit runs)"
+        )
+    path = add_devices(options.folder, devices, common)
+    print(f"{path}: {', '.join(devices)} added")
+    print(f"next: {program_words()} deploy known-hosts {' '.join(devices)} --fleet {path}")
     return 0

@@ -1,6 +1,7 @@
 """Make a root and a fleet's file for `protofleet init`.
 
-The file has settings for the broker, the coordinator and the devices. These settings fit together.
+The file has settings for the broker, the coordinator and the devices. These settings fit together. The first run is
+a part of the coordinator's settings, or a file of its own for `protofleet submit`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from protofleet.edge_client.data.catalog import find
 from protofleet.federation.enrol.authority import make_authority
 from protofleet.federation.enrol.local_federation import YEARS
 from protofleet.federation.enrol.register import REGISTER
+from protofleet.protocol.security.keyfiles import write_file
 from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 
@@ -38,6 +40,10 @@ RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
+# The first run of a coordinator with a queue.
+RUN_FILE: Final = f"{RUN['name']}.toml"
+# A board that serves its model takes part in one run at a time, so the coordinator conducts one run at a time.
+SLOTS: Final = 1
 # Seconds between two rounds. With this pause, a board writes less than 100 MB a day to its disk, which may be an SD
 # card. daily_bytes.py estimates these bytes.
 PAUSE_SECONDS: Final = 960.0
@@ -69,6 +75,17 @@ RUN_WORDS: Final = (
     "# end of a round to the start of the next. With this pause, a board writes less than 100 MB a day to its disk;\n"
     '# `protofleet deploy plan` prints the bytes of a day. Rounds only at night: hours = "22:00-06:00".\n'
 )
+QUEUE_WORDS: Final = (
+    f"# The coordinator stays up and conducts the runs that you submit, such as {RUN_FILE} (docs/run-queue.md).\n"
+    "# slots is the number of runs at the same time: a board that serves its model takes part in one run at a time.\n"
+)
+SUBMITTED_WORDS: Final = (
+    "# Written by protofleet init, for `protofleet submit` (docs/day-0.md). Every setting: docs/settings.md.\n"
+    "# The run ends after `rounds` rounds, or earlier: after `patience` evaluations without a better validation\n"
+    "# accuracy ([policy.stop]). [policy] sets its pace: pause_seconds is the time from the end of a round to the\n"
+    "# start of the next. With this pause, a board writes less than 100 MB a day to its disk.\n"
+    '# Rounds only at night: hours = "22:00-06:00".\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +97,51 @@ class Addresses:
     devices: Mapping[str, str]
 
 
-def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any]) -> Path:
+def write_fleet(
+    folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any], queue: bool = False
+) -> Path:
     """Write a new fleet's file, and make a root if there is none; raise SettingsError if the file exists.
 
-    `common` holds the settings that all hosts share, such as the key for ssh. Other files that exist already
+    `common` holds the settings that all hosts share, such as the key for ssh. With `queue`, the coordinator conducts
+    submitted runs, and the first run is written to a file beside the fleet's file. Other files that exist already
     are not changed.
     """
-    path = folder / FLEET_FILE
+    path, submitted = folder / FLEET_FILE, folder / RUN_FILE
     if path.exists():
         raise SettingsError(f"{path} exists already; change this file, or name another folder")
+    run = {**RUN, "policy": policy_for(len(addresses.devices))}
+    table = _fleet_table(addresses, common, {"slots": SLOTS} if queue else run)
+    for name, host in table["hosts"].items():
+        decode(Host, host, f"hosts.{name}")  # This finds a mistake before anything is written.
+    valid_name(federation)
+    run_text = (SUBMITTED_WORDS + write_toml(run)).encode()
+    if queue:
+        _demand_free(submitted, run_text)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ROOT / REGISTER).exists():
+        make_authority(folder / ROOT, federation, YEARS)
+    if not (folder / IGNORE_FILE).exists():
+        (folder / IGNORE_FILE).write_text(SECRETS)
+    if queue:  # This file comes first, because `init` does nothing in a folder that has a fleet's file.
+        write_file(submitted, run_text)
+    words = QUEUE_WORDS if queue else RUN_WORDS
+    path.write_text(
+        HEAD + write_toml(table).replace(f"\n{COORDINATOR_TABLE}", f"\n{words}{COORDINATOR_TABLE}")
+    )
+    try:
+        write_targets(read_fleet(path), federation, folder)
+    except SettingsError:
+        path.unlink()
+        if queue:
+            submitted.unlink()
+        raise
+    return path
+
+
+def _fleet_table(
+    addresses: Addresses, common: Mapping[str, Any], coordinator: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the contents of a new fleet's file; `coordinator` has the coordinator's settings without the limits."""
     hosts = {
         BROKER: {**host_table(addresses.broker), "role": BROKER},
         COORDINATOR: {**host_table(addresses.coordinator), "role": COORDINATOR},
@@ -100,33 +153,22 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
     if not addresses.devices:
         raise SettingsError("no device is named; add --device NAME=USER@ADDRESS, once for each device")
     broker = {"host": hosts[BROKER]["address"], "port": 8883}
-    table: dict[str, Any] = {
+    return {
         "root": ROOT, "broker": BROKER, "known_hosts": "known_hosts",
         "software": {"dependencies": "index", **common.get("software", {})},
         "device": {
             "compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker,
             "data": {**DATA, "parts": parts}, "models": dict(MODELS),
         },
-        "coordinator": {**RUN, "policy": policy_for(len(addresses.devices)), "limits": dict(SHARED)},
+        "coordinator": {**coordinator, "limits": dict(SHARED)},
         "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
     }  # fmt: skip
-    for name, host in table["hosts"].items():
-        decode(Host, host, f"hosts.{name}")  # This finds a mistake before anything is written.
-    valid_name(federation)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / ROOT / REGISTER).exists():
-        make_authority(folder / ROOT, federation, YEARS)
-    if not (folder / IGNORE_FILE).exists():
-        (folder / IGNORE_FILE).write_text(SECRETS)
-    path.write_text(
-        HEAD + write_toml(table).replace(f"\n{COORDINATOR_TABLE}", f"\n{RUN_WORDS}{COORDINATOR_TABLE}")
-    )
-    try:
-        write_targets(read_fleet(path), federation, folder)
-    except SettingsError:
-        path.unlink()
-        raise
-    return path
+
+
+def _demand_free(path: Path, data: bytes) -> None:
+    """Raise SettingsError if the path exists; a file with the same bytes is from an `init` that was interrupted."""
+    if path.exists() and not (path.is_file() and path.read_bytes() == data):
+        raise SettingsError(f"{path} exists already; move this file away, or name another folder")
 
 
 def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, Any]) -> Path:
