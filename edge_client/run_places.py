@@ -195,6 +195,8 @@ class RunPlaces:
             self._stranger_received(received)
 
     def _state_received(self, received: Received, state: State) -> None:
+        if state.online:
+            self.active.none = state.runs == ()
         if state.online and self.limit > 1:
             self._coordinator_leads(state.runs)
         if not self.active.several:

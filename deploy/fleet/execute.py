@@ -322,7 +322,7 @@ class Executor:
                 if status.accepted >= rounds:
                     return
                 if status.idle and not (status.working or status.waiting):
-                    self.report("the run is over, so no round was served")
+                    self.report("no run is in progress, so no round was served")
                     return
                 asked_at = asked_at if status.gathering else time.monotonic()
                 if time.monotonic() - asked_at > GATHERING_SECONDS:

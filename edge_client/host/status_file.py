@@ -36,7 +36,9 @@ class Status:
     waiting: bool = False  # whether an update has no receipt yet
     accepted: int = 0  # number of this process's updates that the coordinator has accepted
     refused: int = 0
-    idle: bool = False  # whether the run is over, and no other run has begun yet
+    idle: bool = (
+        False  # whether the run is over or the coordinator has no run, and no other run has begun yet
+    )
     draining: bool = False
     gathering: bool = False  # whether the coordinator waits for more devices before the first task
     over: str = ""  # reason why the device has ended; empty while it runs

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.fleet.device.roles import DEVICE
 from protofleet.deploy.fleet.settings import Fleet, device_settings
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import configured_class_names
@@ -34,12 +35,13 @@ def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
 
 
 def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
-    """Yield a participant for each host of a fleet.
+    """Yield a participant for each device of a fleet.
 
     The data are on the hosts, so this machine knows only the class names in the settings.
     """
     federation = str(fleet.device.get("federation", "protofleet"))
-    for name, host in fleet.hosts.items():
+    for name in fleet.of_role(DEVICE.name):
+        host = fleet.hosts[name]
         data = device_settings(fleet, federation, name).data
         yield Participant(
             name, normalized(configured_class_names(data)), data, remote_location=f"at {host.address}"

@@ -70,6 +70,19 @@ def test_a_device_tells_what_it_could_take_on_and_what_it_does(tmp_path):
     assert isinstance(world.coordinator.heard[-1][1], Hello) and world.coordinator.heard[-1][1].capacity == 2
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_device_is_idle_while_the_coordinator_has_no_run_and_not_while_it_has_one(tmp_path, limit):
+    world = World(tmp_path, {}, limit=limit)
+    world.run(until=lambda: False, seconds=1)
+    assert world.agent.view.idle, "a device that nobody has asked anything"
+    world.boot_coordinator(PLANS)
+    world.run(until=lambda: any(world.answers.values()), seconds=60)
+    assert not world.agent.view.idle
+    world.run()
+    world.run(until=lambda: False, seconds=1)
+    assert world.agent.view.idle, "all runs are over"
+
+
 def test_with_a_coordinator_of_one_run_a_device_says_what_a_device_of_one_run_says(tmp_path):
     said = [
         World(tmp_path / str(n), {"red": PLANS["red"]}, True, limit=n).run().coordinator.heard for n in (1, 2)
