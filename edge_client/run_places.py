@@ -197,6 +197,8 @@ class RunPlaces:
     def _state_received(self, received: Received, state: State) -> None:
         if state.online and self.limit > 1:
             self._coordinator_leads(state.runs)
+        elif state.online:
+            self.active.names = state.runs
         if not self.active.several:
             self.first.handle(received)
             return
