@@ -32,9 +32,12 @@ LONG = EXPERIMENT.replace("rounds = 2", "rounds = 9000").replace("[policy]", "[p
 # The last round of a run that stands would be stretched too, and a hello in it repeats a task and its answer.
 USUAL_BYTES = {"protofleet_round_wire_bytes": lambda minute: 80_000.0}
 
+# Of a run that goes on: the time of its round, and the time of the last message of each device.
+MOVING = ("protofleet_round_since_timestamp_seconds", "protofleet_device_last_seen_timestamp_seconds")
+
 
 def going_on(seen, runs):
-    """Return a stage in which these runs go on and no answer stays on its way.
+    """Return a stage in which these runs go on, all devices send messages and no answer stays on its way.
 
     On a busy machine a round may be longer than a stage, so each further try is longer.
     """
@@ -43,18 +46,17 @@ def going_on(seen, runs):
     def goes_on():
         found.clear()
         found.update(stage(seen, next(lengths)))
-        since = [
+        times = [
             found[name]
             for name in found
-            if metric_of(name) == "protofleet_round_since_timestamp_seconds"
-            and any(f'run="{run}"' in name for run in runs)
+            if metric_of(name) in MOVING and any(f'run="{run}"' in name for run in runs)
         ]
         outboxes = [
             values for name, values in found.items() if metric_of(name) == "protofleet_device_outbox_answers"
         ]
         is_empty = all(min(value for _, value in values) == 0 for values in outboxes)
-        moves = [values[0][1] < values[-1][1] for values in since]
-        return is_empty and len(moves) == len(runs) and all(moves)
+        moves = [values[0][1] < values[-1][1] for values in times]
+        return is_empty and len(moves) == len(runs) * (1 + len(DEVICES)) and all(moves)
 
     seen.wait_until(goes_on, f"a stage in which {', '.join(runs)} go on")
     return dict(found)
