@@ -133,7 +133,7 @@ class _Assembly:
         current = CurrentRun(run)
         hellos = self._hellos(context, current)
         tasks = TaskHandler(
-            context, current, self._runner(context), hellos, AnswerDelivery(link), self._turns
+            context, current, self._runner(context), hellos, AnswerDelivery(link), self._turns, self._active
         )
         run_end = RunEnd(context, tasks, self.watchdog, options.stays, self._active)
         return RunFollower(context, hellos, tasks, run_end, self.watchdog, self._active)

@@ -47,13 +47,13 @@ class RunFollower:
 
     @property
     def wake_at(self) -> float:
-        return min(self.hellos.next_at, self.tasks.delivery.wake_at, self.run_end.wake_at)
+        return min(self.hellos.next_at, self.tasks.resend_at, self.run_end.wake_at)
 
     def wake(self, now: float) -> None:
         with self._lines():
             if now >= self.hellos.next_at:
                 self.hellos.send()
-            if now >= self.tasks.delivery.wake_at:
+            if now >= self.tasks.resend_at:
                 self.tasks.resend()
             if now >= self.run_end.wake_at:
                 self.run_end.finish()

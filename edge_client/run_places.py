@@ -199,6 +199,8 @@ class RunPlaces:
             self.active.none = state.runs == ()
         if state.online and self.limit > 1:
             self._coordinator_leads(state.runs)
+        elif state.online:
+            self.active.names = state.runs
         if not self.active.several:
             self.first.handle(received)
             return

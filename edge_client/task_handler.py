@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 
+from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello import plan_for
-from protofleet.edge_client.conversation.hello_exchange import HelloExchange
+from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.job_runner import JobRunner
@@ -37,7 +38,7 @@ log = logging.getLogger("protofleet.device")
 class TaskHandler:
     def __init__(
         self, context: DeviceContext, run: CurrentRun, runner: JobRunner, hellos: HelloExchange,
-        delivery: AnswerDelivery, turns: WorkTurns | None = None,
+        delivery: AnswerDelivery, turns: WorkTurns | None = None, active: ActiveRuns | None = None,
     ) -> None:  # fmt: skip
         """Create the handler of one run; the handlers of all runs of a device share `turns`."""
         self._turns = turns or WorkTurns()
@@ -46,7 +47,7 @@ class TaskHandler:
         self.disk_space = DiskSpaceCheck(context.state)
         self.draining = False
         self._context, self._link, self._state = context, context.link, context.state
-        self.hellos, self.delivery = hellos, delivery
+        self.hellos, self.delivery, self._active = hellos, delivery, active or ActiveRuns()
 
     def drain(self) -> None:
         """Take no more tasks."""
@@ -54,8 +55,21 @@ class TaskHandler:
 
     @property
     def drained(self) -> bool:
-        """Return whether the device takes no more tasks, and its last update has a receipt."""
-        return self.draining and not self.queue.busy and self.delivery.pending is None
+        """Return whether the device takes no more tasks, and its last update awaits no receipt."""
+        return self.draining and not self.queue.busy and not self.awaits_receipt
+
+    @property
+    def awaits_receipt(self) -> bool:
+        """Return whether an update waits for its receipt, in a run that the coordinator leads now.
+
+        While a run is paused or cannot go on, nobody receives its update. The device sends this update again as soon
+        as the coordinator names the run.
+        """
+        return self.delivery.pending is not None and not self._active.lacks(self.run.name)
+
+    @property
+    def resend_at(self) -> float:
+        return self.delivery.wake_at if self.awaits_receipt else NEVER
 
     @property
     def idle(self) -> bool:
@@ -177,7 +191,9 @@ class TaskHandler:
 
     def resend(self) -> None:
         """Send the update that waits for its receipt, if there is one."""
-        self.delivery.send(self.run.was_welcomed_by(self._link.run, self._link.epoch), self._context.now)
+        if self.awaits_receipt:
+            is_known = self.run.was_welcomed_by(self._link.run, self._link.epoch)
+            self.delivery.send(is_known, self._context.now)
 
     def _begin_plan(self, plan: Plan) -> None:
         run, epoch = self.run.name, self._link.epoch

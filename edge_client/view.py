@@ -77,8 +77,8 @@ class AgentView:
 
     @property
     def awaits_receipt(self) -> bool:
-        """Return whether an update waits for its receipt."""
-        return any(one.tasks.delivery.pending is not None for one in self._places.followers)
+        """Return whether an update waits for its receipt, in a run that the coordinator leads now."""
+        return any(one.tasks.awaits_receipt for one in self._places.followers)
 
     @property
     def receipts(self) -> Mapping[str, int]:

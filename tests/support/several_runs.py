@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
@@ -18,6 +19,7 @@ from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import shard
 
@@ -50,15 +52,33 @@ class SeveralRuns(Simulation):
         for name, made in self.plans.items():
             spools[name].start_run(name, made.encode().decode(), self.boots, exactly=self.boots)
         context = self.connect_coordinator(self.boots, disk, self.folder / "coordinator")
-        runs = []
-        for name, made in self.plans.items():
-            machine, part = (
-                RoundMachine(self.policy, made.rounds, made.seed),
-                CoordinatorRunLink(context.link, name, spools[name].store),
-            )
-            selection = self.selections.get(name)
-            runs.append(Run(made, machine, spools[name], context, part, selection=selection))
+        runs = [self._new_run(name, spools[name], context) for name in self.plans]
         self.serve(CoordinatorService(context, runs, self.stays))
+
+    def _new_run(self, name: str, spool: Spool, context: ProcessContext) -> Run:
+        made = self.plans[name]
+        machine, part = (
+            RoundMachine(self.policy, made.rounds, made.seed),
+            CoordinatorRunLink(context.link, name, spool.store),
+        )
+        return Run(made, machine, spool, context, part, selection=self.selections.get(name))
+
+    def close_run(self, name: str) -> None:
+        """Close a run that goes on later, as the coordinator of a queue does it."""
+        run = self.service.runs[name]
+        self.service.paused = (*self.service.paused, name)
+        self.service.remove(name)
+        run.spool.close()
+
+    def open_run(self, name: str) -> Run:
+        """Open a closed run from its disk, and return it."""
+        context = self.service.context
+        self.service.paused = tuple(one for one in self.service.paused if one != name)
+        spool = Spool(self.folder / name, disk=self.make_disk(COORDINATOR))
+        spool.start_run(name, self.plans[name].encode().decode(), self.boots, exactly=self.boots)
+        run = self._new_run(name, spool, context)
+        self.service.add(run, starts=False)
+        return run
 
     @property
     def over(self) -> bool:

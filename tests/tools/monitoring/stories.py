@@ -21,10 +21,10 @@ Stage: TypeAlias = Mapping[str, Samples]  # series, as Prometheus writes it -> s
 Story: TypeAlias = Sequence[tuple[Stage, int]]  # each stage and its number of minutes
 
 
-def stage(prometheus: Prometheus) -> Stage:
+def stage(prometheus: Prometheus, seconds: float = SECONDS) -> Stage:
     """Return the stage that begins now."""
-    prometheus.wait_for_scrapes(SECONDS)
-    return samples(prometheus, f"{EVERYTHING}[{SECONDS * 1000:.0f}ms]")
+    prometheus.wait_for_scrapes(seconds)
+    return samples(prometheus, f"{EVERYTHING}[{seconds * 1000:.0f}ms]")
 
 
 def samples(prometheus: Prometheus, query: str) -> Stage:
