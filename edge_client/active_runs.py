@@ -11,9 +11,6 @@ class ActiveRuns:
     # Names of the active runs. None if the coordinator leads one run, or if this process has not heard of it yet.
     names: tuple[str, ...] | None = None
     heard: bool = False  # whether this process has received a message of the coordinator about itself
-    none: bool = (
-        False  # whether the coordinator has said in its newest message about itself that it has no active run
-    )
 
     def lacks(self, run: str) -> bool:
         """Return whether the coordinator has named its active runs, and this run is not one of them."""

@@ -195,8 +195,6 @@ class RunPlaces:
             self._stranger_received(received)
 
     def _state_received(self, received: Received, state: State) -> None:
-        if state.online:
-            self.active.none = state.runs == ()
         if state.online and self.limit > 1:
             self._coordinator_leads(state.runs)
         elif state.online:

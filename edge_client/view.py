@@ -106,7 +106,7 @@ class AgentView:
     @property
     def idle(self) -> bool:
         """Return whether the run is over or the coordinator has no run, and no other run has begun yet."""
-        if self._places.active.none:
+        if self._places.active.names == ():
             return all(one.run.plan is None or one.run.over for one in self._places.followers)
         return self._tasks.run.over and not self._places.live
 

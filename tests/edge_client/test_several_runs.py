@@ -78,9 +78,6 @@ def test_a_device_is_idle_while_the_coordinator_has_no_run_and_not_while_it_has_
     world.boot_coordinator(PLANS)
     world.run(until=lambda: any(world.answers.values()), seconds=60)
     assert not world.agent.view.idle
-    world.run()
-    world.run(until=lambda: False, seconds=1)
-    assert world.agent.view.idle, "all runs are over"
 
 
 def test_with_a_coordinator_of_one_run_a_device_says_what_a_device_of_one_run_says(tmp_path):

@@ -108,4 +108,6 @@ def stages(tmp_path_factory):
 )
 def test_an_alert_of_a_run_is_raised_for_that_run_alone(stages, tmp_path, names, expected):
     story = [(stages[name], 30) for name in names]
-    assert which_fire(tmp_path, story, USUAL_BYTES) == {("Watchdog", ""), *expected}
+    # Alerts of no run belong to the machine, such as BrokerDropping on a busy one.
+    of_runs = {(alert, run) for alert, run in which_fire(tmp_path, story, USUAL_BYTES) if run}
+    assert of_runs == expected
