@@ -155,6 +155,21 @@ def test_a_coordinator_claims_above_an_epoch_that_a_device_proves_and_loses_noth
     assert world.rows()[RUN]["state"] == "paused"
 
 
+def test_a_hello_in_the_turn_in_which_an_open_run_gets_a_new_generation_ends_nothing_on_the_device(world):
+    world.submit()
+    world.until_round(2)
+    world.order("pause")
+    world.until(lambda: world.rows()[RUN]["state"] == "paused" and world.red is not None)
+    halves = {device: saved(world, device).last_round for device in DEVICES}
+    ends = world.sent_to_devices("finished")
+    world.say_hello_beside("resume", new_generation=True, keep_halves=True)
+    assert world.red is None or world.red.wire_name == f"{RUN}.2"
+    world.until(lambda: all(saved(world, device, f"{RUN}.2").run for device in DEVICES))
+    assert min(halves.values()) >= 1 and ends == []
+    finish(world)
+    assert world.mixed() == []
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
