@@ -37,6 +37,7 @@ class RestoredWorld(QueueWorld):
 
     old: tuple[str, ...] = ()
     restored: bool = False  # Whether the next coordinator is started with --restored.
+    highest: int = 0  # The highest epoch of other coordinators that the next look finds.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +54,7 @@ class RestoredWorld(QueueWorld):
     def _boot_service(self) -> None:
         self.disk = self.boot_coordinator_host()
         self.disk.make(self.runs_folder)
-        lead = Lead(self.keys[COORDINATOR], self.keyring, {}, standby=None, highest=0)
+        lead = Lead(self.keys[COORDINATOR], self.keyring, {}, standby=None, highest=self.highest)
         self.conducted = RunService(
             self.settings, "", False, lambda folder: None, {}, lead, ReceiveQueue(), lambda: False
         )
