@@ -17,8 +17,10 @@ from protofleet.coordinator.run_service import Lead, RunService, ServiceLoop
 from protofleet.coordinator.spool.epochs import save_epoch
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.link.base import unverified_header
-from protofleet.protocol.transport.base import Done
+from protofleet.protocol.transport.base import Arrived, Done
 from protofleet.protocol.transport.receive_queue import ReceiveQueue
+from protofleet.protocol.wire.forms import DEVICE_FORMS
+from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.crash.queue_world import DEVICES, EXPERIMENT, Command, QueueWorld, virtual
 from tests.crash.world import OUT_SECONDS, TURN_SECONDS, Killed
@@ -35,6 +37,7 @@ class RestoredWorld(QueueWorld):
 
     old: tuple[str, ...] = ()
     restored: bool = False  # Whether the next coordinator is started with --restored.
+    highest: int = 0  # The highest epoch of other coordinators that the next look finds.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +54,7 @@ class RestoredWorld(QueueWorld):
     def _boot_service(self) -> None:
         self.disk = self.boot_coordinator_host()
         self.disk.make(self.runs_folder)
-        lead = Lead(self.keys[COORDINATOR], self.keyring, {}, standby=None, highest=0)
+        lead = Lead(self.keys[COORDINATOR], self.keyring, {}, standby=None, highest=self.highest)
         self.conducted = RunService(
             self.settings, "", False, lambda folder: None, {}, lead, ReceiveQueue(), lambda: False
         )
@@ -107,6 +110,40 @@ class RestoredWorld(QueueWorld):
             except Killed:
                 self._revive(COORDINATOR)
         return told[0]
+
+    def say_hello_beside(self, verb: str, **args: Any) -> None:
+        """Give a command, and let all devices say hello in this run so that the hellos arrive in the same turn."""
+        client, said = self.broker.clients[COORDINATOR], []
+        for name, agent in self.agents.items():
+            follower = agent.places.named(RUN)
+            assert follower is not None, name
+            hello = Hello(name, 3, 12, can=DEVICE_FORMS, answered=follower.state.saved.last_round)
+            said.append(Arrived(self.topics.up(name), follower.link.seal(hello, COORDINATOR), False))
+        self.numbers += 1
+        request = {"id": f"{self.numbers:032x}", "verb": verb, "run": RUN, "reason": "", "args": args}
+        told: list[Mapping[str, Any]] = []
+
+        def give() -> None:
+            assert self.handle is not None
+            told.append(self.handle("local:ann", request))
+            for hello in said:
+                self.conducted.service.take(hello, self.clock.now)
+
+        client.deliver(Done(give))
+        assert [one["verdict"] for one in told] == ["done"]
+
+    def sent_to_devices(self, kind: str) -> list[str]:
+        """Return a list that gets the device and the run of each message of this kind to one device."""
+        found: list[str] = []
+        publish = self.broker.publish
+
+        def published(topic: str, frame: bytes, retain: bool) -> None:
+            if (header := unverified_header(frame)) and header.kind == kind:
+                found.append(f"{header.recipient} {header.run}")
+            publish(topic, frame, retain)
+
+        self.broker.publish = published  # type: ignore[method-assign]
+        return found
 
     @staticmethod
     def experiment(method: str = "fedavg", rounds: int = 6) -> str:

@@ -1,5 +1,7 @@
 """A queue whose folder came back from a backup pauses its runs, and a run goes on under its next name on the wire."""
 
+import time
+
 import pytest
 
 from tests.crash.queue_world import DEVICES
@@ -153,6 +155,26 @@ def test_a_coordinator_claims_above_an_epoch_that_a_device_proves_and_loses_noth
     world.until(lambda: world.conducted.service.end is not None)
     assert world.conducted.service.end.proven == heard
     assert world.rows()[RUN]["state"] == "paused"
+
+
+def test_a_hello_in_the_turn_in_which_an_open_run_gets_a_new_generation_ends_nothing_on_the_device(world):
+    world.submit()
+    world.until_round(2)
+    world.order("pause")
+    world.until(lambda: world.rows()[RUN]["state"] == "paused" and world.red is not None)
+    ends = world.sent_to_devices("finished")
+    world.say_hello_beside("resume", new_generation=True, keep_halves=True)
+    world.until(lambda: all(saved(world, device, f"{RUN}.2").run for device in DEVICES))
+    assert ends == []
+    finish(world)
+    assert world.mixed() == []
+
+
+def test_a_queue_claims_above_the_epoch_that_its_look_has_found(tmp_path):
+    world = restored_world(tmp_path, highest=int(time.time()) + 1000)
+    with virtual(world):
+        world.begin()
+        assert world.connection.link.epoch == world.highest + 1
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,27 @@ def test_a_process_that_is_cut_pauses_and_asks_again_and_gives_up_in_the_end():
     assert isinstance(rules.result, Blocked) and "standby of lab 6 times" in rules.result.reason
 
 
+def test_the_next_epoch_is_above_the_highest_one_of_the_look_also_after_a_late_will():
+    rules = look()
+    begin(rules, said(epoch=60), nobody=False)
+    rules.seen(said(False, CONNECTION_LOST, epoch=50, retained=False), 1.0)
+    seconds_until_clear(rules)
+    assert rules.result == Clear(60)
+
+
+def test_the_word_that_nobody_listens_counts_for_one_connection_only():
+    rules = look()
+    begin(rules, LOST)
+    rules.lost(True, 0.1)
+    now = rules.wake_at
+    rules.wake(now)
+    rules.connected(now)
+    rules.seen(ENDED, now + 0.01)
+    assert rules.result is None
+    rules.nobody_listens(now + 0.02)
+    assert rules.result == Clear(50)
+
+
 def test_a_connection_that_ends_in_another_way_leaves_the_transport_to_connect_again():
     rules = look()
     rules.connected(0.0)
