@@ -68,9 +68,7 @@ def init(options: argparse.Namespace) -> int:
     count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
     print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
     if options.queue:
-        print(
-            f"{options.folder / RUN_FILE}: the first run; submit it before you deploy the devices (docs/day-0.md)"
-        )
+        print(f"{options.folder / RUN_FILE}: the first run; submit it to the coordinator (docs/day-0.md)")
     print(f"{options.folder / 'root'}: the root of trust; keep it offline, and keep a copy in another place")
     print(f"{options.folder / 'targets.json'}: addresses of the metrics, for file_sd_configs of Prometheus")
     print(f"next: {program_words()} deploy known-hosts --fleet {path}")
