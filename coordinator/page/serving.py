@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,12 +15,12 @@ from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.live.document import Document
 from protofleet.runtime.live.event_server import serving_page
-from protofleet.runtime.metrics_server import bound
+from protofleet.runtime.metrics_server import Listener, bound
 
 DOCUMENT: Final = Path(__file__).with_name("page.html")
 
 
-def page_listener(at: PageAddress) -> socket.socket | None:
+def page_listener(at: PageAddress) -> Listener | None:
     """Return a listening socket at the address of the page; None if there is no page."""
     if not at.port:
         return None
