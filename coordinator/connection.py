@@ -61,6 +61,11 @@ class CoordinatorConnection:
         self.context = ProcessContext(self.link, worker, bans)
         receive_queue.dropped = lambda frames: self.link.legacy.count_overflow(frames)
 
+    @property
+    def rank(self) -> Rank:
+        """Return the precedence that this process has claimed."""
+        return Rank(self.link.epoch, self.link.who)
+
     def connect(self) -> None:
         will = self.link.will(self.link.topics.coord_state)
         self.transport.connect(will, returns=lambda: self.link.hears_own_messages)
@@ -71,7 +76,7 @@ class CoordinatorConnection:
         if standby is None:
             return
 
-        def look(rank: Rank, then: Callable[[Looked], None]) -> None:
+        def look(rank: Rank, then: Callable[[Looked | Exception], None]) -> None:
             def lost(reason: str) -> None:
                 put(Done(lambda: service.still_lost(reason)))
 

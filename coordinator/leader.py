@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.leading.leadership import CUT_SECONDS, MOST_CUTS, Leadership
-from protofleet.coordinator.leading.look import NEVER, Blocked, Rank, Taken
+from protofleet.coordinator.leading.look import NEVER, Blocked, LookResult, Rank, Taken
 from protofleet.coordinator.leading.standby import Looked
 from protofleet.coordinator.spool.epochs import epoch_file
 from protofleet.protocol.link.base import Received
@@ -41,7 +41,7 @@ class Leader:
         self._asked_by = ""  # The process that has asked this one to end.
         # Makes another thread look who leads, which then calls a function on this thread. Without it, this process
         # cannot look.
-        self.look: Callable[[Rank, Callable[[Looked], None]], None] | None = None
+        self.look: Callable[[Rank, Callable[[Looked | Exception], None]], None] | None = None
         self.reconnect: Callable[[], None] = lambda: None
 
     @property
@@ -62,7 +62,7 @@ class Leader:
 
     def state_received(self, received: Received, state: State, retained: bool, now: float) -> None:
         if self._rules.rank.is_below(SeenState(received.epoch, received.run, state, retained)):
-            self._outranked(received.epoch, received.run, state.who)
+            self._outranked(SeenState(received.epoch, received.run, state, retained))
         else:
             self._rules.state_seen(received.epoch, state, retained, now)
 
@@ -82,12 +82,13 @@ class Leader:
             self._context.announce(State(False, "another coordinator takes over"))
             self._end(SteppedDownError(f"this coordinator has ended in good order, because {by} takes over"))
 
-    def _outranked(self, epoch: int, run: str, who: str) -> None:
+    def _outranked(self, by: SeenState) -> None:
         """End this process, because another coordinator of the federation takes precedence.
 
         This process sends nothing more, because the devices would ignore its messages.
         """
-        mine, theirs = self._link.epoch, f"epoch {epoch} and run {run or '?'}"
+        epoch, who, is_there = by.epoch, by.state.who, by.state.online and not by.retained
+        mine, theirs = self._link.epoch, f"epoch {epoch} and run {by.run or '?'}"
         known = epoch_file(self._context.bans.folder.parents[1], self._link.topics.federation)
         said = f"; the other is {printable(who)}" if who else ""
         if epoch == mine:
@@ -98,9 +99,10 @@ class Leader:
         else:
             words = (
                 f"a later coordinator conducts this federation: it has {theirs}, this one has epoch {mine}; only "
-                f"one may run{said}. Where there is no other, a clock was ahead: write {epoch} into {known} and "
-                "start again"
+                f"one may run{said}"
             )
+            if not is_there:  # The broker has stored the state, so its coordinator may be gone.
+                words += f". Where there is no other, a clock was ahead: write {epoch} into {known} and start again"
         self._end(OutrankedError(words))
 
     # Methods for a connection that another client may have ended.
@@ -111,22 +113,31 @@ class Leader:
         is_short, self._connected_at = now - self._connected_at < SHORT_SECONDS, NEVER
         if self.look is None:
             return
-        may_be_other = lost.taken_over or is_short
 
-        def then(looked: Looked) -> None:
-            self._looked(looked, may_be_other and looked.at_once)
+        def then(looked: Looked | Exception) -> None:
+            if isinstance(looked, Exception):
+                self._failed(looked)
+            else:
+                self._looked(looked.result, lost.taken_over or (is_short and looked.at_once))
 
         self.look(self._rules.rank, then)
 
-    def _looked(self, looked: Looked, by_other: bool) -> None:
-        match looked.result:
+    def _failed(self, error: Exception) -> None:
+        """End the process after an unexpected error of the look; otherwise it would stay without a connection."""
+        log.error("the look for another coordinator has failed", exc_info=error)
+        self._end(RunError(f"this coordinator cannot ask whether another one leads: {error!r}"))
+
+    def _looked(self, result: LookResult | None, by_other: bool) -> None:
+        match result:
             case None:
                 return
             case Taken(seen):
-                self._outranked(seen.epoch, seen.run, seen.state.who)
+                self._outranked(seen)
                 return
             case Blocked(reason):
-                log.warning("this coordinator cannot ask whether another one leads: %s", reason)
+                log.warning(
+                    "this coordinator cannot ask whether another one leads, so it connects again: %s", reason
+                )
         if by_other and self._rules.was_cut(self._context.now):
             minutes = CUT_SECONDS / 60
             self._end(

@@ -30,6 +30,7 @@ from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
+from protofleet.coordinator.ready import demand_ready
 from protofleet.coordinator.round.events import BUDGET
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
@@ -44,6 +45,7 @@ from protofleet.coordinator.start import (
     StartOptions,
     highest_of_others,
     standby_of,
+    still_alone,
     told_of_stop,
 )
 from protofleet.methods.contract.liveness import on_progress, tensors_work
@@ -168,12 +170,17 @@ def run_coordinator(
     receive_queue = ReceiveQueue()
     stopped = stop_on_signals(receive_queue.put)
     standby = None if how.alone else standby_of(settings, keys, folder)
-    with sole_use(place.folder):
+    with sole_use(place.folder, how.take_over):
         demand_here(place)
-        claimed = claim(
-            settings, keys, keyring,
-            lambda: highest_of_others(standby, settings.patience_seconds, receive_queue, stopped, how.take_over),
-        )  # fmt: skip
+
+        def look() -> int:
+            if how.take_over:
+                demand_ready(settings, [folder.parent, place.folder])
+            return highest_of_others(
+                standby, settings.patience_seconds, receive_queue, stopped, how.take_over
+            )
+
+        claimed = claim(settings, keys, keyring, look)
         with contextlib.closing(claimed.spool):
             return _conduct(
                 settings, claimed, receive_queue, stopped, standby, Shown(software, events, built)
@@ -201,7 +208,6 @@ def _conduct(
     worker = ThreadWorker(receive_queue, heartbeats, begin=one_thread_here(settings.threads))
     conducted = ConductedRun(settings, claimed, receive_queue, heartbeats, stopped, worker, standby)
     service, run = conducted.service, conducted.run
-    conducted.connect()
     try:
         checks = health(conducted.context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
@@ -224,7 +230,10 @@ def _conduct(
             watched,
             control,
         ):
-            service.session.give_up_after(settings.patience_seconds, time.monotonic())
+            patience, rank = settings.patience_seconds, conducted.connection.rank
+            if still_alone(standby, rank, patience, stopped, life):
+                conducted.connect()
+            service.session.give_up_after(patience, time.monotonic())
             with conducted.spool.index.detect_takeover():
                 serve(OperatorLoop(service, conducted.operators), receive_queue, time.monotonic, heartbeats)
             finish()

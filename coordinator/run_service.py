@@ -27,7 +27,7 @@ from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
 from protofleet.coordinator.queue.folder import queue_folder
-from protofleet.coordinator.queue.queue_file import QueueFile
+from protofleet.coordinator.queue.queue_file import QueueFile, check_queue
 from protofleet.coordinator.queue.states import (
     QueuedRun,
 )
@@ -38,6 +38,7 @@ from protofleet.coordinator.queue_requests import (
     VERBS,
     queue_commands,
 )
+from protofleet.coordinator.ready import demand_ready
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_epoch
@@ -49,6 +50,7 @@ from protofleet.coordinator.start import (
     StartOptions,
     highest_of_others,
     standby_of,
+    still_alone,
     told_of_stop,
 )
 from protofleet.methods.contract.liveness import on_progress, tensors_work
@@ -90,8 +92,11 @@ def run_service(
     receive_queue = ReceiveQueue()
     is_stopped = stop_on_signals(receive_queue.put)
     standby = None if how.alone else standby_of(own, keys, folder)
-    with sole_use(folder):
+    with sole_use(folder, how.take_over):
         demand_here(place)
+        check_queue(folder, own.federation)
+        if how.take_over:
+            demand_ready(own, [settings.folder, folder])
         highest = highest_of_others(standby, own.patience_seconds, receive_queue, is_stopped, how.take_over)
         lead = Lead(keys, keyring, operators, standby, highest)
         service = RunService(settings, software, events, report, built or {}, lead, receive_queue, is_stopped)
@@ -117,7 +122,7 @@ class RunService:
         self, settings: ServiceSettings, software: str, events: bool, report: Callable[[Path], None],
         built: Mapping[str, str], lead: Lead, receive_queue: ReceiveQueue, is_stopped: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._settings, self._highest = settings, lead.highest
+        self._settings, self._highest, self._standby = settings, lead.highest, lead.standby
         own = settings.own
         self._folder = queue_folder(settings.folder)
         compute_deterministically(strict=True)
@@ -190,9 +195,11 @@ class RunService:
             log.info("the coordinator conducts the runs that are submitted to %s", self._settings.folder)
             # The folders of all active runs are claimed before the first message, which has the epoch of the claims.
             self.conductor.settle()
-            self.service.session.give_up_after(own.patience_seconds, time.monotonic())
-            self._connection.connect()
             try:
+                patience, rank = own.patience_seconds, self._connection.rank
+                if still_alone(self._standby, rank, patience, self._is_stopped, self._life):
+                    self._connection.connect()
+                self.service.session.give_up_after(patience, time.monotonic())
                 serve(
                     OperatorLoop(ServiceLoop(self), self.operators),
                     self._events,

@@ -15,9 +15,10 @@ from typing import Final, TypeVar
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.leading.behind import BehindError
-from protofleet.coordinator.leading.look import Blocked, Clear, Taken
+from protofleet.coordinator.leading.look import Blocked, Clear, Passed, Rank, Taken
 from protofleet.coordinator.leading.standby import LookNeeds, Standby
 from protofleet.coordinator.spool.epochs import process_identity, save_epoch
+from protofleet.coordinator.spool.lives import Life
 from protofleet.protocol.link.clocks import Clock, ahead, days
 from protofleet.protocol.link.standby import standby_address
 from protofleet.protocol.security.keys import Keys
@@ -73,19 +74,7 @@ def highest_of_others(
     """
     if standby is None:
         return 0
-    session = BrokerSession(log)
-    session.give_up_after(patience, time.monotonic())
-
-    def lost(reason: str) -> None:
-        session.lost(reason, False, time.monotonic())
-
-    needs = LookNeeds(
-        is_stopped,
-        on_lost=lost,
-        on_connected=session.accepted,
-        check=lambda: session.check(time.monotonic()),
-    )
-    match standby.look(needs, take_over=take_over).result:
+    match standby.look(_needs(patience, is_stopped), take_over=take_over).result:
         case Clear(highest):
             return highest
         case Taken(_, words):
@@ -99,6 +88,48 @@ def highest_of_others(
             asked = receive_queue.get()
             raise ended_early(asked.reason if isinstance(asked, StopRequest) else "stopped")
     return 0
+
+
+def still_alone(
+    standby: Standby | None, claimed: Rank, patience: float, is_stopped: Callable[[], bool], life: Life
+) -> bool:
+    """Look again, immediately before this process connects as the coordinator; the set-up has taken seconds.
+
+    Return False if a signal has stopped this process. Raise OutrankedError if another coordinator leads now.
+    """
+    if standby is None:
+        return True
+    match standby.look(_needs(patience, is_stopped), claimed=claimed).result:
+        case Taken(_, words):
+            life.end(in_order=True)
+            raise OutrankedError(words)
+        case Passed(by):
+            life.end(in_order=True)
+            raise RunError(
+                f"another coordinator has led with epoch {by.epoch} while this one prepared its start with epoch "
+                f"{claimed.epoch}; start this one again, and it claims a higher epoch"
+            )
+        case Blocked(reason, is_lasting=False):
+            raise RunError(reason)
+        case None:
+            return False
+    return True  # A lasting reason not to ask was logged at the first look.
+
+
+def _needs(patience: float, is_stopped: Callable[[], bool]) -> LookNeeds:
+    """Return the needs of a look that ends if the broker accepts no connection for `patience` seconds."""
+    session = BrokerSession(log)
+    session.give_up_after(patience, time.monotonic())
+
+    def lost(reason: str) -> None:
+        session.lost(reason, False, time.monotonic())
+
+    return LookNeeds(
+        is_stopped,
+        on_lost=lost,
+        on_connected=session.accepted,
+        check=lambda: session.check(time.monotonic()),
+    )
 
 
 IN_ORDER: Final = (SteppedDownError, BehindError)  # The ends of a process that are no crash.

@@ -22,6 +22,7 @@ STUCK: Final = 70  # Exit code of a process that its watchdog has ended.
 LOOP_SECONDS: Final = 60.0  # A loop that has made no turn for this many seconds is unhealthy.
 # Number of seconds for which checks return the result of a successful test write, without another test write.
 PROBE_SECONDS: Final = 60.0
+TEST_FILE: Final = ".health"  # The file that a test writes.
 
 Check = Callable[[], str]  # A function that returns a problem with advice, or "".
 
@@ -108,19 +109,22 @@ def disk_is_writable(folder: Path, clock: Callable[[], float] = time.monotonic) 
 
     def check() -> str:
         if not found or clock() - found[0][0] > PROBE_SECONDS or found[0][1]:
-            found[:] = [(clock(), _try_to_write(folder / ".health"))]
+            found[:] = [(clock(), try_to_write(folder / TEST_FILE))]
         return found[0][1]
 
     return check
 
 
-def _try_to_write(path: Path) -> str:
+def try_to_write(path: Path, content: bytes = b"can this disk be written to?\n") -> str:
+    """Write a file durably and delete it; return the problem with advice, or ""."""
     try:
         with path.open("wb") as file:
-            file.write(b"can this disk be written to?\n")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         path.unlink()
     except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()  # On a full disk, a part of the file may be there.
         return f"{path.parent} cannot be written to ({error.strerror}); make room, or correct its owner"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -254,6 +255,19 @@ class Scrapes:
             time.sleep(0.05)
 
 
+def metrics_listener(at: Endpoint) -> socket.socket | None:
+    """Return a listening socket at the address of the metrics; None if the party shows no metrics."""
+    if not at.port:
+        return None
+    try:
+        return bound(at.host, at.port)
+    except OSError as error:
+        raise MetricsError(
+            f"metrics_host {at.host} with metrics_port {at.port} cannot be used ({error.strerror}); "
+            "set metrics_port to another port, or to 0 for no metrics"
+        ) from None
+
+
 @contextlib.contextmanager
 def exposed(
     registry: CollectorRegistry,
@@ -262,15 +276,8 @@ def exposed(
     scrapes: Scrapes | None = None,
 ) -> Iterator[None]:
     """Serve a registry and the health checks while the `with` lasts."""
-    if not at.port:
+    if (listening := metrics_listener(at)) is None:
         yield
         return
-    try:
-        listening = bound(at.host, at.port)
-    except OSError as error:
-        raise MetricsError(
-            f"metrics_host {at.host} with metrics_port {at.port} cannot be used ({error.strerror}); "
-            "set metrics_port to another port, or to 0 for no metrics"
-        ) from None
     with serving(listening, pages(registry, checks or {}), (scrapes or Scrapes()).answered):
         yield

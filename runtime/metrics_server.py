@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from protofleet.runtime.loop_thread import served
 
@@ -58,6 +58,7 @@ class Response:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
 
 
+Listener: TypeAlias = socket.socket
 Page = Callable[[HttpRequest], Response]
 # The arguments are the request, and the time on the monotonic clock when its response was begun.
 Answered = Callable[[HttpRequest, float], None]

@@ -15,14 +15,23 @@ LOCKS: Final = Path("/proc/locks")
 
 
 @contextlib.contextmanager
-def sole_use(folder: Path) -> Iterator[None]:
-    """Hold the lock while the `with` block lasts; raise OutrankedError if another process holds it."""
+def sole_use(folder: Path, take_over: bool = False) -> Iterator[None]:
+    """Hold the lock while the `with` block lasts; raise OutrankedError if another process holds it.
+
+    `take_over` is true if this process was to take over from the coordinator that leads.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with held_if_free(folder) as is_ours:
         if not is_ours:
             pid = holder_of(folder)
             who = f"another coordinator (pid {pid})" if pid else "another coordinator"
-            raise OutrankedError(f"{who} uses {folder}; end it, or set another `folder` for this one")
+            way_out = "end it, or set another `folder` for this one"
+            if take_over:
+                way_out = (
+                    "stop it with SIGTERM or with its service manager, and start this one again: --take-over is for "
+                    "a coordinator of another host or of another `folder`"
+                )
+            raise OutrankedError(f"{who} uses {folder}; {way_out}")
         yield
 
 

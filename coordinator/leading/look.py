@@ -25,6 +25,8 @@ WILL_SECONDS: Final = 60.0
 TWIN_SECONDS: Final = 2.0
 # Seconds for which the retained state may still arrive after the broker has confirmed the first probe.
 RETAINED_SECONDS: Final = 0.1
+# Seconds for which a coordinator may answer the second look of a start: it answers once a second at most.
+CONFIRM_SECONDS: Final = 2.0
 # Limits, in seconds, of the random pause after another process has connected as the standby.
 CUT_SECONDS: Final = (2.0, 8.0)
 MOST_CUTS: Final = 5  # Largest number of such pauses.
@@ -63,6 +65,13 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """The result of a second look that a coordinator which is gone has had precedence over the claimed epoch."""
+
+    by: SeenState
+
+
+@dataclass(frozen=True, slots=True)
 class Blocked:
     """The result that this process cannot find out who leads."""
 
@@ -70,7 +79,7 @@ class Blocked:
     is_lasting: bool = False  # True if the broker does not let this process ask
 
 
-LookResult: TypeAlias = Clear | Taken | Blocked
+LookResult: TypeAlias = Clear | Taken | Passed | Blocked
 Order: TypeAlias = SendProbe | SendStepDown | Reconnect
 
 
@@ -95,14 +104,15 @@ class Look:
 
     `place` is the folder and host of this process, which holds the lock of the folder. A process that leads already
     and has lost its connection passes its `rank`. With `take_over`, the coordinator that answers first is asked to
-    end.
+    end. The second look of a start has the rank that was `claimed` after the first look, which has waited already.
     """
 
     def __init__(
         self, federation: str, place: Place | None, rank: Rank | None = None, take_over: bool = False,
-        dice: random.Random | None = None,
+        dice: random.Random | None = None, claimed: Rank | None = None,
     ) -> None:  # fmt: skip
         self._federation, self._place, self.rank, self._take_over = federation, place, rank, take_over
+        self.claimed = claimed
         self._dice = dice or random.Random()
         self.result: LookResult | None = None
         self.wake_at = NEVER
@@ -176,7 +186,7 @@ class Look:
             return []
         clear_at = self._clear_at()
         if now >= clear_at:
-            self.result, self.wake_at = Clear(self._highest), NEVER
+            self.result, self.wake_at = self._end_of_patience(), NEVER
             return []
         orders: list[Order] = []
         if now >= self._probe_at:
@@ -186,9 +196,19 @@ class Look:
         self.wake_at = min(clear_at, self._probe_at)
         return orders
 
+    def _end_of_patience(self) -> LookResult:
+        """Return the result when the time is over in which another coordinator could answer."""
+        if self.claimed is not None and self._newest is not None and self.claimed.is_below(self._newest):
+            return Passed(self._newest)
+        return Clear(self._highest)
+
     def _clear_at(self) -> float:
         """Return the time at which no other coordinator leads, if nothing more is heard."""
         newest, since = self._newest, self._connected_at
+        if self.claimed is not None:
+            if not self._nobody_listens:
+                return since + CONFIRM_SECONDS
+            return since if newest is not None else since + RETAINED_SECONDS
         if self._asked is not None:
             has_ended = newest is not None and newest.epoch == self._asked.epoch and not newest.state.online
             return since if has_ended else self._ends_by

@@ -22,12 +22,13 @@ from protofleet.coordinator.leading.look import (
 from protofleet.coordinator.leading.place import Place
 from protofleet.protocol.link.standby import StandbyLink, standby_client_id
 from protofleet.protocol.security.keys import Keys
-from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item
 from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.transport.tls import problem_of
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
-from protofleet.runtime.event_loop import serve
+from protofleet.runtime.event_loop import as_exception, serve
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -66,9 +67,12 @@ class Standby:
     # Returns whether an epoch is so far ahead of the clock that devices ignore it.
     is_ahead: Callable[[int], bool] = field(default=lambda epoch: False)
 
-    def look(self, needs: LookNeeds, rank: Rank | None = None, take_over: bool = False) -> Looked:
+    def look(
+        self, needs: LookNeeds, rank: Rank | None = None, take_over: bool = False,
+        claimed: Rank | None = None,
+    ) -> Looked:  # fmt: skip
         """Ask which coordinator leads, and wait for the result."""
-        rules = Look(self.federation, Place.of(self.who), rank, take_over)
+        rules = Look(self.federation, Place.of(self.who), rank, take_over, claimed=claimed)
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         app = _LookApp(self, rules, items, needs)
         app.transport.connect()
@@ -78,11 +82,21 @@ class Standby:
             app.transport.close()
         return Looked(rules.result, app.at_once)
 
-    def look_beside(self, needs: LookNeeds, rank: Rank, then: Callable[[Looked], None]) -> None:
-        """Look on another thread; that thread calls `then` at the end."""
+    def look_beside(self, needs: LookNeeds, rank: Rank, then: Callable[[Looked | Exception], None]) -> None:
+        """Look on another thread; that thread calls `then` with the result, or with an unexpected error.
+
+        The result is Blocked if the TLS files of the standby cannot be used.
+        """
 
         def work() -> None:
-            then(self.look(needs, rank))
+            result: Looked | Exception
+            try:
+                result = self.look(needs, rank)
+            except (BrokerError, OSError) as error:
+                result = Looked(Blocked(str(error), is_lasting=True), at_once=False)
+            except BaseException as error:  # noqa: BLE001 - `then` gets the error
+                result = as_exception(error)
+            then(result)
 
         threading.Thread(target=work, name="standby", daemon=True).start()
 
@@ -130,6 +144,9 @@ class _LookApp:
                 self.at_once &= self._was_accepted
                 if final:
                     rules.result = Blocked(reason, is_lasting=True)
+                elif rules.rank is not None and (problem := problem_of(self._standby.address.tls)):
+                    # A coordinator that leads does not wait for the files of its standby.
+                    rules.result = Blocked(problem, is_lasting=True)
                 else:
                     self._needs.on_lost(reason)
                     self._do(rules.lost(cut, now))
@@ -153,8 +170,10 @@ class _LookApp:
         except Rejected as fault:
             log.debug("a frame on %.100r is not a state of the coordinator: %s", topic, fault)
             return
-        if self._rules.rank is None or not self._standby.is_ahead(seen.epoch):
-            self._do(self._rules.seen(seen, self._now))
+        rules = self._rules
+        may_be_ahead = rules.rank is None and (rules.claimed is None or not retained)
+        if may_be_ahead or not self._standby.is_ahead(seen.epoch):
+            self._do(rules.seen(seen, self._now))
 
     def _do(self, orders: list[Order]) -> None:
         for order in orders:

@@ -5,7 +5,9 @@ The rows have checksums. The copy is made again with each commit, and takes the 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from protofleet.coordinator.devices.labels import NO_LABELS, DeviceLabels
 from protofleet.coordinator.queue.commands import Decision, QueueCommand
 from protofleet.coordinator.queue.settle import Change
 from protofleet.coordinator.queue.states import FINAL, PAUSED, STARTING, QueuedRun
-from protofleet.coordinator.spool.index import DatabaseForm, Index, RunMismatchError
+from protofleet.coordinator.spool.index import DatabaseForm, Index, RunMismatchError, read_only
 from protofleet.protocol.storage.disk import Disk
 
 QUEUE_FILE: Final = "service.sqlite"
@@ -80,6 +82,26 @@ class QueueResult:
     words: str
 
 
+def check_queue(folder: Path, federation: str) -> None:
+    """Raise RunMismatchError if the folder holds the queue of another federation; do not change the folder.
+
+    This check is made before the coordinator that leads is asked to end.
+    """
+    path = folder / FORM.file
+    if path.exists():
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(read_only(path)) as db:
+            _demand_federation(db, folder, federation)
+
+
+def _demand_federation(db: sqlite3.Connection, folder: Path, federation: str) -> None:
+    row = db.execute("SELECT name FROM service").fetchone()
+    if row and row[0] != federation:
+        raise RunMismatchError(
+            f"{folder} holds the queue of the federation {row[0]}, and the settings are for {federation}; set "
+            "another `folder`"
+        )
+
+
 class QueueFile:
     def __init__(
         self, folder: Path, federation: str, clock: Callable[[], float], disk: Disk | None = None,
@@ -93,7 +115,7 @@ class QueueFile:
         disk.make(folder)
         self._clock, self._index = clock, Index(folder, disk, FORM)
         self._db = self._index.db
-        self._require(federation)
+        _demand_federation(self._db, folder, federation)
         found = self._db.execute("SELECT * FROM runs ORDER BY number").fetchall()
         self.runs = {run.name: run for *row, _ in found for run in [self._with_generation(QueuedRun(*row))]}
         labelled = self._db.execute("SELECT name, in_group, labels FROM devices")
@@ -129,14 +151,6 @@ class QueueFile:
         ]
         if changed:
             self._commit(changed)
-
-    def _require(self, federation: str) -> None:
-        row = self._db.execute("SELECT name FROM service").fetchone()
-        if row and row[0] != federation:
-            raise RunMismatchError(
-                f"{self._index.folder} holds the queue of the federation {row[0]}, and the settings are for "
-                f"{federation}; set another `folder`"
-            )
 
     def change(self, change: Change) -> None:
         """Make a change of `settle` durable."""

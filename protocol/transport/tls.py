@@ -86,6 +86,17 @@ def rereading_context(files: TlsFiles) -> TlsFromFiles:
     return context
 
 
+def problem_of(files: TlsFiles | None) -> str:
+    """Return why the files cannot be used now, or why our certificate is not valid now; "" if all is well."""
+    if files is None:
+        return ""
+    try:
+        tls_context(files)
+    except (BrokerError, OSError) as error:
+        return str(error)
+    return _our_certificate(files)[1]
+
+
 def tls_context(named: TlsFiles) -> ssl.SSLContext:
     files = _of_one_set(named)
     for (name, path), (_, shown) in zip(files.named(), named.named(), strict=True):

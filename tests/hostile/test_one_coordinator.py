@@ -3,6 +3,7 @@
 import random
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -160,6 +161,143 @@ def test_a_coordinator_whose_folder_is_in_use_ends_and_names_the_process(world):
     second = world.start("hall-1")
     assert world.wait_for_end(second) == 3
     assert f"another coordinator (pid {first.pid}) uses {world.folder / 'hall-1'}" in second.last_line
+
+
+BROKEN_LOOK = """
+from protofleet.coordinator.leading.standby import Standby
+look = Standby.look
+def broken(self, needs, rank=None, **more):
+    if rank is not None:
+        raise ValueError("planted")
+    return look(self, needs, rank, **more)
+Standby.look = broken
+"""
+FULL_DISK = """
+import errno, os
+def full(number):
+    raise OSError(errno.ENOSPC, "No space left on device")
+os.fsync = full
+"""
+
+
+def waits_after_the_claim(gate):
+    """Return the text that makes a process wait, after it has claimed its folder, while the file exists."""
+    gate.touch()
+    return f"""
+import os, time
+from protofleet.coordinator.spool.lives import Life
+begin = Life.__init__
+def slow(self, *arguments):
+    begin(self, *arguments)
+    while os.path.exists({str(gate)!r}):
+        time.sleep(0.05)
+Life.__init__ = slow
+"""
+
+
+def start_and_hold(world, seen, kind):
+    """Start a coordinator that waits after its claim, and then another one; return both and the gate."""
+    run, gate = "spring" if kind == "of a run" else "", world.folder / "gate"
+    first = world.start("hall-1", run=run, planted=waits_after_the_claim(gate))
+    world.wait_until(lambda: list((world.folder / "hall-1").rglob(".*.life")), "the claim of hall-1")
+    second = world.start("hall-2", run="red" if run else "")
+    led_by(world, seen, second)
+    return first, second, gate
+
+
+@pytest.mark.parametrize("kind", ["of a run", "of a queue"])
+def test_a_coordinator_whose_set_up_takes_long_looks_again_and_leaves_the_one_that_leads_alone(world, kind):
+    seen = world.observe()
+    first, second, gate = start_and_hold(world, seen, kind)
+    epoch = seen.leader.epoch
+    gate.unlink()
+    assert world.wait_for_end(first) == 3
+    assert f"(pid {second.pid}) is the coordinator of {world.federation}, epoch {epoch}" in first.last_line
+    assert second.code is None and all(state.online for state in states_of(seen, epoch))
+    assert {state.epoch for state in seen.seen} == {epoch}
+
+
+def test_a_coordinator_that_was_passed_by_one_that_is_gone_says_that_it_has_to_start_again(world):
+    seen = world.observe()
+    first, second, gate = start_and_hold(world, seen, "of a queue")
+    epoch = seen.leader.epoch
+    second.say(signal.SIGTERM)
+    world.wait_for_end(second)
+    gate.unlink()
+    assert world.wait_for_end(first) == 1
+    assert f"another coordinator has led with epoch {epoch}" in first.last_line
+    assert "start this one again" in first.last_line
+    again = world.start("hall-1")
+    assert led_by(world, seen, again).epoch > epoch
+
+
+@pytest.mark.parametrize("setting", ["metrics_port", "page_port"])
+@pytest.mark.parametrize("kind", ["of a run", "of a queue"])
+def test_a_coordinator_whose_port_is_in_use_takes_over_from_nobody(world, kind, setting):
+    seen = world.observe()
+    first = world.start("hall-1")
+    epoch = led_by(world, seen, first).epoch
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        more = {setting: used.getsockname()[1], "run": "red" if kind == "of a run" else ""}
+        second = world.start("hall-2", "--take-over", **more)
+        assert world.wait_for_end(second) == 1
+    assert setting in second.last_line and "cannot be used" in second.last_line
+    assert first.code is None and all(state.online for state in states_of(seen, epoch))
+
+
+def test_a_coordinator_whose_disk_is_full_takes_over_from_nobody(world):
+    seen = world.observe()
+    first = world.start("hall-1")
+    epoch = led_by(world, seen, first).epoch
+    second = world.start("hall-2", "--take-over", planted=FULL_DISK)
+    assert world.wait_for_end(second) == 1
+    assert "cannot be written to (No space left on device)" in second.last_line
+    assert first.code is None and all(state.online for state in states_of(seen, epoch))
+
+
+def test_a_coordinator_with_an_unreadable_second_certificate_connects_again_after_a_cut(tmp_path):
+    with Coordinators(tmp_path, secured=True) as world:
+        seen = world.observe()
+        first = world.start("hall-1")
+        epoch = led_by(world, seen, first).epoch
+        world.own_file("standby.crt").rename(tmp_path / "standby.crt")
+        thief = Thief(world)
+        world.wait_until(lambda: not seen.leader, "the will")
+        assert led_by(world, seen, first).epoch == epoch
+        thief.close()
+        assert sum("so it connects again" in line for line in first.lines) == 1
+
+
+def test_a_coordinator_whose_files_are_missing_for_a_moment_comes_back(tmp_path):
+    with Coordinators(tmp_path, secured=True) as world:
+        seen = world.observe()
+        first = world.start("hall-1")
+        epoch = led_by(world, seen, first).epoch
+        kept = {name: tmp_path / name for name in ("tls.crt", "standby.crt")}
+
+        def take_away():
+            for name, place in kept.items():
+                world.own_file(name).rename(place)
+
+        thief = Thief(world, take_away)
+        world.wait_until(lambda: "tls.crt in tls.cert does not exist" in "".join(first.lines), "a failed try")
+        for name, place in kept.items():
+            place.rename(world.own_file(name))
+        assert led_by(world, seen, first).epoch == epoch
+        thief.close()
+
+
+def test_an_unexpected_error_of_the_look_ends_the_process_with_one_line(world):
+    seen = world.observe()
+    first = world.start("hall-1", planted=BROKEN_LOOK)
+    led_by(world, seen, first)
+    thief = Thief(world)
+    assert world.wait_for_end(first) == 1
+    thief.close()
+    assert (
+        first.last_line
+        == "protofleet: this coordinator cannot ask whether another one leads: ValueError('planted')"
+    )
 
 
 def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_birth(each_world):

@@ -115,10 +115,11 @@ class Observer:
 class Thief:
     """A client that connects with the client id of the coordinator, and says nothing."""
 
-    def __init__(self, world: Coordinators) -> None:
+    def __init__(self, world: Coordinators, before: Callable[[], None] = lambda: None) -> None:
+        """Connect; `before` is called when the certificate has been read."""
         name = f"{world.federation}.{COORDINATOR}"
         self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, name, protocol=paho.MQTTv5)
-        world.connect(self._client, COORDINATOR)
+        world.connect(self._client, COORDINATOR, before)
         self._client.loop_start()
 
     def close(self) -> None:
@@ -207,12 +208,20 @@ class Coordinators:
 
     # -- what can be seen
 
-    def connect(self, client: paho.Client, party: str) -> None:
+    def connect(
+        self, client: paho.Client, party: str, before: Callable[[], None] = lambda: None
+    ) -> None:  # fmt: skip
         """Connect a client; if the broker demands certificates, use that of a party."""
         if self._fleet is not None:
             tls = self._fleet.tls(party)
             client.tls_set(tls.ca, tls.cert, tls.key)
+        before()
         client.connect(self.broker.address.host, self.broker.address.port)
+
+    def own_file(self, name: str) -> Path:
+        """Return the path of a file that the enrolment of the coordinator has installed."""
+        assert self._fleet is not None
+        return Path(self._fleet.tls(COORDINATOR).cert or "").with_name(name)
 
     def observe(self) -> Observer:
         observer = Observer(self)

@@ -38,6 +38,18 @@ def test_a_folder_that_another_process_uses_is_refused_with_the_id_of_that_proce
         pass
 
 
+def test_a_folder_that_another_process_uses_is_not_taken_over_and_the_line_says_what_to_do(tmp_path, holder):
+    with (
+        pytest.raises(
+            OutrankedError,
+            match=rf"another coordinator \(pid {holder.pid}\) uses {tmp_path}; stop it with SIGTERM or with its "
+            "service manager, and start this one again: --take-over is for a coordinator of another host",
+        ),
+        sole_use(tmp_path, take_over=True),
+    ):
+        pass
+
+
 def test_a_folder_is_free_again_when_the_process_has_died(tmp_path, holder):
     holder.kill()
     holder.wait()

@@ -9,6 +9,7 @@ from protofleet.coordinator.leading.look import (
     Blocked,
     Clear,
     Look,
+    Passed,
     Rank,
     Reconnect,
     SendProbe,
@@ -217,6 +218,37 @@ def test_a_coordinator_that_was_cut_ends_if_another_one_has_had_precedence(state
     rules = look(rank=MINE)
     begin(rules, state, nobody=False)
     assert isinstance(rules.result, Taken)
+
+
+@pytest.mark.parametrize(
+    ("state", "nobody", "seconds"),
+    [
+        (None, True, 0.1),
+        (said(epoch=49), True, 0.02),
+        (said(False, CONNECTION_LOST, epoch=49), True, 0.02),
+        (said(epoch=49), False, 2.0),
+        (None, False, 2.0),
+    ],
+)
+def test_the_second_look_of_a_start_waits_only_for_somebody_who_listens(state, nobody, seconds):
+    rules = look(claimed=MINE)
+    begin(rules, state, nobody)
+    assert seconds_until_clear(rules) == pytest.approx(seconds, abs=0.02)
+
+
+@pytest.mark.parametrize("epoch", [49, 50, 51])
+def test_the_second_look_of_a_start_finds_a_coordinator_that_answers_with_any_epoch(epoch):
+    rules = look(claimed=MINE)
+    begin(rules, nobody=False)
+    rules.seen(said(epoch=epoch, retained=False, reason=HERE), 0.1)
+    assert isinstance(rules.result, Taken) and rules.result.words.endswith("--take-over ends it")
+
+
+@pytest.mark.parametrize("state", [said(epoch=51), said(False, "finished", epoch=51), said()])
+def test_the_second_look_of_a_start_finds_one_that_is_gone_and_had_precedence(state):
+    rules = look(claimed=MINE)
+    begin(rules, state)
+    assert rules.result == Passed(state)
 
 
 def test_of_one_epoch_the_greater_name_has_precedence_and_an_unknown_name_has_none():

@@ -59,6 +59,18 @@ def test_of_two_that_take_over_at_once_one_leads(seed):
     one_leads(world)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_three_whose_set_up_takes_seconds_only_one_ever_leads(seed):
+    world = World(seed)
+    for host in range(3):
+        world.run(world.dice.uniform(0.5, 2.0))
+        world.start(host, set_up=world.dice.uniform(1.0, 6.0))
+    world.run(120)
+    leader = one_leads(world)
+    assert all("is the coordinator of lab" in one.why for one in world.processes if one is not leader)
+    assert sum(one.leadership is not None for one in world.processes) == 1
+
+
 def test_a_request_to_end_that_is_repeated_later_ends_no_other_coordinator():
     world = World(1)
     first = world.start(0)

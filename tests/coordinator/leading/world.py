@@ -14,6 +14,7 @@ from protofleet.coordinator.leading.leadership import Leadership
 from protofleet.coordinator.leading.look import (
     Clear,
     Look,
+    Passed,
     Rank,
     Reconnect,
     SendProbe,
@@ -126,14 +127,17 @@ class Process:
 
     listens = True
 
-    def __init__(self, broker: Broker, disk: Disk, take_over: bool = False, behind: int = 0) -> None:
+    def __init__(
+        self, broker: Broker, disk: Disk, take_over: bool = False, behind: int = 0, set_up: float = 0.0
+    ) -> None:  # fmt: skip
         self.broker, self.clock, self.disk = broker, broker.clock, disk
         self.rank = Rank(0, "")
         self.who = f"{disk.host} pid 1 folder 00000001 start {broker.dice.getrandbits(32):08x}"
         self.state_of_process, self.why, self.behind = "looking", "", behind
         self.leadership: Leadership | None = None
         self.session: Session | None = None
-        self.is_reachable, self.cleared_after = True, NEVER
+        self.is_reachable, self.cleared_after, self.set_up = True, NEVER, set_up
+        self.claimed: Rank | None = None
         self.began = self.clock.now
         self._look(take_over=take_over)
 
@@ -142,8 +146,13 @@ class Process:
     def _look(self, take_over: bool = False) -> None:
         place, dice = Place.of(self.who), self.broker.dice
         rank = self.leadership.rank if self.leadership else None
-        self.look = Look("lab", place, rank, take_over, dice)
+        self.look = Look("lab", place, rank, take_over, dice, self.claimed if rank is None else None)
         self._connect("standby")
+
+    def _look_again(self) -> None:
+        if self.is_alive:
+            self.state_of_process = "looking"
+            self._look()
 
     def _connect(self, name: str, will: SeenState | None = None) -> None:
         if not self.is_reachable:
@@ -191,12 +200,18 @@ class Process:
         match self.look.result:
             case Taken(_, words):
                 self._end(f"taken: {words}")
-            case Clear(highest) if self.leadership is None:
+            case Passed(by):
+                self._end(f"passed by epoch {by.epoch}")
+            case Clear(highest) if self.claimed is None:
                 self.cleared_after = self.clock.now - self.began
                 clock = START + int(self.clock.now) - self.behind
                 self.disk.epoch = max(clock, self.disk.epoch + 1, highest + 1)
                 self.disk.claims.append(self.disk.epoch)
-                self.leadership = Leadership(Rank(self.disk.epoch, self.who))
+                self.claimed = Rank(self.disk.epoch, self.who)
+                self.state_of_process = "setting up"
+                self.clock.after(self.set_up, self._look_again)
+            case Clear() if self.leadership is None:
+                self.leadership = Leadership(self.claimed)
                 self._lead()
             case Clear():
                 self._lead()
