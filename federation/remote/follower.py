@@ -45,7 +45,9 @@ LAST_SECONDS: Final = (
 MOST_UNHEARD: Final = 24
 
 
-ENDS_WITH_RUN: Final = "this coordinator conducts only one run, and ends with it; the folder of the run shows how the run has ended"
+ENDS_WITH_RUN: Final = (
+    "this coordinator conducts only one run, and ends with it; the folder of the run shows how it has ended"
+)
 
 
 @dataclass(slots=True)
