@@ -135,8 +135,9 @@ class RunNews:
                 self._send(operator, run, lease, now)
 
     def end(self, now: float) -> None:
-        """Send all lines that wait, because the process ends."""
+        """Send all lines that wait, and the final state of each run that is over, because the process ends."""
         for (operator, run), lease in list(self._leases.items()):
+            self._send(operator, run, lease, now)
             while (operator, run) in self._leases and self._numbers.get(run, 0) > lease.sent:
                 self._send(operator, run, lease, now)
 

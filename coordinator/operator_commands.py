@@ -25,14 +25,16 @@ from protofleet.coordinator.queue.commands import (
     conflict_words,
     operator_words,
     rounds_are_fixed,
+    show_command,
     shown_commands,
     training_is_over,
 )
 from protofleet.coordinator.queue.states import FINAL, WAITING
-from protofleet.coordinator.request_form import MOST_SHOWN, SHOWS, denial_of
+from protofleet.coordinator.request_form import MOST_SHOWN, denial_of
 from protofleet.coordinator.round.events import Event, Extended, Paused, SaveResult, Stage, Stopped
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.protocol.security.operators import SHOWS
 from protofleet.protocol.wire.printable import printable
 
 log = logging.getLogger("protofleet.coordinator")
@@ -124,7 +126,8 @@ class OperatorCommands:
             return None, self._over(command.verb)
         if command.revision is not None and command.revision != self._revision:
             state, _ = state_of(m, self._view)
-            said = conflict_words(self._view.name, self._revision, command.revision, state)
+            look = show_command(self._spool.folder.parent, command.sender)
+            said = conflict_words(self._view.name, self._revision, command.revision, state, look)
             return None, OperatorResult(CONFLICT, said)
         match command.verb:
             case "stop":
@@ -161,10 +164,11 @@ class OperatorCommands:
                 keys = ("run", "state", "reason", "rounds", "revision", "over", "origin")
                 return OperatorResult(DONE, "", {"runs": [{key: state[key] for key in keys}]})
             case "log":
-                newest = shown_commands(self._spool.newest_results(MOST_LOGGED)[::-1])
-                return OperatorResult(
-                    DONE, "", {"commands": [{"run": self._view.name, **one} for one in newest]}
-                )
+                rows = [
+                    {"run": "" if one["verb"] in OF_A_QUEUE else self._view.name, **one}
+                    for one in shown_commands(self._spool.newest_results(MOST_LOGGED)[::-1])
+                ]
+                return OperatorResult(DONE, "", {"commands": rows})
         return self._not_taken(verb)
 
     def extended(self, rounds: int) -> tuple[Event | None, OperatorResult]:
@@ -203,9 +207,11 @@ class OperatorCommands:
             "rounds": m.rounds, "revision": self._revision, "phase": m.asked if m.stage is Stage.COLLECTING else "",
             "asked": len(m.cohort) if m.stage is Stage.COLLECTING else 0,
             "answered": len(m.answered) if m.stage is Stage.COLLECTING else 0,
-            "over": state in FINAL, "present": len(m.roster), "connected": view.connected,
+            "over": state in FINAL, "only_run": True, "present": len(m.roster), "connected": view.connected,
             "origin": origin.shown() if origin else {},
-            "commands": shown_commands(self._spool.newest_results(SHOWN)),
+            "commands": shown_commands(
+                one for one in self._spool.newest_results(SHOWN) if one.verb not in OF_A_QUEUE
+            ),
         }  # fmt: skip
 
 
@@ -225,4 +231,4 @@ def state_of(m: RoundMachine, view: RunView) -> tuple[str, str]:
         return "running", ""
     if m.next_round_at:
         return WAITING, "policy.pause_seconds or policy.hours delay the next round"
-    return WAITING, f"{len(m.roster)} of the {m.least} devices that a round needs are present"
+    return WAITING, f"{len(m.roster)} devices are present; a round needs {m.least}"

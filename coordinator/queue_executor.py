@@ -33,11 +33,12 @@ from protofleet.coordinator.queue.queue_file import QueueFile
 from protofleet.coordinator.queue.states import FINAL, PAUSED, WAITING, QueuedRun, in_groups, waits_for
 from protofleet.coordinator.queue_conductor import QueueConductor
 from protofleet.coordinator.queue_requests import loggable
-from protofleet.coordinator.request_form import SHOWS, denial_of
+from protofleet.coordinator.request_form import denial_of
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.coordinator.spool.generations import read_progress
 from protofleet.coordinator.spool.index import index_of
+from protofleet.protocol.security.operators import SHOWS
 from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.runtime.logs import lines_of_run
 
@@ -153,13 +154,13 @@ class QueueExecutor:
             return Decision(REFUSED, ONLY_HERE) if command.sender else Decision(DONE, ENDS)
         if isinstance(more, Labelling):
             return decide_labels(more, self._queue.labels, self._context.enrolled_devices)
-        if more is not None and more.selection is not None:
-            enrolled = self._context.enrolled_devices
-            if problem := more.selection.problem(more.quorum, enrolled, self._queue.labels):
+        if more is not None:
+            selection, enrolled = more.selection or DeviceSelection(), self._context.enrolled_devices
+            if problem := selection.problem(more.quorum, enrolled, self._queue.labels):
                 return Decision(REFUSED, problem)
         refusals = {"extend": self._refusal_of_extend, "resume": self._refusal_of_resume}
         refusal = refusals[command.verb](command) if command.verb in refusals else ""
-        return decide(command, self._queue.runs, int(time.time()), more, refusal)
+        return decide(command, self._queue.runs, int(time.time()), more, refusal, self._settings.folder)
 
     def _note(self, command: QueueCommand, decision: Decision) -> None:
         self._conductor.changed()

@@ -15,7 +15,6 @@ from protofleet.coordinator.request_form import (
     MOST_SHOWN,
     NO_ANSWER,
     OF_NO_RUN,
-    SHOWS,
     answer_of_loop,
     demand_known_keys,
     denial_of,
@@ -30,6 +29,7 @@ from protofleet.coordinator.spool.origin import saved_states
 from protofleet.coordinator.start_from import start_from
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
+from protofleet.protocol.security.operators import SHOWS
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import RULE, valid_name
 from protofleet.protocol.wire.printable import printable

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar, get_args
 
 from protofleet.coordinator.moving.place import HAND_OVER
 from protofleet.coordinator.queue.commands import Sender
-from protofleet.protocol.security.operators import ADMIT, LEAD, RUN, VIEW, shown_grants
+from protofleet.protocol.security.operators import ADMIT, LEAD, RUN, SHOWS, VIEW, shown_grants
 from protofleet.protocol.settings.bounds import Rounds
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
@@ -25,7 +25,6 @@ ID: Final = re.compile(r"[0-9a-f]{32}")
 MOST_SHOWN: Final = 64  # Largest number of letters of a wrong name that is shown.
 OF_EACH: Final = ("id", "verb", "run", "reason", "args")  # Keys of each request.
 FOLLOW: Final = "follow"
-SHOWS: Final = ("runs", "show", FOLLOW, "labels", "log")  # Verbs that change nothing.
 OF_NO_RUN: Final = ("runs", "labels", "log", "label", HAND_OVER)  # Verbs that name no run.
 # The grant that a verb needs; the other verbs need the grant `run`.
 GRANTS: Final = {**dict.fromkeys(SHOWS, VIEW), "label": ADMIT, HAND_OVER: LEAD}

@@ -14,6 +14,7 @@ import pwd
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from typing import Any, Final
 CONTROL_SOCKET: Final = "control.sock"
 CONNECTIONS: Final = 16  # Largest number of connections that are served at the same time.
 SECONDS: Final = 10.0  # Seconds in which a client must send its request and read the response.
+LAST_SECONDS: Final = 1.0  # Seconds that a process waits at its end until its clients have their responses.
 MOST_BYTES: Final = 65_536  # Largest number of bytes of a request, unless a process takes longer requests.
 MOST_RESPONSE: Final = 4 << 20  # Largest number of bytes of a response.
 
@@ -32,6 +34,10 @@ log = logging.getLogger("protofleet")
 
 class NobodyListensError(RuntimeError):
     """The error raised if no process listens on the socket of a folder."""
+
+
+class NoResponseError(NobodyListensError):
+    """The error raised if a process has the request and does not respond; the request may have had an effect."""
 
 
 @contextlib.contextmanager
@@ -97,8 +103,13 @@ class ControlServer:
             threading.Thread(target=self._serve_one, args=(connection,), name="control", daemon=True).start()
 
     def stop(self) -> None:
+        """Stop listening, and wait a moment for the responses that are being sent."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + LAST_SECONDS
+        for _ in range(CONNECTIONS):
+            if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return
 
     def _serve_one(self, connection: socket.socket) -> None:
         try:
@@ -147,14 +158,19 @@ def _line(connection: socket.socket, most: int) -> bytes:
 
 def send(folder: Path, request: Mapping[str, Any], seconds: float = 2 * SECONDS) -> dict[str, Any]:
     """Send a request to the process that listens in `folder`, and return its response."""
+    is_sent = False
     try:
         with _short_path(folder) as short, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
             connection.connect(short)
+            is_sent = True
             connection.sendall(json.dumps(request).encode() + b"\n")
             response = json.loads(_line(connection, MOST_RESPONSE))
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise NobodyListensError("") from None
     except (OSError, ValueError) as error:
-        raise NobodyListensError(str(error)) from None
+        words = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise (NoResponseError if is_sent else NobodyListensError)(words) from None
     if not isinstance(response, dict):
-        raise NobodyListensError("the response is not a JSON object")
+        raise NoResponseError("the response is not a JSON object")
     return response

@@ -64,6 +64,12 @@ class DeviceSelection:
         chosen = sorted(SelectedDevices(self, assigned).of(enrolled))
         if len(chosen) >= quorum:
             return ""
+        if self == DeviceSelection(most=self.most):
+            named = f" ({first_names(chosen, MOST_NAMED)})" if chosen else ""
+            return (
+                f"{len(chosen)} devices are enrolled{named}, but policy.quorum is {quorum}; enrol more devices, or "
+                "lower policy.quorum"
+            )
         return (
             f"[select] leaves {len(chosen)} of {len(enrolled)} enrolled devices"
             f"{f' ({first_names(chosen, MOST_NAMED)})' if chosen else ''}, but policy.quorum is {quorum}; select "

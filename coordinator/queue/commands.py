@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from protofleet.coordinator.devices.labels import DeviceLabels
@@ -131,26 +132,38 @@ def rounds_are_fixed(method: str, reason: str) -> str:
     return f"{method} cannot have another number of rounds, because {reason}; submit a run with more rounds"
 
 
-def conflict_words(run: str, found: int, revision: int, state: str) -> str:
-    """Return the words of a command for a revision that the run does not have any more."""
+def show_command(run: Path, sender: Sender | None) -> str:
+    """Return the command that shows the run of this folder to the sender of a command."""
+    return f"protofleet show {run.name} --operator FILE" if sender else f"protofleet show {run}"
+
+
+def conflict_words(run: str, found: int, revision: int, state: str, look: str) -> str:
+    """Return the words of a command for a revision that the run does not have any more.
+
+    `look` is the command that shows the run.
+    """
     return (
         f"{run} has changed: it has revision {found} and not {revision}, and is {state}; look at it with "
-        f"`protofleet show {run}`, and send the command for revision {found}"
+        f"`{look}`, and send the command for revision {found}"
     )
 
 
 def decide(
     command: QueueCommand, runs: Mapping[str, QueuedRun], at: int, submission: Submission | None = None,
-    refusal: str = "",
+    refusal: str = "", folder: Path = Path("runs"),
 ) -> Decision:  # fmt: skip
-    """Decide a command; `refusal` is the reason why the run itself cannot do it, or ""."""
+    """Decide a command; `refusal` is the reason why the run itself cannot do it, or "".
+
+    `folder` holds the folders of the runs.
+    """
     if submission is not None:
         return _submit(command, submission, runs, at)
     run = runs.get(command.run)
     if run is None:
         return Decision(REFUSED, f"the queue has no run {command.run}; `protofleet runs` lists the runs")
     if command.revision is not None and command.revision != run.revision:
-        return Decision(CONFLICT, conflict_words(run.name, run.revision, command.revision, run.state))
+        look = show_command(folder / run.name, command.sender)
+        return Decision(CONFLICT, conflict_words(run.name, run.revision, command.revision, run.state, look))
     if command.verb == "extend":
         return _extend(command, run, refusal)
     if command.new_generation:

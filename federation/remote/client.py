@@ -11,6 +11,7 @@ from typing import Any, Final
 from protofleet.federation.remote.boot import LOOK_SECONDS, keys_in_use
 from protofleet.federation.remote.connection import UNHEARD, OperatorConnection, command_of, response_of
 from protofleet.federation.remote.settings import OperatorSettings
+from protofleet.protocol.security.operators import SHOWS
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected
 from protofleet.protocol.wire.messages import CommandOutcome, CommandRequest
@@ -52,6 +53,13 @@ def ask_coordinator(
         return response
 
 
+def unknown_effect(command: CommandRequest) -> str:
+    """Return the words for a command that was received and has no result; "" if it changes nothing."""
+    if command.verb in SHOWS:
+        return ""
+    return "; it is not known whether the command has had an effect: `protofleet runs --log --operator FILE` shows it"
+
+
 class CommandExchange:
     """One connection of an operator to the broker, for one command."""
 
@@ -81,10 +89,7 @@ class CommandExchange:
                         return result
                 case Denied() | Disconnected() as fault:
                     self._failed(fault)
-        raise RunError(
-            f"{self._connection.nobody}; it is not known whether the command has had an effect: "
-            "`protofleet runs --log` shows it"
-        )
+        raise RunError(f"{self._connection.nobody}{unknown_effect(command)}")
 
     def _failed(self, item: Denied | Disconnected) -> None:
         """Raise an error, unless the command may succeed when it is sent again."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.federation.remote.boot import keys_in_use
-from protofleet.federation.remote.client import NOBODY, REPEAT_SECONDS, WAIT_SECONDS
+from protofleet.federation.remote.client import NOBODY, REPEAT_SECONDS, WAIT_SECONDS, unknown_effect
 from protofleet.federation.remote.connection import (
     UNHEARD,
     OperatorConnection,
@@ -37,6 +37,17 @@ from protofleet.runtime.control_socket import listening
 RENEW_SECONDS: Final = 10.0
 GAP_SECONDS: Final = 1.0  # Least time between two questions about missing lines.
 MOST_ASKED: Final = 8  # Number of the latest questions whose results count.
+LAST_SECONDS: Final = (
+    5.0  # Seconds after the end of the run in which the results of other commands may arrive.
+)
+# Number of questions, one every REPEAT_SECONDS, that no coordinator receives. After them, a coordinator that ends
+# with its run is taken to have ended. A host that is started anew takes less time.
+MOST_UNHEARD: Final = 24
+
+
+ENDS_WITH_RUN: Final = (
+    "this coordinator conducts only one run, and ends with it; the folder of the run shows how it has ended"
+)
 
 
 @dataclass(slots=True)
@@ -47,6 +58,7 @@ class OtherCommand:
     reply: Callable[[Mapping[str, Any]], None]
     deadline: float
     send_at: float = 0.0
+    times: int = 0  # Number of times that the command was sent.
 
 
 @dataclass(slots=True)
@@ -72,7 +84,7 @@ class OtherCommands:
         try:
             return replies.get(timeout=seconds + 1)
         except queue.Empty:
-            return {"verdict": NOBODY, "words": f"{self.connection.nobody}; see `protofleet runs --log`"}
+            return {"verdict": NOBODY, "words": f"{self.connection.nobody}{unknown_effect(command)}"}
 
     @property
     def wake_at(self) -> float:
@@ -81,12 +93,10 @@ class OtherCommands:
     def send_due(self, now: float) -> None:
         for one in list(self.waiting.values()):
             if now >= one.deadline:
-                self._fail(
-                    one, f"{self.connection.nobody}; `protofleet runs --log` shows whether it had an effect"
-                )
+                self._fail(one, f"{self.connection.nobody}{unknown_effect(one.command)}")
             elif now >= one.send_at:
                 self.connection.send(one.command)
-                one.send_at = now + REPEAT_SECONDS
+                one.send_at, one.times = now + REPEAT_SECONDS, one.times + 1
 
     def arrived(self, result: CommandOutcome) -> None:
         if (one := self.waiting.pop(result.id, None)) is not None:
@@ -97,7 +107,13 @@ class OtherCommands:
 
     def unheard(self) -> None:
         for one in list(self.waiting.values()):
-            self._fail(one, f"{self.connection.nobody}, and nothing is queued; start the coordinator")
+            # A coordinator may have received a command that was sent before.
+            end = (
+                ", and nothing is queued; start the coordinator"
+                if one.times < 2
+                else unknown_effect(one.command)
+            )
+            self._fail(one, f"{self.connection.nobody}{end}")
 
     def _fail(self, one: OtherCommand, words: str) -> None:
         del self.waiting[one.command.id]
@@ -140,6 +156,7 @@ class NewsReader:
         self._asked = deque[bytes](maxlen=MOST_ASKED)
         self._ask_at, self._ask_again_at = float("inf"), 0.0
         self._was_connected = self._has_answered = self._is_cut = self._is_over = False
+        self._ends_with_run, self._unheard, self._reason = False, 0, ""
         self._end: str | None = None
 
     def follow(self) -> str:
@@ -155,7 +172,19 @@ class NewsReader:
                 self._others.send_due(now)
             wake_at = min(self._ask_at, self._others.wake_at if self._was_connected else now + 1.0)
             self._take(self._connection.next(min(wake_at - now, REPEAT_SECONDS)), time.monotonic())
+        self._wait_for_results(time.monotonic() + LAST_SECONDS)
         return self._end
+
+    def _wait_for_results(self, deadline: float) -> None:
+        """Wait for the results of other commands, for example of the command that has ended the run."""
+        while self._others.waiting and (now := time.monotonic()) < deadline:
+            match self._connection.next(deadline - now):
+                case Arrived(topic, frame):
+                    result = self._connection.read(topic, frame)
+                    if isinstance(result, CommandOutcome):
+                        self._others.arrived(result)
+                case None | Denied() | Disconnected():
+                    return
 
     def _ask(self, now: float) -> None:
         place = {"epoch": self._epoch, "after": self._last} if self._epoch else {}
@@ -179,6 +208,11 @@ class NewsReader:
             case Denied(_, reason) if reason == UNHEARD:
                 self._others.unheard()
                 self._cut(RunError(f"{self._connection.nobody}"))
+                self._unheard += 1
+                if self._ends_with_run and self._unheard >= MOST_UNHEARD:
+                    seconds = MOST_UNHEARD * REPEAT_SECONDS
+                    self._say(f"nobody has answered for {seconds:.0f} s; {ENDS_WITH_RUN}")
+                    self._end = ""
             case Denied(_, reason):
                 raise BrokerError(f"the command cannot be sent: {reason}")
             case Disconnected(reason, final):
@@ -202,7 +236,8 @@ class NewsReader:
             self._say(str(state["words"]))
             self._end = "" if state["verdict"] in ("refused", "denied") else None
             return
-        self._ask_at = now + RENEW_SECONDS
+        self._ask_at, self._unheard = now + RENEW_SECONDS, 0
+        self._ends_with_run = bool(state.get("only_run"))
         begins, self._has_answered = not self._has_answered, True
         if state["epoch"] != self._epoch:
             # A coordinator that has started while we follow sends its lines from the first one.
@@ -211,7 +246,9 @@ class NewsReader:
         # The lines of a run that is over come first. If they do not come, the next answer ends the wait for them.
         ends = bool(state.get("over")) and (self._last >= state["line"] or self._is_over)
         self._is_over = bool(state.get("over"))
-        if begins or self._is_cut or ends:
+        is_new = bool(state["reason"]) and state["reason"] != self._reason
+        self._reason = state["reason"]
+        if begins or self._is_cut or ends or (is_new and not self._is_over):
             self._say(self._words_of(state))
         self._is_cut = False
         if ends:

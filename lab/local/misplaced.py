@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.coordinator.service_settings import OF_THE_SERVICE
+from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.methods.contract.catalog import load, names
+from protofleet.protocol.security.keyfiles import KeyFileError
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
 # For each command, the kind of file that the command takes, in words.
@@ -24,6 +27,7 @@ KINDS: Final = {
 OF_A_COORDINATOR: Final = frozenset({"folder", "federation", "enrolled", "key", "limits", "class_names"})
 OF_AN_EXPERIMENT: Final = frozenset({"base", "data", "devices", "domains"})
 OF_A_DEVICE: Final = frozenset({"folder", "federation", "enrolled", "key", "coordinator_key", "stays"})
+OF_AN_OPERATOR: Final = frozenset(field.name for field in dataclasses.fields(OperatorSettings))
 
 
 def kind_of(table: Mapping[str, Any]) -> str:
@@ -64,6 +68,33 @@ def read_for(path: Path, *commands: str) -> Iterator[None]:
             raise
         verb = "takes" if kind.startswith("deploy") else "runs"
         raise SettingsError(f"{path} is {KINDS[kind]}; `protofleet {kind} {path}` {verb} it") from None
+
+
+@contextlib.contextmanager
+def conducted_from(path: Path) -> Iterator[None]:
+    """Execute the block, which starts a coordinator with the settings file `path`.
+
+    If the block raises an error because keys are missing, and the file is a submitted experiment or an operator's
+    file, raise a SettingsError that says so instead. Such a file can be read as a coordinator's file.
+    """
+    try:
+        yield
+    except ValueError as error:
+        try:
+            keys = read_toml(path).keys()
+        except SettingsError:
+            raise error from None
+        if isinstance(error, KeyFileError) and "method" in keys and not keys & OF_THE_SERVICE:
+            raise SettingsError(
+                f"{path} is an experiment; `protofleet submit {path}` gives it to a running coordinator, and "
+                f"`protofleet run {path}` runs it on this machine. A coordinator's file names its keys, too ({error})"
+            ) from None
+        if "enrolled" in keys and keys <= OF_AN_OPERATOR:
+            raise SettingsError(
+                f"{path} is an operator's file; name it with --operator, for example `protofleet runs --operator "
+                f"{path}`. A coordinator's file names more, such as `federation` and `devices` ({error})"
+            ) from None
+        raise
 
 
 def places_of(key: str, settings: type, method: object) -> list[str]:

@@ -37,6 +37,7 @@ RUN: Final = "run"
 ADMIT: Final = "admit"
 LEAD: Final = "lead"
 GRANTS: Final = (VIEW, RUN, ADMIT, "deploy", LEAD)
+SHOWS: Final = ("runs", "show", "follow", "labels", "log")  # Verbs of commands that change nothing.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Implement `protofleet follow`: print a line for each round of a queued run until the run is over."""
+"""Implement `protofleet follow`: print a line for each round of a run until the run is over."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from protofleet.cli.operator_option import add_operator_option, through_broker
-from protofleet.cli.queue_socket import ask_queue
+from protofleet.cli.operate import ask
+from protofleet.cli.operator_option import Ask, add_operator_option, name_of, through_broker
+from protofleet.cli.queue_socket import has_queue
+from protofleet.cli.run_end import end_of_run
 from protofleet.runtime.command.arguments import Subparsers
 from protofleet.runtime.command.errors import BY_SIGNAL, FAILED
 
 EVERY_SECONDS: Final = 0.5
 EVERY_SECONDS_AWAY: Final = 3.0  # Each question through the broker needs a connection.
+# Number of questions without an answer after which a coordinator that ends with its run is taken to have ended.
+MOST_FAILURES: Final = 40
 
 
 def add_follow(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "follow", help="print a line for each round of a queued run, until the run is over"
+        "follow", help="print a line for each round of a run, until the run is over"
     )
     command.add_argument("run", type=Path, help="folder of the run, for example runs/demo")
     add_operator_option(command)
@@ -44,7 +48,7 @@ def _follow_news(options: argparse.Namespace) -> int | None:
     from protofleet.federation.remote.settings import load_operator_settings
     from protofleet.protocol.wire.printable import printable
 
-    name = options.run.name
+    name = name_of(options.run)
     settings = load_operator_settings(options.operator)
     state = follow_run(
         settings, name, lambda line: print(f"{name}: {printable(line)}", flush=True), words_of_state
@@ -53,22 +57,12 @@ def _follow_news(options: argparse.Namespace) -> int | None:
 
 
 def _ask_again_and_again(options: argparse.Namespace) -> int:
-    from protofleet.protocol.transport.address import BrokerError
-    from protofleet.runtime.command.errors import RunError
-
     run, send, said = options.run.absolute(), through_broker(options), ""
     # Through the broker, only the number of the round is known.
-    rounds, has_answered = None if send else NewRounds(run / "rounds.jsonl"), False
+    rounds = None if send else NewRounds(run / "rounds.jsonl")
+    states = StatesAway(send, run.name) if send else StatesHere(options.run)
     while True:
-        try:
-            request = {"verb": "show", "run": run.name}
-            state = send(request) if send else ask_queue(run.parent, request)
-            has_answered = True
-        except (RunError, BrokerError) as error:
-            # From another machine, the first question shows whether the settings of the operator can be used.
-            if send and not has_answered:
-                raise
-            state = {"verdict": "unknown", "words": f"{error}; waiting for it"}
+        state = states.next()
         if state["verdict"] in ("refused", "denied"):
             print(f"{run.name}: {state['words']}", flush=True)
             return FAILED
@@ -83,6 +77,58 @@ def _ask_again_and_again(options: argparse.Namespace) -> int:
         if state.get("over"):
             return 0 if state["state"] == "finished" else FAILED
         time.sleep(EVERY_SECONDS_AWAY if send else EVERY_SECONDS)
+
+
+class StatesAway:
+    """The states of a run, from a coordinator behind a broker."""
+
+    def __init__(self, send: Ask, run: str) -> None:
+        self._send, self._run = send, run
+        self._has_answered, self._ends_with_run, self._failures = False, False, 0
+
+    def next(self) -> dict[str, Any]:
+        """Return the state of the run, or words if nobody answers."""
+        from protofleet.protocol.transport.address import BrokerError
+        from protofleet.runtime.command.errors import RunError
+
+        try:
+            state = self._send({"verb": "show", "run": self._run})
+        except (RunError, BrokerError) as error:
+            # The first question shows whether the settings of the operator can be used.
+            if not self._has_answered:
+                raise
+            self._failures += isinstance(error, RunError)
+            if self._ends_with_run and self._failures >= MOST_FAILURES:
+                from protofleet.federation.remote.follower import ENDS_WITH_RUN
+
+                raise RunError(f"nobody has answered {self._failures} times; {ENDS_WITH_RUN}") from None
+            return {"verdict": "unknown", "words": f"{error}; waiting for it"}
+        self._has_answered, self._failures = True, 0
+        self._ends_with_run = bool(state.get("only_run"))
+        return state
+
+
+class StatesHere:
+    """The states of a run, from the coordinator on this machine or from the folder of the run."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def next(self) -> dict[str, Any]:
+        """Return the state of the run, or words if nobody answers and the run is not over."""
+        from protofleet.runtime.command.errors import RunError
+
+        try:
+            found = ask(self._run, {"verb": "show", "reason": ""})
+        except RunError as error:
+            found = {"verdict": "unknown", "words": f"{error}; waiting for it"}
+        # A coordinator whose file names the run ends with the run. A run of a queue may be submitted again.
+        if found["verdict"] != "unknown" or has_queue(self._run.absolute().parent):
+            return found
+        if (end := end_of_run(self._run)) is None:
+            return found
+        state, reason = end
+        return {"verdict": "done", "words": "", "state": state, "reason": reason, "over": True}
 
 
 class NewRounds:
@@ -105,9 +151,7 @@ class NewRounds:
 
 
 def words_of_state(state: Mapping[str, Any]) -> str:
-    # The reason of a run that goes on changes with each device that comes or leaves.
-    is_said = state["reason"] and state["state"] not in ("starting", "running")
-    return f"{state['state']}: {state['reason']}" if is_said else str(state["state"])
+    return f"{state['state']}: {state['reason']}" if state["reason"] else str(state["state"])
 
 
 def words_of_round(record: Mapping[str, Any]) -> str:

@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.cli.operator_option import add_operator_option, through_broker
+from protofleet.cli.operator_option import add_operator_option, name_of, through_broker
 from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
+from protofleet.cli.run_end import end_of_run
 from protofleet.runtime.command.arguments import REVISION, ROUND, Subparsers
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
@@ -69,7 +70,7 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
         if (revision := getattr(options, "revision", None)) is not None:
             said["rev"] = revision
         if send := through_broker(options):
-            response = send({"run": options.run.name, **said})
+            response = send({"run": name_of(options.run), **said})
         else:
             response = ask(options.run, said)
         done = response["verdict"] == "done"
@@ -99,6 +100,7 @@ def _args_of(verb: str, options: argparse.Namespace) -> dict[str, Any]:
 def ask(run: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """Send a request without the name of its run to the coordinator of the run, and return its response."""
     from protofleet.protocol.settings.reader import SettingsError
+    from protofleet.runtime.command.errors import RunError
     from protofleet.runtime.control_socket import CONTROL_SOCKET
 
     run = run.absolute()
@@ -109,7 +111,16 @@ def ask(run: Path, request: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(
             f"{run} is no folder of a run: there is no {folder}; name a run such as runs/demo"
         )
-    return ask_socket(folder, request, f"no coordinator of {run}")
+    try:
+        return ask_socket(folder, request, f"no coordinator of {run}", f"protofleet show {run}")
+    except RunError as error:
+        if (end := end_of_run(run)) is None:
+            raise
+        state, reason = end
+        words = f"{state}: {reason}" if reason else state
+        raise RunError(
+            f"{run} is over ({words}), and its coordinator has ended; see {run}/report.html"
+        ) from error
 
 
 def lines_of(state: dict[str, Any]) -> list[str]:

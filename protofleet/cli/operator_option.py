@@ -30,6 +30,18 @@ def through_broker(options: argparse.Namespace) -> Ask | None:
     return lambda request: ask_coordinator(settings, {"reason": "", **request})
 
 
+def name_of(run: Path) -> str:
+    """Return the name of a run for a coordinator elsewhere; raise SettingsError if it is the path of a folder."""
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if len(run.parts) > 1:
+        raise SettingsError(
+            f"{run} is a path, and with --operator a run is named by its name; write {run.name}, or leave out "
+            "--operator for a coordinator on this machine"
+        )
+    return run.name
+
+
 def add_service_options(command: argparse.ArgumentParser) -> None:
     add_operator_option(command)
     command.add_argument(

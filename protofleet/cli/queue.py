@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.cli.operate import line_of_command
-from protofleet.cli.operator_option import add_service_options, ask_service
+from protofleet.cli.operator_option import add_service_options, ask_service, name_of
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.command.arguments import PRIORITY, Subparsers
 from protofleet.runtime.command.errors import FAILED
@@ -54,13 +54,14 @@ def _submit(options: argparse.Namespace) -> int:
     name = options.name or table.get("name", "")
     if not (isinstance(name, str) and name):
         raise SettingsError(f"{options.experiment} names no run; set `name` in the file, or use --name")
-    after = options.after.name if options.after else ""
+    name_in = name_of if options.operator else lambda run: run.name
+    after = name_in(options.after) if options.after else ""
     request = {
         "verb": "submit",
         "run": name,
         "experiment": text,
         "after": after,
-        "from": options.source.name if options.source else "",
+        "from": name_in(options.source) if options.source else "",
         "priority": options.priority,
     }
     return _say(Listing.of(options), name, ask_service(options, request))

@@ -131,13 +131,19 @@ def _claimed(
 ) -> Callable[[Callable[[bool], str]], str]:  # fmt: skip
     """Return a function that conducts, and conducts again above a proved epoch if the options say `--restored`."""
     from protofleet.coordinator.start import claim_above, claim_again
+    from protofleet.lab.local.misplaced import conducted_from
     from protofleet.protocol.settings.reader import SettingsError
 
     if options.above and not options.restored:
         raise SettingsError("--above is only for a folder that came back from a backup; add --restored")
     if options.above:
         claim_above(options.above, runs, federation, int(time.time()))
-    return lambda conduct: claim_again(conduct, options.restored, runs, federation)
+
+    def claimed(conduct: Callable[[bool], str]) -> str:
+        with conducted_from(options.settings):
+            return claim_again(conduct, options.restored, runs, federation)
+
+    return claimed
 
 
 def end_of_coordinator(reason: str) -> int:

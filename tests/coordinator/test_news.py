@@ -161,3 +161,16 @@ def test_a_coordinator_of_many_runs_keeps_the_numbers_of_the_newest_runs_only(mo
     for run in ("a", "b", "a", "c", "d"):
         made.log("x", run=run)
     assert [made.news.follow("alice", run, None, 0, 0.0)["line"] for run in "abcd"] == [2, 0, 1, 1]
+
+
+def test_at_the_end_of_the_process_the_final_state_is_sent_although_no_line_waits():
+    made = Sent("red")
+    made.news.follow("alice", "red", None, 0, 0.0)
+    made.log("the last line", run="")
+    assert made.turn(0.0)[0][2].over == ""
+    made.over["red"] = "stopped"
+    assert made.turn(PAUSE_SECONDS / 2) == []
+    made.news.end(PAUSE_SECONDS / 2)
+    assert made.told[-1] == ("alice", "red", News(2, (), "stopped"))
+    made.news.end(PAUSE_SECONDS)
+    assert len(made.told) == 2, "the final state is sent once"

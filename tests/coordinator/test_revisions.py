@@ -35,7 +35,7 @@ def test_a_command_for_another_revision_changes_nothing_and_says_what_to_do(queu
         decision = decided(queue, verb, revision, 2 + revision, rounds=9)
         assert (decision.verdict, decision.changed) == ("conflict", ())
         assert f"revision {row.revision} and not {revision}, and is queued" in decision.words
-        assert "`protofleet show red`" in decision.words
+        assert "`protofleet show runs/red`" in decision.words
     assert queue.runs["red"] == row
     assert decided(queue, verb, row.revision, 9, rounds=9).verdict == "done"
     assert decided(queue, verb, None, 10, rounds=9).verdict == "done"

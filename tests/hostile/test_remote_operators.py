@@ -103,6 +103,10 @@ def test_operators_give_their_commands_from_anywhere_within_their_grants(away, c
     assert said.count("\n") == 1 and "Traceback" not in said
     f.service()
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
+    away.experiment.write_text(EXPERIMENT.replace("quorum = 2", "quorum = 3"))
+    code, said = away.say("alice", "submit", str(away.experiment))
+    assert code == 1 and "2 devices are enrolled (one, two), but policy.quorum is 3" in said
+    away.experiment.write_text(EXPERIMENT)
     assert away.say("alice", "submit", str(away.experiment)) == (0, "demo: demo is submitted\n")
     f.wait_until(lambda: "running" in away.say("bob", "runs")[1], "the run to begin")
     code, said = away.say("bob", "stop", "demo")
@@ -121,12 +125,14 @@ def test_operators_give_their_commands_from_anywhere_within_their_grants(away, c
     paused = [away.ask("alice", "pause", id=name, run="demo") for _ in range(2)]
     assert paused[0] == paused[1] and paused[0]["verdict"] == "done"
     assert [(one["operator"], one["verb"], one["verdict"]) for one in away.log()] == [
-        ("alice", "submit", "done"), ("bob", "stop", "denied"), ("alice", "pause", "done"),
+        ("alice", "submit", "refused"), ("alice", "submit", "done"), ("bob", "stop", "denied"),
+        ("alice", "pause", "done"),
     ]  # fmt: skip
     looked_at = str(away.ask("bob", "show", run="demo")["revision"])
     assert f"revision {looked_at}\n" in away.say("bob", "show", "demo")[1]
     code, said = away.say("alice", "stop", "demo", "--revision", "1")
     assert code == 1 and f"demo has changed: it has revision {looked_at} and not 1" in said
+    assert "look at it with `protofleet show demo --operator FILE`" in said
     assert away.say("alice", "stop", "demo", "--revision", looked_at)[0] == 0
     code, said = away.say("bob", "follow", "demo")
     assert code == 1 and said.startswith("demo: stopped: stopped by alice")
@@ -174,7 +180,7 @@ def test_a_coordinator_whose_file_names_a_run_takes_the_same_commands_within_the
     f = away.f
     coordinator = f.coordinator(policy=BOTH)
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the coordinator")
-    assert away.say("bob", "runs")[1].startswith("run  waiting    0 of the 2 devices")
+    assert away.say("bob", "runs")[1].startswith("run  waiting    0 devices are present; a")
     code, said = away.say("bob", "pause", "run")
     assert code == 1 and said.startswith(
         "run: bob has no grant 'run', which pause needs; whoever holds the root"
@@ -192,7 +198,8 @@ def test_a_coordinator_whose_file_names_a_run_takes_the_same_commands_within_the
     done = [("bob", "pause", "denied"), ("alice", "pause", "done"), ("carol", "resume", "done")]
     done += [("alice", "submit", "refused"), ("alice", "extend", "conflict"), ("alice", "extend", "done")]
     assert [(one["operator"], one["verb"], one["verdict"]) for one in away.log()] == done
-    assert all(one["run"] == "run" for one in away.log())
+    assert {one["verb"] for one in away.log() if one["run"] != "run"} == {"submit"}
+    assert "submit" not in away.say("alice", "show", "run")[1], "the run was not submitted"
     # The command that ends the process gets its result.
     assert away.say("alice", "stop", "run", "--reason", "enough") == (0, "run: the run is stopped\n")
     assert f.wait_for_end(coordinator) == 0, f.last_words()
@@ -286,3 +293,17 @@ def test_an_operator_follows_a_coordinator_whose_file_names_a_run_to_its_end(awa
     denied = Shell(away, "carol", "run")
     assert f.wait_for_end(denied.process) == 1
     assert "no coordinator answers on" in denied.log.read_text()
+
+
+def test_a_shell_that_follows_a_run_of_a_file_ends_when_another_shell_stops_the_run(away):
+    f = away.f
+    coordinator = f.coordinator(policy=BOTH)
+    f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the coordinator")
+    shells = [Shell(away, "bob", "run"), Shell(away, "alice", "run")]
+    for shell in shells:
+        f.wait_until(shell.lines, "the first line")
+    assert away.say("alice", "stop", "run", "--reason", "enough") == (0, "run: the run is stopped\n")
+    assert f.wait_for_end(coordinator) == 0, f.last_words()
+    for shell in shells:
+        assert f.wait_for_end(shell.process) == 1, shell.lines()
+        assert shell.lines()[-1] == "run: stopped" and "no coordinator" not in shell.log.read_text()

@@ -73,3 +73,12 @@ def test_without_a_queue_of_runs_nobody_assigns_groups_or_labels():
         SettingsError, match="select.groups needs a coordinator that conducts submitted runs.* set sele"
     ):
         DeviceSelection(groups=("hall",)).demand_no_labels("this one conducts one run")
+
+
+def test_a_run_of_all_devices_needs_as_many_enrolled_devices_as_its_quorum():
+    enrolled = frozenset(("a", "b"))
+    assert DeviceSelection().problem(2, enrolled, {}) == ""
+    said = DeviceSelection().problem(3, enrolled, {})
+    assert said.startswith(
+        "2 devices are enrolled (a, b), but policy.quorum is 3; enrol more devices, or lower"
+    )

@@ -157,3 +157,48 @@ def test_a_command_of_another_shell_is_repeated_with_its_id_until_its_deadline()
     for now in (0.0, 1.0, following.REPEAT_SECONDS, 7.0):
         others.send_due(now)
     assert line.sent == [stop, stop] and replies[0]["verdict"] == "nobody" and not others.waiting
+
+
+def test_it_ends_if_the_last_news_of_a_coordinator_that_ends_with_its_run_are_lost(monkeypatch):
+    for pause in ("REPEAT_SECONDS", "RENEW_SECONDS"):
+        monkeypatch.setattr(following, pause, 0.01)
+    gone = [[Denied("", UNHEARD)]] * following.MOST_UNHEARD
+    lines, end, asked = said([{"line": 0, "only_run": True}, *gone[0]], *gone)
+    assert end == "" and len(asked) == following.MOST_UNHEARD
+    assert lines[:2] == ["running", "no coordinator answers; waiting for it"] and len(lines) == 3
+    assert "conducts only one run, and ends with it; the folder of the run shows how" in lines[2]
+    # A coordinator of many runs comes back.
+    back = [{"line": 0}, news(1, over="finished")]
+    assert said([{"line": 0}, *gone[0]], *gone, back)[1] == "finished"
+
+
+def test_the_shell_whose_command_has_ended_the_run_gets_its_result_before_the_follower_ends():
+    stop, replies = CommandRequest(bytes(16), "stop", b"{}"), []
+    stopped = Arrived("", CommandOutcome(stop.id, "done", "the run is stopped", b"{}"))
+    line = Line([{"line": 0}, news(1, over="stopped"), stopped])
+    others = OtherCommands(line)
+    others.waiting[stop.id] = following.OtherCommand(stop, replies.append, deadline=float("inf"))
+    assert NewsReader(line, "red", [].append, lambda state: state["state"], others).follow() == "stopped"
+    assert replies == [{"verdict": "done", "words": "the run is stopped"}]
+
+
+def test_the_reason_of_a_state_is_said_when_it_changes(monkeypatch):
+    monkeypatch.setattr(following, "RENEW_SECONDS", 0.01)
+    states = [
+        [{"line": 0, "reason": reason}] for reason in ("none is here", "none is here", "one is here", "")
+    ]
+    line = Line(*states, [{"line": 0}, news(1, over="finished")])
+    lines, words = [], lambda state: f"{state['state']}: {state['reason']}"
+    NewsReader(line, "red", lines.append, words, OtherCommands(line)).follow()
+    assert lines == ["running: none is here", "running: one is here", "finished"]
+
+
+@pytest.mark.parametrize(("verb", "is_unknown"), [("stop", True), ("show", False)])
+def test_only_a_command_that_changes_something_may_have_had_an_effect(verb, is_unknown):
+    line, replies = Line(), []
+    others, command = OtherCommands(line), CommandRequest(bytes(16), verb, b"{}")
+    for times, expected in ((0, "nothing is queued"), (2, "not known whether" if is_unknown else "")):
+        others.waiting[command.id] = following.OtherCommand(command, replies.append, 9.0, times=times)
+        others.unheard()
+        assert expected in replies[-1]["words"]
+    assert ("not known" in replies[-1]["words"]) is is_unknown
