@@ -50,7 +50,10 @@ class DeviceSeries:
             registry=r,
         )
         self.outbox = Gauge(
-            f"{PREFIX}outbox_answers", "Answers that wait for the coordinator's receipt", registry=r
+            f"{PREFIX}outbox_answers",
+            "Answers that wait for the coordinator's receipt; an answer of a run that is paused or has failed is not "
+            "counted",
+            registry=r,
         )
         self.fallbacks = Gauge(
             f"{PREFIX}fallbacks",

@@ -181,8 +181,11 @@ def test_every_list_is_one_object_or_says_only_what_is_wrong(listed, capsys, mon
 def test_what_is_enrolled_and_banned_is_said_to_programs_as_it_is_to_people(listed, capsys, monkeypatch):
     monkeypatch.chdir(listed)
     assert main(["enrol", "list", "--root", "root", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["enrolled"]
-    assert (entry["name"], entry["part"], entry["state"]) == ("coordinator", "coordinator", "valid")
+    entries = json.loads(capsys.readouterr().out)["enrolled"]
+    assert [(entry["name"], entry["part"], entry["state"]) for entry in entries] == [
+        ("coordinator", "coordinator", "valid"),
+        ("coordinator.standby", "standby", "valid"),
+    ]
     assert main(["unban", "--folder", "run", "--json"]) == 0
     ban = json.loads(capsys.readouterr().out)["banned"]["loud"]
     assert ban["times"] == 1 and 3000 < ban["until"] - time.time() < 3700

@@ -121,7 +121,7 @@ def test_a_short_connection_counts_as_a_cut_and_the_sixth_cut_in_ten_minutes_end
         ({"lasted": 61.0}, False),
         ({"lasted": 61.0, "taken_over": True}, True),
         ({"at_once": False}, False),
-        ({"at_once": False, "taken_over": True}, False),
+        ({"at_once": False, "taken_over": True}, True),
         ({"result": Blocked("not authorized", True)}, True),
     ],
 )
