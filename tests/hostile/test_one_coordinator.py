@@ -347,6 +347,7 @@ def test_an_old_will_after_the_birth_is_followed_by_another_birth(world):
     assert late.leader is not None and pid_of(late.leader) == again.pid
 
 
+@pytest.mark.parametrize("each_world", ["with certificates"], indirect=True)
 def test_of_two_hosts_whose_service_managers_restart_them_one_leads_after_twenty_starts(each_world):
     """An operator starts a host again after exit code 3; the service manager does it after all other codes."""
     seen, dice = each_world.observe(), random.Random(1)
