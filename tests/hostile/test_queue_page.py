@@ -180,9 +180,9 @@ def test_the_table_names_the_devices_that_cannot_take_part_in_a_run_and_the_reas
         queue.ask("stop", "wide")
         page.wait_until(f"{cell('wide', 1)} === 'stopped'")
         assert "cannot take part" not in page.value(cell("wide", 3))
-    shown = queue.f.metrics()
-    ends = {how: shown[f'protofleet_run_over{{how="{how}",run="wide"}}'] for how in ("finished", "stopped")}
-    assert ends == {"finished": 0, "stopped": 1}
+    over = 'protofleet_run_over{{how="{}",run="wide"}}'
+    queue.f.wait_until(lambda: queue.f.metrics().get(over.format("stopped")) == 1, "the metric of its end")
+    assert queue.f.metrics()[over.format("finished")] == 0
 
 
 @pytest.mark.slow  # A browser draws each page four times.
