@@ -116,7 +116,7 @@ def test_a_stopped_run_ends_at_once_and_does_not_go_on_after_a_restart(tmp_path,
         assert [line["round"] for line in f.rounds()] == [1]
         capsys.readouterr()
         assert command(f, "resume") == 1
-        assert "no coordinator of" in capsys.readouterr().err
+        assert "run is over (stopped" in capsys.readouterr().err
 
 
 def test_a_command_that_is_sent_again_has_one_effect_and_a_bad_request_has_none(tmp_path, capsys):
