@@ -198,7 +198,8 @@ class Look:
 
     def _end_of_patience(self) -> LookResult:
         """Return the result when the time is over in which another coordinator could answer."""
-        if self.claimed is not None and self._newest is not None and self.claimed.is_below(self._newest):
+        # Another coordinator may have claimed the same epoch in the same second.
+        if self.claimed is not None and self._newest is not None and self._newest.epoch >= self.claimed.epoch:
             return Passed(self._newest)
         return Clear(self._highest)
 
