@@ -6,10 +6,11 @@ import pytest
 
 from protofleet.coordinator.leading.behind import BehindError
 from protofleet.protocol.link.base import unverified_header
+from protofleet.protocol.link.own_topic import opened_by_own_key
 from protofleet.protocol.security.envelope import OPEN, Header, seal
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.wire import codec
-from protofleet.protocol.wire.messages import HERE, Hello, State
+from protofleet.protocol.wire.messages import HERE, Hello, State, Welcome
 from protofleet.protocol.wire.names import COORDINATOR, EVERYBODY
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.small_federation import assert_same, simulation
@@ -70,6 +71,9 @@ def test_a_coordinator_behind_its_devices_ends_and_its_words_name_the_way_out(be
     assert isinstance(behind.service.end, BehindError) and behind.service.end.proven == epoch
     assert "--restored" in behind.service.stopped and str(epoch) in behind.service.stopped
     assert behind.service.context.higher_epochs > 0
+    frame = behind.broker.retained[behind.topics.coord_state]
+    header, state = opened_by_own_key(behind.keys[COORDINATOR], "simulated", frame)
+    assert header.epoch < epoch and not state.online, "others must not take the process for alive"
     assert {agent.link.epoch for agent in behind.agents.values()} == {epoch}, "nobody follows it"
 
 
@@ -103,6 +107,19 @@ def test_no_hello_of_an_undisturbed_run_has_a_state(tmp_path):
     assert run.service.run.view.over and sent and not any(hello.last_state for _, hello in sent)
 
 
+def welcomes(run):
+    """Return a list that gets each device to which the coordinator sends a welcome."""
+    found, send = [], run.service.run.link.send
+
+    def sent(device, message, *more):
+        if isinstance(message, Welcome):
+            found.append(device)
+        return send(device, message, *more)
+
+    run.service.run.link.send = sent
+    return found
+
+
 def state_of(run, epoch, keys=None, federation="simulated", state=State(True)):
     keys = keys or run.keys[COORDINATOR]
     header = Header(
@@ -120,6 +137,9 @@ def tell(run, frame, epoch=0):
     link.send(made)
     link.epoch = before
     run.run(until=lambda: False, limit=0.5)
+
+
+OF_THE_WHOLE_HELLO = ("oversized",)  # The hello itself cannot be read.
 
 
 @pytest.mark.parametrize(
@@ -155,11 +175,13 @@ def test_a_state_that_proves_nothing_is_harmless(tmp_path, fault, reason):
         "of another kind": lambda: state_of(run, high, state=Hello(COORDINATOR, 3, 5)),
         "only in the header": lambda: b"",
     }[fault]()
+    replies = welcomes(run)
     before = run.service.link.legacy.meter.rejected.copy()
     counted = run.service.context.higher_epochs
     tell(run, frame, epoch=1 << 40 if fault == "only in the header" else 0)
     assert dict(run.service.link.legacy.meter.rejected - before) == ({reason: 1} if reason else {})
     assert run.service.context.higher_epochs - counted == (fault == "only in the header")
+    assert bool(replies) == (fault not in OF_THE_WHOLE_HELLO), "the rest of the hello counts"
     run.run(limit=SECONDS)
     assert run.service.run.view.over and not run.service.end and run.service.link.epoch == epoch
 

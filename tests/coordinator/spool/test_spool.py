@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.spool.broadcast_chain import ChainLink
+from protofleet.coordinator.spool.generations import begin_generation
 from protofleet.coordinator.spool.index import RunMismatchError, check_run
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.methods.contract.base import Member
@@ -83,6 +84,21 @@ def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, starte
     past, _ = again.recover()
     assert past.accepted == {"train": {"device-0": BASE}} and not again.fallbacks["answer"]
     assert again.store("device-0").has(answer)
+
+
+def test_a_new_generation_begins_its_round_once_and_without_the_answers_of_the_one_before(
+    spool, started_again
+):
+    accept(spool, "device-0", 1)
+    spool.close_phase(1, "train", ["device-0"])
+    assert begin_generation(spool.index, 2, spool.newest_round)
+    past, _ = started_again().recover()
+    assert (past.accepted, past.closed) == ({}, {})
+    again = started_again()
+    accept(again, "device-0", 1)
+    assert not begin_generation(again.index, 2, again.newest_round), "it has begun"
+    past, _ = started_again().recover()
+    assert past.accepted == {"train": {"device-0": BASE}}
 
 
 def test_what_was_accepted_outlasts_a_transaction_that_fails(spool, started_again, monkeypatch):
