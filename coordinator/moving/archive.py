@@ -58,12 +58,18 @@ def header_of(name: str, size: int) -> bytes:
 
 def entry_of(path: Path, name: str) -> ArchivedFile:
     """Return the entry of a file for the manifest."""
+    return ArchivedFile(name, *_read_whole(path, lambda piece: None))
+
+
+def _read_whole(path: Path, take: Callable[[bytes], object]) -> tuple[int, str]:
+    """Pass a file to `take`, piece by piece; return its size and its SHA-256."""
+    whole, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        whole, size = hashlib.sha256(), 0
         while piece := file.read(PIECE):
             whole.update(piece)
             size += len(piece)
-    return ArchivedFile(name, size, whole.hexdigest())
+            take(piece)
+    return size, whole.hexdigest()
 
 
 def write_archive(
@@ -91,17 +97,11 @@ def _padding(size: int) -> int:
 
 
 def _copy(source: Source, out: BinaryIO) -> None:
-    whole, size = hashlib.sha256(), 0
-    with source.path.open("rb") as file:
-        while piece := file.read(PIECE):
-            whole.update(piece)
-            size += len(piece)
-            out.write(piece)
-    if (size, whole.hexdigest()) != (source.entry.size, source.entry.sha256):
+    if _read_whole(source.path, out.write) != (source.entry.size, source.entry.sha256):
         raise SettingsError(
             f"{source.path} has changed while it was copied; end the program that writes to it, and hand over again"
         )
-    out.write(bytes(_padding(size)))
+    out.write(bytes(_padding(source.entry.size)))
 
 
 class ArchiveReader:
