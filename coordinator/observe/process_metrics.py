@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
@@ -36,49 +36,37 @@ class DepartureCounts:
         yield family
 
 
-class PeerErrors:
-    """The counter of errors that concern only the messages of one device."""
+class ProcessCounter:
+    """A counter without labels, whose value another object of the process keeps."""
 
-    def __init__(self, context: ProcessContext | None) -> None:
-        self._context = context
+    def __init__(self, name: str, words: str, value: Callable[[], float]) -> None:
+        self._name, self._words, self._value = name, words, value
 
-    @staticmethod
-    def describe() -> list[CounterMetricFamily]:
-        return [
-            CounterMetricFamily(
-                "protofleet_peers_cut_off",
-                "Errors in handling a message from or to a device, after which the device's messages were "
-                "ignored for a while",
-            )
-        ]
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        (cut_off,) = self.describe()
-        if self._context is not None:
-            cut_off.add_metric([], self._context.error_boundary.cut_off)
-        yield cut_off
-
-
-class HigherEpochs:
-    """The counter of hellos whose header has a higher epoch than this coordinator."""
-
-    def __init__(self, context: ProcessContext | None) -> None:
-        self._context = context
-
-    @staticmethod
-    def describe() -> list[CounterMetricFamily]:
-        return [
-            CounterMetricFamily(
-                "protofleet_higher_epoch_hellos",
-                "Hellos whose header has a higher epoch than this coordinator. The coordinator does not follow such "
-                "an epoch, because any device can write it; docs/restore-a-coordinator.md",
-            )
-        ]
+    def describe(self) -> list[CounterMetricFamily]:
+        return [CounterMetricFamily(self._name, self._words)]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
-        family.add_metric([], self._context.higher_epochs if self._context else 0)
+        family.add_metric([], self._value())
         yield family
+
+
+def process_counters(context: ProcessContext | None) -> list[ProcessCounter]:
+    """Return the counters of a process; without a context, they are for the page of metrics."""
+    return [
+        ProcessCounter(
+            "protofleet_peers_cut_off",
+            "Errors in handling a message from or to a device, after which the device's messages were "
+            "ignored for a while",
+            lambda: context.error_boundary.cut_off if context else 0,
+        ),
+        ProcessCounter(
+            "protofleet_higher_epoch_hellos",
+            "Hellos whose header has a higher epoch than this coordinator. The coordinator does not follow such "
+            "an epoch, because any device can write it; docs/restore-a-coordinator.md",
+            lambda: context.higher_epochs if context else 0,
+        ),
+    ]
 
 
 def process_registry(context: ProcessContext, host: HostMetrics, unclean_at: float) -> CollectorRegistry:
@@ -93,6 +81,6 @@ def process_registry(context: ProcessContext, host: HostMetrics, unclean_at: flo
     series.unclean_start.set(unclean_at)
     series.banned.set_function(lambda: float(len(context.bans.banned)))
     r.register(DepartureCounts(context))
-    r.register(PeerErrors(context))
-    r.register(HigherEpochs(context))
+    for counter in process_counters(context):
+        r.register(counter)
     return r

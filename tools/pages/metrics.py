@@ -20,7 +20,7 @@ from protofleet.coordinator.observe.metrics import (
     OlderCopyCounts,
     WillCounts,
 )
-from protofleet.coordinator.observe.process_metrics import DepartureCounts, HigherEpochs, PeerErrors
+from protofleet.coordinator.observe.process_metrics import DepartureCounts, process_counters
 from protofleet.coordinator.observe.record import MOST_DEVICES
 from protofleet.coordinator.observe.series import (
     ROWS,
@@ -122,8 +122,8 @@ def register_process(r: CollectorRegistry) -> None:
     ProcessSeries(r)
     QueueSeries(r)
     r.register(DepartureCounts(None))
-    r.register(PeerErrors(None))
-    r.register(HigherEpochs(None))
+    for counter in process_counters(None):
+        r.register(counter)
 
 
 def register_device(r: CollectorRegistry) -> None:
