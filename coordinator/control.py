@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from protofleet.coordinator.moving.place import ENDS, HAND_OVER, MOVED, ONLY_HERE
 from protofleet.coordinator.operator_commands import OF_A_QUEUE, OperatorCommand, OperatorResult
@@ -15,6 +15,7 @@ from protofleet.coordinator.request_form import (
     ID,
     NO_ANSWER,
     OF_NO_RUN,
+    RequestHandler,
     answer_of_loop,
     demand_known_keys,
     denial_of,
@@ -29,18 +30,7 @@ from protofleet.protocol.transport.base import Done, Item, StopRequest
 log = logging.getLogger("protofleet.coordinator")
 
 
-class RunHandler(Protocol):
-    """A function that carries out a request and returns its answer.
-
-    `sender` is given for a command that came through the broker.
-    """
-
-    def __call__(
-        self, user: str, request: Mapping[str, Any], sender: Sender | None = None
-    ) -> Mapping[str, Any]: ...
-
-
-def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> RunHandler:
+def commands_of(run: Run, events: queue.SimpleQueue[Item]) -> RequestHandler:
     """Return a function that carries out a command and returns its result; any thread may call it."""
 
     def handle(user: str, request: Mapping[str, Any], sender: Sender | None = None) -> Mapping[str, Any]:

@@ -15,21 +15,20 @@ from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.connection import CoordinatorConnection, run_of, unless
-from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.control import commands_of
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
-from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
-from protofleet.coordinator.news import RunNews, nothing
+from protofleet.coordinator.moving.place import CoordinatorPlace, demand_here
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.operator_commands import VERBS
-from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
+from protofleet.coordinator.operators import OperatorLoop, set_up_operators
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
+from protofleet.coordinator.process_health import health_of
 from protofleet.coordinator.ready import demand_ready
 from protofleet.coordinator.round.events import BUDGET
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
@@ -40,18 +39,16 @@ from protofleet.coordinator.spool.index import MissingFolderError, check_run
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.coordinator.start import (
-    IN_ORDER,
     USUAL,
     StartOptions,
     highest_of_others,
+    note_end,
     standby_of,
     still_alone,
-    told_of_stop,
 )
-from protofleet.methods.contract.liveness import on_progress, tensors_work
+from protofleet.methods.contract.liveness import on_progress
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
-from protofleet.protocol.link.operators import CommandReceiver
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
 from protofleet.protocol.security.operators import OperatorRecord
@@ -63,7 +60,7 @@ from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, Worker, serve, stop_on_signals
-from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
+from protofleet.runtime.health import Heartbeats, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import Scrapes, exposed
 
@@ -129,17 +126,11 @@ class ConductedRun:
         self.service = CoordinatorService(self.context, [self.run])
         self.connection.look_after_cuts(self.service)
         self.commands = commands_of(self.run, receive_queue)
-        receiver = CommandReceiver(self.connection.link, claimed.operators)
-        receiver.remember(self.spool.heard_operators())
-        self.news = RunNews(
-            claimed.epoch, receiver.tell, lambda run: self.run.operator_commands.final_state(),
-            lambda: receive_queue.put(Done(nothing)), only_run=self.name,
+        self.operators, self.news = set_up_operators(
+            self.connection, claimed.operators, bool(settings.enrolled), self.spool.heard_operators(), self.commands,
+            lambda call: receive_queue.put(Done(call)), lambda run: self.run.operator_commands.final_state(),
+            only_run=self.name,
         )  # fmt: skip
-        self.operators = BrokerOperators(
-            receiver, self.commands, lambda call: receive_queue.put(Done(call)), self.context.bans, self.news
-        )
-        if settings.enrolled:
-            self.transport.subscribe(receiver.topics.all_commands)
         receive_queue.unwanted = partial(self.operators.unwanted, of_devices=self.service.unwanted)
 
     def connect(self) -> None:
@@ -209,7 +200,7 @@ def _conduct(
     conducted = ConductedRun(settings, claimed, receive_queue, heartbeats, stopped, worker, standby)
     service, run = conducted.service, conducted.run
     try:
-        checks = health(conducted.context, heartbeats, folder)
+        checks = health_of(conducted.context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
         operated = OperatedPage(settings.page_address(), conducted.commands)
@@ -241,10 +232,7 @@ def _conduct(
                 # The run is over, so the devices no longer need the connection.
                 conducted.transport.close()
                 scrapes.wait_for_last(stopped)
-        in_order = stopped() or service.stopped in ("", MOVED) or isinstance(service.end, IN_ORDER)
-        life.end(in_order=in_order)
-        if service.end is not None:
-            raise told_of_stop(service.end, stopped)
+        note_end(life, service, stopped)
         if run.diverged:
             raise DivergedError(f"the run cannot continue: {run.diverged}")
         end = run.machine.ended_early
@@ -255,13 +243,3 @@ def _conduct(
         raise DamagedError(f"{error}; put it back and start the coordinator again") from error
     finally:
         conducted.close()
-
-
-def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
-    """Return the health checks of the coordinator by name. The coordinator is healthy if all of them pass."""
-    return {
-        "loop": loop_is_running(heartbeats),
-        "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",
-        "torch": tensors_work,
-        "disk": disk_is_writable(folder),
-    }

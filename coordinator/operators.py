@@ -7,16 +7,18 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from protofleet.coordinator.connection import CoordinatorConnection
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.error_boundary import ErrorBoundary
-from protofleet.coordinator.news import RunNews
+from protofleet.coordinator.news import RunNews, nothing
 from protofleet.coordinator.queue.commands import DONE, REFUSED, Sender
-from protofleet.coordinator.request_form import FOLLOW
+from protofleet.coordinator.request_form import FOLLOW, RequestHandler
 from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.link.operators import CommandReceiver, ReceivedCommand
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER, TokenBucket
+from protofleet.protocol.security.operators import OperatorRecord
 from protofleet.protocol.transport.base import Arrived, Connected, Done, Item
 from protofleet.protocol.wire.codec import MAX_PAYLOAD
 from protofleet.protocol.wire.messages import CommandOutcome
@@ -29,12 +31,6 @@ MOST_WAITING: Final = 4  # Largest number of commands of one operator that wait 
 log = logging.getLogger("protofleet.coordinator")
 
 
-class OperatorHandler(Protocol):
-    """A function that carries out a request and returns its answer; it may wait for the thread of the event loop."""
-
-    def __call__(self, user: str, request: Mapping[str, Any], sender: Sender) -> Mapping[str, Any]: ...
-
-
 class BrokerOperators:
     """The operators who are enrolled, and their commands that wait.
 
@@ -43,10 +39,13 @@ class BrokerOperators:
     """
 
     def __init__(
-        self, link: CommandReceiver, handle: OperatorHandler, put: Callable[[Callable[[], None]], None], bans: Bans,
+        self, link: CommandReceiver, handle: RequestHandler, put: Callable[[Callable[[], None]], None], bans: Bans,
         news: RunNews | None = None,
     ) -> None:  # fmt: skip
-        """Set up the operators; `put` makes the thread of the event loop call a function."""
+        """Set up the operators; `put` makes the thread of the event loop call a function.
+
+        `handle` may wait for the thread of the event loop.
+        """
         self._link, self._handle, self._put, self._bans, self._news = link, handle, put, bans, news
         self._now, self._room = 0.0, 0
         self._waiting = Counter[str]()
@@ -156,6 +155,24 @@ class BrokerOperators:
             self._link.answer(
                 name, CommandOutcome(received.request.id, answer["verdict"], answer["words"], packed)
             )
+
+
+def set_up_operators(
+    connection: CoordinatorConnection, records: Mapping[str, OperatorRecord], is_enrolled: bool,
+    heard: Mapping[str, tuple[int, int, str]], handle: RequestHandler,
+    put: Callable[[Callable[[], None]], None], final_state: Callable[[str], str], only_run: str = "",
+) -> tuple[BrokerOperators, RunNews]:  # fmt: skip
+    """Return the operators of a coordinator and the news for them; call this before the connection begins.
+
+    Nobody sends commands through the broker to a coordinator that is not enrolled.
+    """
+    link = connection.link
+    receiver = CommandReceiver(link, records)
+    receiver.remember(heard)
+    news = RunNews(link.epoch, receiver.tell, final_state, lambda: put(nothing), only_run=only_run)
+    if is_enrolled:
+        connection.transport.subscribe(receiver.topics.all_commands)
+    return BrokerOperators(receiver, handle, put, connection.context.bans, news), news
 
 
 def _request_in(received: ReceivedCommand) -> dict[str, Any] | None:

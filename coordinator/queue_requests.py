@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from protofleet.coordinator.moving.place import HAND_OVER, CoordinatorPlace, demand_here
 from protofleet.coordinator.queue.commands import REFUSED, QueueCommand, Sender, Submission
@@ -15,6 +15,7 @@ from protofleet.coordinator.request_form import (
     MOST_SHOWN,
     NO_ANSWER,
     OF_NO_RUN,
+    RequestHandler,
     answer_of_loop,
     demand_known_keys,
     denial_of,
@@ -42,20 +43,9 @@ QueueAnswer = Mapping[str, Any]
 Execute = Callable[[QueueCommand, Submission | Labelling | None, str], QueueAnswer]
 
 
-class QueueHandler(Protocol):
-    """A function that carries out a request and returns its answer.
-
-    `sender` is given for a command that came through the broker.
-    """
-
-    def __call__(
-        self, user: str, request: Mapping[str, Any], sender: Sender | None = None
-    ) -> QueueAnswer: ...
-
-
 def queue_commands(
     settings: ServiceSettings, execute: Execute, put: Callable[[Callable[[], None]], None]
-) -> QueueHandler:
+) -> RequestHandler:
     """Return a function that carries out a request and returns its answer; any thread may call it.
 
     `put` makes the thread of the event loop call a function, and `execute` carries out a command on that thread.

@@ -55,6 +55,17 @@ def demand_known_keys(request: Mapping[str, Any]) -> None:
         demand_place(request)
 
 
+class RequestHandler(Protocol):
+    """A function that carries out a request and returns its answer.
+
+    `sender` is given for a command that came through the broker.
+    """
+
+    def __call__(
+        self, user: str, request: Mapping[str, Any], sender: Sender | None = None
+    ) -> Mapping[str, Any]: ...
+
+
 class GrantedCommand(Protocol):
     """A command with its operator."""
 

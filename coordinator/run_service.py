@@ -17,27 +17,21 @@ from protofleet.coordinator.connection import CoordinatorConnection
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.leading.lock import sole_use
 from protofleet.coordinator.leading.standby import Standby
-from protofleet.coordinator.moving.place import MOVED, CoordinatorPlace, demand_here
-from protofleet.coordinator.news import RunNews, nothing
+from protofleet.coordinator.moving.place import CoordinatorPlace, demand_here
 from protofleet.coordinator.observe.process_metrics import process_registry
 from protofleet.coordinator.observe.run_labels import RunLabels
 from protofleet.coordinator.observe.series import QueueSeries
-from protofleet.coordinator.operators import BrokerOperators, OperatorLoop
+from protofleet.coordinator.operators import OperatorLoop, set_up_operators
 from protofleet.coordinator.page.operated_page import OperatedPage
 from protofleet.coordinator.page.process_page import ProcessPage
 from protofleet.coordinator.page.serving import page_served
+from protofleet.coordinator.process_health import health_of
 from protofleet.coordinator.queue.folder import queue_folder
 from protofleet.coordinator.queue.queue_file import QueueFile, check_queue
-from protofleet.coordinator.queue.states import (
-    QueuedRun,
-)
+from protofleet.coordinator.queue.states import QueuedRun
 from protofleet.coordinator.queue_conductor import QueueConductor, ShownBy
 from protofleet.coordinator.queue_executor import QueueExecutor
-from protofleet.coordinator.queue_requests import (
-    MOST_REQUEST,
-    VERBS,
-    queue_commands,
-)
+from protofleet.coordinator.queue_requests import MOST_REQUEST, VERBS, queue_commands
 from protofleet.coordinator.ready import demand_ready
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.service_settings import ServiceSettings
@@ -45,17 +39,15 @@ from protofleet.coordinator.spool.epochs import least_epoch, next_epoch, save_ep
 from protofleet.coordinator.spool.index import claimed_epoch, index_of
 from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.start import (
-    IN_ORDER,
     USUAL,
     StartOptions,
     highest_of_others,
+    note_end,
     standby_of,
     still_alone,
-    told_of_stop,
 )
-from protofleet.methods.contract.liveness import on_progress, tensors_work
+from protofleet.methods.contract.liveness import on_progress
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
-from protofleet.protocol.link.operators import CommandReceiver
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Keyring, Keys
 from protofleet.protocol.security.operators import OperatorRecord
@@ -66,7 +58,7 @@ from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.control_socket import listening
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread, serve, stop_on_signals
-from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
+from protofleet.runtime.health import Heartbeats, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import MeterCollector, exposed
 
@@ -154,23 +146,14 @@ class RunService:
         self._page = ProcessPage(VERBS) if own.page_port else None
         shown_by = ShownBy(self._metrics, QueueSeries(process), self._page, software, events, built, report)
         self.conductor = QueueConductor(
-            settings,
-            self._queue,
-            self._connection,
-            self.service,
-            shown_by,
-            self._heartbeats,
-            self._is_stopped,
-        )
+            settings, self._queue, self._connection, self.service, shown_by, self._heartbeats, self._is_stopped
+        )  # fmt: skip
         executor = QueueExecutor(settings, self._queue, self.conductor, self.service)
         self._commands = queue_commands(settings, executor.execute, self._call)
-        commands = CommandReceiver(self._connection.link, lead.operators)
-        commands.remember(self._queue.heard())
-        link = self._connection.link
-        self._news = RunNews(link.epoch, commands.tell, self._final_state, lambda: self._call(nothing))
-        self.operators = BrokerOperators(commands, self._commands, self._call, bans, self._news)
-        if own.enrolled:
-            self._connection.transport.subscribe(commands.topics.all_commands)
+        self.operators, self._news = set_up_operators(
+            self._connection, lead.operators, bool(own.enrolled), self._queue.heard(), self._commands, self._call,
+            self._final_state,
+        )  # fmt: skip
         self._operated = OperatedPage(own.page_address(), self._commands, lambda run: run in self._queue.runs)
 
     def _least_epoch(self, runs: Iterable[QueuedRun]) -> int:
@@ -186,7 +169,8 @@ class RunService:
 
     def serve(self) -> str:
         own = self._settings.own
-        metrics = exposed(self._metrics, own.endpoint(), self._health())
+        checks = health_of(self._context, self._heartbeats, self._folder)
+        metrics = exposed(self._metrics, own.endpoint(), checks)
         control = listening(self._folder, self._operated.handle, MOST_REQUEST)
         page = page_served(self._page, self._operated) if self._page else contextlib.nullcontext()
         # The metrics come last: they tell others that the coordinator takes commands.
@@ -213,11 +197,7 @@ class RunService:
             finally:
                 self.conductor.close()
                 self._connection.transport.close()
-        end = self.service.end
-        gave_way = self.service.stopped == MOVED or isinstance(end, IN_ORDER)
-        self._life.end(in_order=self._is_stopped() or gave_way)
-        if end is not None:
-            raise told_of_stop(end, self._is_stopped)
+        note_end(self._life, self.service, self._is_stopped)
         return self.service.stopped
 
     def close(self) -> None:
@@ -246,17 +226,6 @@ class RunService:
             return False
         self.service.lead(self._queue.runs[name].on_wire.wire_name)
         return True
-
-    def _health(self) -> dict[str, Check]:
-        def broker() -> str:
-            return "" if self._context.connected else "there is no session with the broker; see the log"
-
-        return {
-            "loop": loop_is_running(self._heartbeats),
-            "broker": broker,
-            "torch": tensors_work,
-            "disk": disk_is_writable(self._folder),
-        }
 
 
 class ServiceLoop:

@@ -17,6 +17,8 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.leading.behind import BehindError
 from protofleet.coordinator.leading.look import Blocked, Clear, Passed, Rank, Taken
 from protofleet.coordinator.leading.standby import LookNeeds, Standby
+from protofleet.coordinator.moving.place import MOVED
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import process_identity, save_epoch
 from protofleet.coordinator.spool.lives import Life
 from protofleet.protocol.link.clocks import Clock, ahead, days
@@ -37,12 +39,10 @@ class StartOptions:
     """The way in which a process begins to act as the coordinator."""
 
     take_over: bool = False  # True if it asks the coordinator that leads to end
-    alone: bool = (
-        False  # True if no other coordinator can reach the broker, so that this process need not look
-    )
-    pauses: bool = (
-        False  # True if all runs of a queue are paused first, because the folder came back from a backup
-    )
+    # True if no other coordinator can reach the broker, so that this process need not look.
+    alone: bool = False
+    # True if all runs of a queue are paused first, because the folder came back from a backup.
+    pauses: bool = False
 
 
 USUAL: Final = StartOptions()
@@ -132,15 +132,16 @@ def _needs(patience: float, is_stopped: Callable[[], bool]) -> LookNeeds:
     )
 
 
-IN_ORDER: Final = (SteppedDownError, BehindError)  # The ends of a process that are no crash.
-
-
-def told_of_stop(end: RunError, is_stopped: Callable[[], bool]) -> RunError:
-    """Return the error with which a process ends after its loop; from now on, a signal ends the process at once."""
+def note_end(life: Life, service: CoordinatorService, is_stopped: Callable[[], bool]) -> None:
+    """Record after the loop that the process has not crashed; raise the error if another coordinator has ended it."""
+    end = service.end
+    gave_way = service.stopped in ("", MOVED) or isinstance(end, SteppedDownError | BehindError)
+    life.end(in_order=is_stopped() or gave_way)
     if isinstance(end, BehindError):
-        end_on_signals()
+        end_on_signals()  # From now on, a signal ends the process at once.
         end.is_stopped = is_stopped()
-    return end
+    if end is not None:
+        raise end
 
 
 def claim_above(epoch: int, runs: Path, federation: str, clock: int) -> None:
