@@ -15,4 +15,4 @@ class BehindError(OutrankedError):
             f"once with `protofleet coordinator FILE --restored --above {proven}`"
         )
         self.proven = proven
-        self.is_stopped = False  # Whether a signal has asked the process to end too.
+        self.is_stopped = False  # True if a signal has asked the process to end too.

@@ -62,7 +62,7 @@ class QueueCommand:
     revision: int | None = (
         None  # Revision of the row that the operator has looked at, if the command names it.
     )
-    # Of `resume`: go on under the next name on the wire; and let devices begin with the half that they have.
+    # For `resume`: go on under the next name on the wire, and let devices begin with the half that they have.
     new_generation: bool = False
     keeps_halves: bool = False
 

@@ -19,7 +19,7 @@ class EpochProof:
     def __init__(self) -> None:
         self.frame = b""  # the newest state that is small enough for a hello; b"" if there is none
         self._epoch = 0  # epoch of this state
-        # Whether a coordinator with a lower epoch has announced itself since the last hello with the state.
+        # True if a coordinator with a lower epoch has announced itself since the last hello with the state.
         self.is_due = False
 
     def keep(self, frame: bytes) -> None:

@@ -36,7 +36,7 @@ class RestoredWorld(QueueWorld):
     """`old` has the devices whose software takes part in one run and does not say what it has answered."""
 
     old: tuple[str, ...] = ()
-    restored: bool = False  # Whether the next coordinator is started with --restored.
+    restored: bool = False  # True if the next coordinator is started with --restored.
     highest: int = 0  # The highest epoch of other coordinators that the next look finds.
 
     def __post_init__(self) -> None:

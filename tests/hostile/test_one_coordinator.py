@@ -1,4 +1,4 @@
-"""Of several coordinators of one federation, as real processes, one leads."""
+"""One of several coordinators of a federation leads, as real processes."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Of several coordinators on one broker, one is left, and it has the highest epoch."""
+"""One of several coordinators on one broker is left, and it has the highest epoch."""
 
 import pytest
 

@@ -32,7 +32,7 @@ LONG = EXPERIMENT.replace("rounds = 2", "rounds = 9000").replace("[policy]", "[p
 # The last round of a run that stands would be stretched too, and a hello in it repeats a task and its answer.
 USUAL_BYTES = {"protofleet_round_wire_bytes": lambda minute: 80_000.0}
 
-# Of a run that goes on: the time of its round, and the time of the last message of each device.
+# The times of the round and of the last message of each device; they change while a run goes on.
 MOVING = ("protofleet_round_since_timestamp_seconds", "protofleet_device_last_seen_timestamp_seconds")
 
 
