@@ -18,7 +18,7 @@ MOST_KINDS: Final = 16
 MOST_LETTERS: Final = 20
 NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_LETTERS - 1}}}")
 # Arrays that the framework adds to the method's arrays. The bytes of these arrays are counted as CONTROL.
-FRAMEWORK: Final = frozenset({"confusion", "manifest", "secagg"})
+FRAMEWORK: Final = frozenset({"confusion", "manifest"})
 
 
 def kind_in(name: str) -> str:
