@@ -16,7 +16,7 @@ from protofleet.protocol.secagg.directory import Directory
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.masks import KEY, digest
 from protofleet.protocol.secagg.signing import SIGNATURE, verify
-from protofleet.protocol.secagg.terms import Terms, enough
+from protofleet.protocol.secagg.terms import Terms, threshold
 from protofleet.protocol.security.weak_keys import is_weak
 
 KEYS: Final = 3 * KEY + SIGNATURE  # bytes of the keys that a device sends
@@ -66,9 +66,14 @@ class Roster:
         return digest("roster", self.terms.hash, *(part for row in rows for part in row))
 
     @property
+    def threshold(self) -> int:
+        """Return the fewest devices that can unmask a sum together."""
+        return threshold(len(self.entries))
+
+    @property
     def enough(self) -> int:
         """Return the fewest devices whose sum may be unmasked."""
-        return enough(len(self.entries), self.terms.least)
+        return max(self.threshold, self.terms.least)
 
     def __iter__(self) -> Iterator[RosterEntry]:
         return iter(self.entries)

@@ -7,7 +7,7 @@ holder, in 33 bytes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
@@ -21,8 +21,8 @@ NO_SHARE: Final = b"\xff" * SHARE  # larger than the prime, so it is never a sha
 def split(secret: bytes, points: Iterable[int], needed: int) -> dict[int, bytes]:
     """Return a share for each point; the points must be different and not 0."""
     drawn = [secrets.randbelow(PRIME) for _ in range(needed - 1)]
-    coefficients = [int.from_bytes(secret, "little"), *drawn]
-    return {point: polynomial(coefficients, point).to_bytes(SHARE, "little") for point in points}
+    terms = [int.from_bytes(secret, "little"), *drawn]
+    return {point: polynomial(terms, point).to_bytes(SHARE, "little") for point in points}
 
 
 def combine(shares: Mapping[int, bytes], needed: int) -> bytes:
@@ -33,8 +33,12 @@ def combine(shares: Mapping[int, bytes], needed: int) -> bytes:
     """
     if len(shares) < needed:
         raise SecaggError(SecaggFault.TOO_FEW, f"{len(shares)} shares, but {needed} are needed")
-    chosen = {point: share_value(shares[point]) for point in sorted(shares)[:needed]}
-    value = value_at(chosen, 0)
+    points = tuple(sorted(shares))[:needed]
+    return secret_of(weighted([shares[point] for point in points], coefficients(points, 0)))
+
+
+def secret_of(value: int) -> bytes:
+    """Return the secret that a polynomial has at 0, or raise SecaggError if it is none."""
     if value >= 1 << (8 * SECRET):
         raise SecaggError(SecaggFault.BAD_SHARES, "the shares give no secret of 32 bytes")
     return value.to_bytes(SECRET, "little")
@@ -48,21 +52,26 @@ def share_value(share: bytes) -> int:
     return value
 
 
-def polynomial(coefficients: list[int], point: int) -> int:
-    """Return the value of a polynomial at a point, modulo the prime; the constant coefficient is first."""
+def polynomial(terms: Sequence[int], point: int) -> int:
+    """Return the value of a polynomial at a point, modulo the prime; the constant term is first."""
     value = 0
-    for coefficient in reversed(coefficients):
-        value = (value * point + coefficient) % PRIME
+    for term in reversed(terms):
+        value = (value * point + term) % PRIME
     return value
 
 
-def value_at(values: Mapping[int, int], place: int) -> int:
-    """Return the value at `place` of the polynomial through the given points."""
-    total = 0
-    for point, value in values.items():
+def coefficients(points: Sequence[int], place: int) -> list[int]:
+    """Return Lagrange's coefficients: the value at `place` is the sum of coefficient times value at each point."""
+    found = []
+    for point in points:
         top = bottom = 1
-        for other in values:
+        for other in points:
             if other != point:
                 top, bottom = top * (place - other) % PRIME, bottom * (point - other) % PRIME
-        total += value * top * pow(bottom, -1, PRIME)
-    return total % PRIME
+        found.append(top * pow(bottom, -1, PRIME) % PRIME)
+    return found
+
+
+def weighted(shares: Sequence[bytes], weights: Sequence[int]) -> int:
+    """Return the sum of weight times share, modulo the prime."""
+    return sum(weight * share_value(share) for weight, share in zip(weights, shares, strict=True)) % PRIME
