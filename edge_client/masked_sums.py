@@ -25,6 +25,7 @@ from protofleet.protocol.secagg.broadcast import (
     CONTROL,
     base_of,
     hash_of,
+    is_of_attempt,
     method_arrays,
     read_announced,
     read_most,
@@ -52,7 +53,7 @@ OWN: Final = "own"  # name of the array of bytes in an object of the device's ow
 
 
 @dataclass(frozen=True)
-class MaskedAnswer:
+class SummedAnswer:
     """The answer to a task of a summed phase, and what the device must store with it."""
 
     arrays: Mapping[str, Array]
@@ -79,7 +80,7 @@ class MaskedSums:
         run: str,
         examples: int,
         arrays: Arrays,
-    ) -> MaskedAnswer:
+    ) -> SummedAnswer:
         """Answer a task of a summed phase; raise SecaggError if the device must not go on."""
         phase, _, step = question.phase.partition(".")
         if not step:
@@ -88,8 +89,10 @@ class MaskedSums:
         if saved is None or not saved.book or saved.phase != phase:
             raise SecaggError(SecaggFault.OVER, "this device has begun no attempt of this phase")
         instance = Instance(self._name, self._identity, read_book(own_bytes(state, saved.book)))
-        if instance.book.terms.round != question.round:
-            raise SecaggError(SecaggFault.OVER, f"the attempt is of round {instance.book.terms.round}")
+        if not is_of_attempt(bodies(arrays), instance.book.terms):
+            raise SecaggError(
+                SecaggFault.OVER, "the task is of another attempt than the newest of this device"
+            )
         try:
             found = self._step(instance, step, question, plan, state, saved, arrays)
         except SecaggError:
@@ -98,7 +101,7 @@ class MaskedSums:
             raise
         book = put_bytes(state, instance.book.encode())
         over = step == SumStep.UNMASK
-        return MaskedAnswer(found, {}, saved.ended(book) if over else saved.with_book(book))
+        return SummedAnswer(found, {}, saved.ended(book) if over else saved.with_book(book))
 
     def _begin(
         self,
@@ -109,7 +112,7 @@ class MaskedSums:
         run: str,
         examples: int,
         arrays: Arrays,
-    ) -> MaskedAnswer:
+    ) -> SummedAnswer:
         """Train, encode the update, and make the keys of an attempt. If the update is known, use it again."""
         phase, saved = question.phase, state.saved.masked
         terms, most = read_announced(bodies(arrays), VALUES), read_most(arrays)
@@ -136,7 +139,7 @@ class MaskedSums:
             state.store.put(payload).object.hex(),
             put_bytes(state, words.astype("<u4").tobytes()),
         )
-        return MaskedAnswer(_parts(keys=instance.keys()), dict(metrics), masked)
+        return SummedAnswer(_parts(keys=instance.keys()), dict(metrics), masked)
 
     def _check(
         self, terms: Terms, most: int, question: Question, plan: Plan, run: str, arrays: Arrays

@@ -11,9 +11,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
-import torch
-
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.secagg.steps import SumQuestion, conduct
@@ -22,7 +19,7 @@ from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.contribution import arrays_of_wants, layout_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.protocol.secagg.broadcast import announced, base_of, vector_name
+from protofleet.protocol.secagg.broadcast import announced, base_of, of_attempt, vector_name
 from protofleet.protocol.secagg.control_arrays import ByteArrays, Part, SumStep, array_name
 from protofleet.protocol.secagg.directory import Directory, pack_records
 from protofleet.protocol.secagg.field import Field
@@ -115,7 +112,7 @@ class SummedPhases:
 
     def _task(self, phase: str, question: SumQuestion, terms: Terms, vector: str, opening: Payload) -> SumAsk:
         is_first = question.step is SumStep.KEYS
-        shared = {name: torch.from_numpy(np.array(value)) for name, value in question.shared.items()}
+        shared = to_torch({**question.shared, **of_attempt(terms)})
         return SumAsk(
             phase if is_first else f"{phase}.{question.step.value}",
             opening if is_first else shared,

@@ -31,7 +31,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Place:
+class VectorPlace:
     """The place of an array in the vector."""
 
     name: str
@@ -49,11 +49,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """The places of a phase's arrays in the vector: first the arrays, by name, then the table of classes."""
 
     averaged: Averaged
-    places: tuple[Place, ...]
+    places: tuple[VectorPlace, ...]
     classes: int = 0  # number of classes of the table; 0 without a table
     width: int = 0  # numbers in a row of the table
     dtype: str = "float32"  # dtype of the rows
@@ -156,24 +156,24 @@ def capped(counts: Vector, most: int) -> Vector:
 
 def layout_of(
     averaged: Averaged, arrays: Mapping[str, tuple[str, tuple[int | str, ...]]], classes: int
-) -> Layout:
+) -> VectorLayout:
     """Return the layout of arrays with these dtypes and shapes; raise ValueError if the phase's mean lacks one.
 
     The coordinator knows the arrays from the `wants` of the task, and a device from its payload. In both cases, the
     number of rows may be free.
     """
-    places: list[Place] = []
+    places: list[VectorPlace] = []
     start, width, dtype = 0, 0, "float32"
     for name in sorted(arrays):
         kind_dtype, shape = arrays[name]
         if kind_in(name) in averaged.arrays:
-            places.append(Place(name, kind_dtype, tuple(int(n) for n in shape), start))
+            places.append(VectorPlace(name, kind_dtype, tuple(int(n) for n in shape), start))
             start = places[-1].stop
         elif averaged.rows is not None and name == ROWS:
             width, dtype = int(shape[1]), kind_dtype
         elif averaged.rows is None or name not in (LABELS, COUNTS):
             raise ValueError(f"{name} is not averaged in this phase, so a sum cannot replace it")
-    return Layout(averaged, tuple(places), classes if width else 0, width, dtype)
+    return VectorLayout(averaged, tuple(places), classes if width else 0, width, dtype)
 
 
 def arrays_of_wants(wants: Mapping[str, TensorSpec]) -> dict[str, tuple[str, tuple[int | str, ...]]]:

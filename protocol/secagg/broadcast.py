@@ -17,6 +17,9 @@ from protofleet.protocol.wire.messages import Array, Arrays
 
 CONTROL: Final = "control."  # the first letters of the names of these arrays
 MOST: Final = "control.most"  # largest number of examples with which a device counts
+ATTEMPT: Final = (
+    "control.attempt"  # nonce of the attempt; without it, two attempts could have equal broadcasts
+)
 MASKED: Final = "masked"  # last part of the name of a masked vector; the first part is a kind of the method
 
 
@@ -48,6 +51,16 @@ def announced(*terms: Terms, most: int) -> dict[str, Array]:
         MOST: np.array([most], np.int64),
         **{terms_name(one.stage): as_array(one.encode()) for one in terms},
     }
+
+
+def of_attempt(terms: Terms) -> dict[str, Array]:
+    """Return the array that names the attempt, for the broadcast of each later step."""
+    return {ATTEMPT: as_array(terms.attempt)}
+
+
+def is_of_attempt(arrays: ByteArrays, terms: Terms) -> bool:
+    """Return whether a broadcast belongs to this attempt; raise SecaggError if it names no attempt."""
+    return bytes_in(arrays, ATTEMPT) == terms.attempt
 
 
 def read_most(arrays: Arrays) -> int:

@@ -16,7 +16,9 @@ from tests.support.small_enrolment import SmallEnrolment
 from tests.support.small_federation import plan, shard
 
 SETTINGS = SecaggSettings(bits=32, limit=64.0, metrics="each")
-POLICY = RunPolicy(rounds=2, quorum=3, gather=4, patience_seconds=60.0, settle_seconds=0.5)
+POLICY = RunPolicy(
+    rounds=2, quorum=3, gather=4, patience_seconds=60.0, settle_seconds=0.5, straggler_factor=0.0
+)
 
 
 class SummedSimulation(Simulation):
