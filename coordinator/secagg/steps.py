@@ -34,7 +34,7 @@ from protofleet.protocol.secagg.directory import Directory
 from protofleet.protocol.secagg.evidence import SumEvidence
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.field import Words
-from protofleet.protocol.secagg.packing import unpack
+from protofleet.protocol.secagg.packing import check_packed
 from protofleet.protocol.secagg.roster import Roster, names_with_repeated_keys, read_keys, roster_of
 from protofleet.protocol.secagg.sealing import SEALED_PAIR
 from protofleet.protocol.secagg.shares import NO_SHARE, SHARE, share_value
@@ -181,7 +181,7 @@ def _ask_masked(roster: Roster, first: Sequence[str], sealed: Answers, vector: s
 
     def check(device: str, answer: ByteArrays) -> None:
         data = bytes_in(answer, vector)
-        unpack(data, terms.length, terms.field.bits)
+        check_packed(data, terms.length, terms.field.bits)
         signature, digest = _part(roster, answer, "signature"), hashlib.sha256(data).digest()
         verify(roster.identity(device), device, signature, "masked", roster.hash, bitmap, digest)
         opened = unpack_names(roster, _part(roster, answer, "opened"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protofleet.edge_client.secagg.past_attempts import MOST_ATTEMPTS, PastAttempts
+from protofleet.protocol.secagg.control_arrays import unpack_names
 from protofleet.protocol.secagg.directory import Directory
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.field import MOST_DEVICES
@@ -99,8 +100,46 @@ def read_book(data: bytes) -> Book:
         book = Book(terms, past, keys, secrets, directory, *(fields.blob(most) for most in rest))
         fields.end()
     except (StatementError, UnicodeDecodeError, ValueError) as error:
-        raise SecaggError(SecaggFault.MALFORMED, f"the book of an attempt is damaged: {error}") from None
+        raise _damaged(str(error)) from None
+    if not _fits(book):
+        raise _damaged("its fields do not fit each other")
     return book
+
+
+def _fits(book: Book) -> bool:
+    """Return whether the fields are those of a device that has answered the steps in their order.
+
+    Raise SecaggError if the roster or a set cannot be read.
+    """
+    if book.past.round != book.terms.round or book.terms.attempt not in book.past.nonces:
+        return False
+    if not book.roster:
+        later = (book.shares, book.first, book.vector, book.survivors, book.released)
+        return not any(later) and _fits_secrets(book.secrets, 0, 0)
+    roster = book.read_roster()
+    first = len(unpack_names(roster, book.first)) if book.first else 0
+    if book.survivors:
+        unpack_names(roster, book.survivors)
+    return (
+        len(book.shares) == (len(roster.names) - 1) * SEALED_PAIR
+        and len(book.vector) == (KEY if first else 0)
+        and len(book.released) in (0, first * SHARE)
+        and bool(book.first) >= bool(book.survivors) >= bool(book.released)
+        and bool(book.released) <= (book.secrets is None)
+        and _fits_secrets(book.secrets, PAIR, first)
+    )
+
+
+def _fits_secrets(secrets: AttemptSecrets | None, own: int, first: int) -> bool:
+    """Return whether the secrets have a pair of `own` bytes and one pair for each of `first` devices."""
+    if secrets is None:
+        return True
+    pairs = {len(pair) for pair in secrets.opened}
+    return len(secrets.own) == own and len(secrets.opened) == first and pairs <= {0, PAIR}
+
+
+def _damaged(words: str) -> SecaggError:
+    return SecaggError(SecaggFault.MALFORMED, f"the book of an attempt is damaged: {words}")
 
 
 def _flag(fields: Reader) -> bool:

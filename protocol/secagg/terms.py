@@ -71,17 +71,22 @@ def read_terms(data: bytes) -> Terms:
     fields = Reader("set of terms", data)
     try:
         federation, run, number, attempt = fields.text(), fields.text(), fields.number(), fields.blob(NONCE)
-        stage, base, length, devices = fields.text(), fields.blob(KEY), fields.number(), fields.number()
+        stage, base, length, devices = _stage(fields), fields.blob(KEY), fields.number(), fields.number()
         (limit,) = struct.unpack("<d", fields.blob(8, 8))
         field = Field(devices, limit, fields.number(), fields.number())
         least, apart = fields.number(), fields.number()
         fields.end()
-        known: Stage = "presence" if stage == "presence" else "values"
-        if stage != known:
-            raise fields.wrong(f"the stage {stage!r}")
-        return Terms(federation, run, number, attempt, known, base, length, field, least, apart)
+        return Terms(federation, run, number, attempt, stage, base, length, field, least, apart)
     except (StatementError, ValueError) as error:
         raise SecaggError(SecaggFault.MALFORMED, f"no terms: {error}") from None
+
+
+def _stage(fields: Reader) -> Stage:
+    said = fields.text()
+    for stage in STAGES:
+        if stage == said:
+            return stage
+    raise fields.wrong(f"the stage {said!r}")
 
 
 def threshold(devices: int) -> int:
