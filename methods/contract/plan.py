@@ -449,8 +449,8 @@ def secagg_misfit(method: Method, name: str) -> str:
         )
     if not fits_secagg(method):
         return (
-            f"secagg is set, but {name} sends rows of classes, and the sum of a class that one device holds would show "
-            f"this device's row; leave secagg out, or take one of {known}"
+            f"secagg is set, but {name} sends rows of classes, and the sum of a class that one device holds would "
+            f"show this device's row; leave secagg out, or take one of {known}"
         )
     return ""
 

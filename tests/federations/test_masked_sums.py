@@ -8,9 +8,8 @@ from protofleet.coordinator.round.events import Stage
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
 from tests.support.small_federation import assert_same, in_blocks
-from tests.support.summed_simulation import POLICY, SETTINGS, SumRecorder, summed
+from tests.support.summed_simulation import POLICY, SETTINGS, STEPS, SumRecorder, summed
 
-STEPS = ("train", "train.shares", "train.masked", "train.agree", "train.unmask")
 ONE_ROUND = replace(POLICY, rounds=1)
 
 

@@ -15,6 +15,7 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_enrolment import SmallEnrolment
 from tests.support.small_federation import plan, shard
 
+STEPS = ("train", "train.shares", "train.masked", "train.agree", "train.unmask")
 SETTINGS = SecaggSettings(bits=32, limit=64.0, metrics="each")
 POLICY = RunPolicy(
     rounds=2, quorum=3, gather=4, patience_seconds=60.0, settle_seconds=0.5, straggler_factor=0.0
