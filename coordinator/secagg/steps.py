@@ -1,6 +1,7 @@
 """Conduct one attempt of secure aggregation as a generator.
 
-The generator yields a SumQuestion for each step and receives the answers by device. It returns the SecureSum, or
+The generator yields a SumQuestion for each step and receives the answers by device. The answers are read one after
+another, so they may read their arrays from the disk. It returns the SecureSum, or
 raises AttemptEndedError. It draws nothing: with the same terms and answers, it asks the same questions again. So a
 coordinator that restarts can repeat the attempt from stored answers.
 """
@@ -8,7 +9,7 @@ coordinator that restarts can repeat the attempt from stored answers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -80,6 +81,27 @@ class SecureSum:
     roster: Roster
     evidence: SumEvidence
     wrong_shares: Mapping[str, frozenset[str]]  # holder -> devices of whose secrets it sent a wrong share
+
+
+class StoredVectors(Mapping[str, bytes]):
+    """The masked vectors of a sum, each read from the answers when it is used.
+
+    If the answers read their arrays from the disk, only one vector is in memory.
+    """
+
+    def __init__(self, names: Sequence[str], answers: Answers, vector: str) -> None:
+        self._names, self._answers, self._vector = tuple(names), answers, vector
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._names:
+            raise KeyError(name)
+        return bytes_in(self._answers[name], self._vector)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 Answers: TypeAlias = Mapping[str, ByteArrays]
@@ -241,7 +263,7 @@ def _sum(roster: Roster, first: Sequence[str], masked: Answers, released: Answer
     shares = {name: _part(roster, answer, "released") for name, answer in released.items()}
     try:
         secrets = recovery.secrets(first, survivors, shares)
-        vectors = {name: bytes_in(masked[name], vector) for name in survivors}
+        vectors = StoredVectors(survivors, masked, vector)
         words = unmasked_sum(roster, first, vectors, secrets)
         _check_range(roster, survivors, words)
     except SecaggError as error:
