@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,6 +84,8 @@ class AgentOptions:
     """Function that returns the temperature of the board as a metric."""
     plugins: PlugIns = field(default_factory=PlugIns)
     """Plug-ins that a plan may name."""
+    require: Collection[str] = ()
+    """Protections that the plan of a run must have (`privacy.require`)."""
     runs: int = 1
     """Largest number of runs in which the device takes part at the same time."""
 
@@ -181,5 +183,6 @@ class _Assembly:
             options.plugins,
             device=link.me.name,
             sums=masked_sums_of(link),
+            require=options.require,
             memory=data.memory if self.places.limit > 1 else None,
         )

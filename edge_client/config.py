@@ -27,6 +27,7 @@ from protofleet.protocol.settings.bounds import (
     Watchdog,
     Within,
 )
+from protofleet.protocol.settings.privacy import PrivacySettings
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.messages import MOST_RUNS
 from protofleet.protocol.wire.names import valid_device, valid_name
@@ -81,6 +82,8 @@ class DeviceSettings:
     """If true, the folder keeps the device's last model and its best one by validation, for `protofleet export`."""
     pictures: Snapshots = field(default_factory=Snapshots)
     """Snapshots of embeddings for the pictures of a report."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """Protections that the plan of a run must have before this device takes part in the run."""
     models: ModelSettings | None = None
     """Models that the device serves to programs of its machine; if left out, no model is served."""
     limits: DeviceLimits = field(default_factory=DeviceLimits)

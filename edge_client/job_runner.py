@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,7 @@ class JobRunner:
     sums: MaskedSums | None = (
         None  # None if the device has no enrolment, so that it cannot check other devices
     )
+    require: Collection[str] = ()  # protections that a plan must have
     memory: JobMemory | None = None  # the place for the job, if jobs of several runs share it
     _plan: Plan | None = None  # plan of the job
 

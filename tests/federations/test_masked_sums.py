@@ -218,3 +218,14 @@ def test_metrics_of_single_devices_are_off_unless_the_plan_says_each(tmp_path):
     for agent in run.agents.values():
         for answer in agent.state.saved.answers:
             assert {name.partition(".")[0] for name in answer.metrics} <= {"seconds", "joules", "celsius"}
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, None])
+def test_a_device_that_requires_masked_sums_leaves_a_run_without_them(tmp_path, settings):
+    run = summed(tmp_path, policy=ONE_ROUND, settings=settings)
+    agent = run.agents["device-1"]
+    agent.tasks.runner.require = ("secagg",)
+    run.run()
+    assert run.service.finished
+    assert ("takes part only in runs of masked sums" in agent.view.problem) == (settings is None)
+    assert bool(agent.state.saved.answers) == (settings is not None)
