@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Stage
+from protofleet.lab.report.run_page import sum_notice
+from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
 from tests.support.small_federation import assert_same, in_blocks
@@ -229,3 +233,16 @@ def test_a_device_that_requires_masked_sums_leaves_a_run_without_them(tmp_path, 
     assert run.service.finished
     assert ("takes part only in runs of masked sums" in agent.view.problem) == (settings is None)
     assert bool(agent.state.saved.answers) == (settings is not None)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, None])
+def test_the_records_of_a_run_say_that_updates_were_summed(tmp_path, settings):
+    run = summed(tmp_path / "run", policy=ONE_ROUND, settings=settings)
+    file = RoundsFile(tmp_path / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
+    run.run()
+    phases = [phase["phase"] for phase in file.records[0]["phases"]]
+    assert phases == ([*STEPS] if settings else ["train"])
+    assert run.plan.method_words == ("fedavg, masked sums" if settings else "fedavg")
+    notice = sum_notice(encode(settings) if settings else {})
+    assert ("only the sums of at least 3 updates, in numbers of 32 bits" in notice) == bool(settings)
