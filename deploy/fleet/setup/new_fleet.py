@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from protofleet.edge_client.data.catalog import find
 from protofleet.federation.enrol.authority import make_authority
 from protofleet.federation.enrol.local_federation import YEARS
 from protofleet.federation.enrol.register import REGISTER
+from protofleet.methods.contract.catalog import load
 from protofleet.protocol.security.keyfiles import write_file
 from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
@@ -37,9 +38,16 @@ LEAST_PARTS, MOST_PARTS = 4, 40  # The smallest domain has 1,438 digits, so each
 # The run takes at most about eleven days. It has more rounds than it usually needs, because `restore --from-round`
 # may skip some rounds.
 RUN: Final[Mapping[str, Any]] = {
-    "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
-    "network": {"name": "cnn23"},
+    "name": "first", "rounds": 1000, "classes": 10, "size": 32,
 }  # fmt: skip
+NETWORK: Final = {"name": "cnn23"}
+METHOD: Final = "fedavg"
+RATES: Final[Mapping[str, float]] = {
+    METHOD: 0.05
+}  # Learning rates that differ from the method's own default.
+# Least number of samples of a class about which a device sends anything, for methods that send statistics of classes.
+# The papers' own number is 1, with which an uploaded mean can be the feature of a single sample.
+LEAST_SAMPLES: Final = 5
 # The first run of a coordinator with a queue.
 RUN_FILE: Final = f"{RUN['name']}.toml"
 # A board that serves its model takes part in one run at a time, so the coordinator conducts one run at a time.
@@ -98,8 +106,9 @@ class Addresses:
 
 
 def write_fleet(
-    folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any], queue: bool = False
-) -> Path:
+    folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any], queue: bool = False,
+    method: str = METHOD,
+) -> Path:  # fmt: skip
     """Write a new fleet's file, and make a root if there is none; raise SettingsError if the file exists.
 
     `common` holds the settings that all hosts share, such as the key for ssh. With `queue`, the coordinator conducts
@@ -109,7 +118,8 @@ def write_fleet(
     path, submitted = folder / FLEET_FILE, folder / RUN_FILE
     if path.exists():
         raise SettingsError(f"{path} exists already; change this file, or name another folder")
-    run = {**RUN, "policy": policy_for(len(addresses.devices))}
+    policy = policy_for(len(addresses.devices))
+    run = {**RUN, "method": method_table(method), "network": NETWORK, "policy": policy}
     table = _fleet_table(addresses, common, {"slots": SLOTS} if queue else run)
     for name, host in table["hosts"].items():
         decode(Host, host, f"hosts.{name}")  # This finds a mistake before anything is written.
@@ -136,6 +146,16 @@ def write_fleet(
             submitted.unlink()
         raise
     return path
+
+
+def method_table(name: str) -> dict[str, Any]:
+    """Return the table `method` of a first run, in which methods that send statistics of classes get a limit."""
+    try:
+        settings = {one.name for one in fields(load(name).Hyper)}
+    except LookupError as error:
+        raise SettingsError(f"--method: {str(error).strip(chr(34))}") from None
+    rate = {"lr": RATES[name]} if name in RATES else {}
+    return {"name": name, **rate, **({"least_samples": LEAST_SAMPLES} if "least_samples" in settings else {})}
 
 
 def _fleet_table(
