@@ -88,9 +88,10 @@ def trimmed_mean(points: Points, shares: Tensor, liars: float) -> Combine:
     kept = slice(cut, len(shares) - cut)
 
     def combine(x: Tensor, broadcast: Tensor) -> Tensor:
-        ordered, order = x.sort(dim=0, stable=True)
-        own = shares[order[kept]]
-        return (own * ordered[kept]).sum(dim=0) / own.sum(dim=0)
+        ordered, order = (part[kept] for part in x.sort(dim=0, stable=True))
+        own = shares[order]
+        # Rounding must not move a number beyond those that are left.
+        return ((own * ordered).sum(dim=0) / own.sum(dim=0)).clamp(ordered[0], ordered[-1])
 
     return combine
 
