@@ -11,6 +11,7 @@ from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
 from protofleet.methods.contract.catalog import names
@@ -160,6 +161,7 @@ class CoordinatorSettings:
         self.page_address()
         plan = self.plan()
         demand_buffered_fit(self.policy, plan)
+        demand_robust_fit(self.policy, plan)
         if self.budget is not None:
             demand_one_round(self.budget, plan, self.policy.quorum)
         self._demand_enough_places()

@@ -28,6 +28,7 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.queue.generation import Generation
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.events import (
     BUDGET,
     NOBODY_LEFT,
@@ -98,6 +99,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         demand_buffered_fit(machine.policy, plan)
+        demand_robust_fit(machine.policy, plan)
         machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
@@ -113,6 +115,7 @@ class Run:
             confusion,
             machine.policy.weight_cap,
             machine.policy.weight_of,
+            machine.policy.robust,
         )
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         chain = self.server_runner.chain

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.server.first_state import start_with
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain, ChainLink
@@ -60,6 +61,7 @@ class ServerRunner:
     def __init__(
         self, plan: Plan, spool: Spool, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0, weight_of: Callable[[int], float] = lambda staleness: 1.0,
+        robust: Robust | None = None,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
         self.reader = UpdateReader(spool, plan, self.chain)
@@ -73,6 +75,7 @@ class ServerRunner:
             weight_cap,
             lambda: spool.fleet_size,
             weight_of,
+            robust,
         )
         self._stepper = self.new_stepper()
         # True if the server half has forgotten a kept answer since the last save.

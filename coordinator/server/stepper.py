@@ -10,6 +10,9 @@ from typing import Final
 
 import torch
 
+from protofleet.coordinator.robust.combined import Asked, combined
+from protofleet.coordinator.robust.fit import demand_covered
+from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.server.capped import capped_members, capped_replies
 from protofleet.coordinator.server.outliers import LEAST, outliers, sizes_by_device
 from protofleet.coordinator.spool.spool import Accepted
@@ -34,6 +37,7 @@ class Stepper:
         weight_cap: float = 0.0,
         fleet: Callable[[], int] = lambda: 0,
         weight_of: Callable[[int], float] = lambda staleness: 1.0,
+        robust: Robust | None = None,
     ) -> None:
         """Set up a server half; `fleet` returns the number of devices of the run.
 
@@ -47,6 +51,9 @@ class Stepper:
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._weight_cap = weight_cap  # Largest weight as a multiple of the cohort's median; 0 means no cap.
         self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # Arrays that the current task requests.
+        # Rules that replace the mean of an averaged phase. If no rule replaces it, the server half gets all replies.
+        self._robust = robust if robust and robust.rules else None
+        self._averaged: Asked | None = None
         # Devices whose updates are not used in the rest of the current round.
         self._excluded: set[str] = set()
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
@@ -88,6 +95,8 @@ class Stepper:
         claimed = [self.reply(answers[d]) for d in sorted(used)]
         keeps = self.server.keeps_answers
         replies = claimed if keeps else capped_replies(claimed, self._wants, self._weight_cap)
+        if self._robust and self._averaged:
+            replies = combined(replies, self._averaged, self._robust)
         self.forgotten = ()
         try:
             return self._asked(ask_of(self.server, self._round.send(replies)))
@@ -107,8 +116,16 @@ class Stepper:
             self.server.forget(self.forgotten)
 
     def _asked(self, ask: Ask) -> Ask:
-        self._wants = ask.wants
+        self._wants, self._averaged = ask.wants, None
+        if self._robust and (averaged := self._plan.variant.averaged.get(ask.phase)):
+            demand_covered(self._plan.method, averaged, ask)
+            self._averaged = Asked(averaged, ask.wants, ask.payload, self._statistics())
         return ask
+
+    def _statistics(self) -> frozenset[str]:
+        """Return the names of the arrays with running statistics of the model, such as those of a batch norm."""
+        buffers = {name for name, _ in self.server.model.named_buffers()}
+        return frozenset(name for name in self._wants if name.partition(".")[2] in buffers)
 
     def used(self, answers: Mapping[str, Accepted]) -> dict[str, Accepted]:
         return {device: answer for device, answer in answers.items() if device not in self._excluded}

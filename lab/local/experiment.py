@@ -20,6 +20,7 @@ from protofleet.coordinator.method_settings import (
     require_own_settings,
     without_unused,
 )
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
@@ -284,6 +285,7 @@ class Experiment:
 
         self._require_validation_to_stop_by()
         demand_buffered_fit(self.effective_policy, self.plan)
+        demand_robust_fit(self.effective_policy, self.plan)
 
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
