@@ -31,7 +31,7 @@ NAME: Final = "combined"  # Name of the device in the reply that stands for all 
 
 
 @dataclass(frozen=True)
-class Asked:
+class AveragedPhase:
     """The task of an averaged phase, as far as the rules need it."""
 
     averaged: Averaged
@@ -47,7 +47,7 @@ class Asked:
         return arrays or (self.averaged.rows is not None and robust.prototypes != "mean")
 
 
-def combined(replies: Sequence[Reply], asked: Asked, robust: Robust) -> Sequence[Reply]:
+def combined(replies: Sequence[Reply], asked: AveragedPhase, robust: Robust) -> Sequence[Reply]:
     """Return one reply with the combined arrays; return fewer than two replies as they are."""
     if len(replies) < 2 or not asked.is_combined(robust):
         return replies
@@ -65,7 +65,7 @@ def devices_of_class(replies: Sequence[Reply]) -> Mapping[int, int]:
 class CombinedPayload(Mapping[str, Tensor]):
     """The combined arrays of all replies, computed when they are read."""
 
-    def __init__(self, replies: Sequence[Reply], asked: Asked, robust: Robust) -> None:
+    def __init__(self, replies: Sequence[Reply], asked: AveragedPhase, robust: Robust) -> None:
         self._replies, self._asked, self._robust = replies, asked, robust
         self._names = tuple(name for name in asked.wants if name in replies[0].payload)
         self._arrays = [name for name in self._names if kind_in(name) in asked.averaged.arrays]

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from protofleet.coordinator.robust.combined import Asked, combined
+from protofleet.coordinator.robust.combined import AveragedPhase, combined
 from protofleet.coordinator.robust.fit import demand_covered
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.server.capped import capped_members, capped_replies
@@ -53,7 +53,7 @@ class Stepper:
         self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # Arrays that the current task requests.
         # Rules that replace the mean of an averaged phase. If no rule replaces it, the server half gets all replies.
         self._robust = robust if robust and robust.rules else None
-        self._averaged: Asked | None = None
+        self._averaged: AveragedPhase | None = None
         # Devices whose updates are not used in the rest of the current round.
         self._excluded: set[str] = set()
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
@@ -119,7 +119,7 @@ class Stepper:
         self._wants, self._averaged = ask.wants, None
         if self._robust and (averaged := self._plan.variant.averaged.get(ask.phase)):
             demand_covered(self._plan.method, averaged, ask)
-            self._averaged = Asked(averaged, ask.wants, ask.payload, self._statistics())
+            self._averaged = AveragedPhase(averaged, ask.wants, ask.payload, self._statistics())
         return ask
 
     def _statistics(self) -> frozenset[str]:

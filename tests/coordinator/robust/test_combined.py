@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protofleet.coordinator.robust import points
-from protofleet.coordinator.robust.combined import Asked, combined
+from protofleet.coordinator.robust.combined import AveragedPhase, combined
 from protofleet.coordinator.round.robust import RULES, Robust
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Reply
@@ -27,7 +27,7 @@ WANTS = {
 }
 BOTH = Averaged(("weights",), rows="counts")
 SENT = {name: torch.zeros(WANTS[name].shape) for name in ("weights.a", "weights.norm.running_var")}
-ASKED = Asked(BOTH, WANTS, SENT, frozenset({"weights.norm.running_var"}))
+ASKED = AveragedPhase(BOTH, WANTS, SENT, frozenset({"weights.norm.running_var"}))
 HUGE = 1e38
 
 
