@@ -1,6 +1,7 @@
 """Conduct one attempt of secure aggregation as a generator.
 
-The generator yields a SumQuestion for each step and receives the answers by device. It returns the SecureSum, or
+The generator yields a SumQuestion for each step and receives the answers by device. The answers are read one after
+another, so they may read their arrays from the disk. It returns the SecureSum, or
 raises AttemptEndedError. It draws nothing: with the same terms and answers, it asks the same questions again. So a
 coordinator that restarts can repeat the attempt from stored answers.
 """
@@ -8,7 +9,7 @@ coordinator that restarts can repeat the attempt from stored answers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -34,7 +35,7 @@ from protofleet.protocol.secagg.directory import Directory
 from protofleet.protocol.secagg.evidence import SumEvidence
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.field import Words
-from protofleet.protocol.secagg.packing import unpack
+from protofleet.protocol.secagg.packing import check_packed
 from protofleet.protocol.secagg.roster import Roster, names_with_repeated_keys, read_keys, roster_of
 from protofleet.protocol.secagg.sealing import SEALED_PAIR
 from protofleet.protocol.secagg.shares import NO_SHARE, SHARE, share_value
@@ -80,6 +81,27 @@ class SecureSum:
     roster: Roster
     evidence: SumEvidence
     wrong_shares: Mapping[str, frozenset[str]]  # holder -> devices of whose secrets it sent a wrong share
+
+
+class StoredVectors(Mapping[str, bytes]):
+    """The masked vectors of a sum, each read from the answers when it is used.
+
+    If the answers read their arrays from the disk, only one vector is in memory.
+    """
+
+    def __init__(self, names: Sequence[str], answers: Answers, vector: str) -> None:
+        self._names, self._answers, self._vector = tuple(names), answers, vector
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._names:
+            raise KeyError(name)
+        return bytes_in(self._answers[name], self._vector)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 Answers: TypeAlias = Mapping[str, ByteArrays]
@@ -181,7 +203,7 @@ def _ask_masked(roster: Roster, first: Sequence[str], sealed: Answers, vector: s
 
     def check(device: str, answer: ByteArrays) -> None:
         data = bytes_in(answer, vector)
-        unpack(data, terms.length, terms.field.bits)
+        check_packed(data, terms.length, terms.field.bits)
         signature, digest = _part(roster, answer, "signature"), hashlib.sha256(data).digest()
         verify(roster.identity(device), device, signature, "masked", roster.hash, bitmap, digest)
         opened = unpack_names(roster, _part(roster, answer, "opened"))
@@ -241,7 +263,7 @@ def _sum(roster: Roster, first: Sequence[str], masked: Answers, released: Answer
     shares = {name: _part(roster, answer, "released") for name, answer in released.items()}
     try:
         secrets = recovery.secrets(first, survivors, shares)
-        vectors = {name: bytes_in(masked[name], vector) for name in survivors}
+        vectors = StoredVectors(survivors, masked, vector)
         words = unmasked_sum(roster, first, vectors, secrets)
         _check_range(roster, survivors, words)
     except SecaggError as error:

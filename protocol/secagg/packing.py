@@ -36,8 +36,8 @@ def pack(words: Words, bits: int) -> bytes:
     return found.tobytes()[: packed_bytes(len(words), bits)]
 
 
-def unpack(data: bytes, length: int, bits: int) -> Words:
-    """Return `length` words of `bits` bits, or raise SecaggError if the length or the unused bits are wrong."""
+def check_packed(data: bytes, length: int, bits: int) -> None:
+    """Raise SecaggError if these bytes are not `length` words of `bits` bits."""
     if len(data) != packed_bytes(length, bits):
         raise SecaggError(
             SecaggFault.MALFORMED,
@@ -46,21 +46,27 @@ def unpack(data: bytes, length: int, bits: int) -> Words:
         )
     if length * bits % 8 and data[-1] >> (length * bits % 8):
         raise SecaggError(SecaggFault.MALFORMED, f"the unused bits after {length} words are not 0")
+
+
+def unpack(data: bytes, length: int, bits: int) -> Words:
+    """Return `length` words of `bits` bits, or raise SecaggError if the length or the unused bits are wrong."""
+    check_packed(data, length, bits)
     if bits == 32:
         return np.frombuffer(data, "<u4").astype(np.uint32)
-    rows = _rows(data, length, bits)
+    rows = np.zeros((-(-length // TOGETHER), bits), np.uint8)
+    rows.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
     found = np.empty((len(rows), TOGETHER), np.uint32)
     for word in range(TOGETHER):
-        first, shift = divmod(word * bits, 8)
-        value = rows[:, first] >> np.uint64(shift)
-        for place in range(1, -(-(shift + bits) // 8)):  # a word has bits of at most five bytes
-            value = value | (rows[:, first + place] << np.uint64(8 * place - shift))
-        found[:, word] = value & np.uint64((1 << bits) - 1)
+        found[:, word] = _word(rows, word, bits)
     return found.reshape(-1)[:length]
 
 
-def _rows(data: bytes, length: int, bits: int) -> NDArray[np.uint64]:
-    """Return the bytes in rows of TOGETHER words; the last row is filled with 0."""
-    rows = np.zeros((-(-length // TOGETHER), bits), np.uint64)
-    rows.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-    return rows
+def _word(rows: NDArray[np.uint8], word: int, bits: int) -> NDArray[np.uint64]:
+    """Return one word of each row; a word has bits of at most five bytes."""
+    first, shift = divmod(word * bits, 8)
+    value = rows[:, first].astype(np.uint64)
+    for place in range(1, -(-(shift + bits) // 8)):
+        value |= rows[:, first + place].astype(np.uint64) << np.uint64(8 * place)
+    value >>= np.uint64(shift)
+    value &= np.uint64((1 << bits) - 1)
+    return value

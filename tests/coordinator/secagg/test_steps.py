@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from weakref import finalize
 
 import numpy as np
 import pytest
@@ -291,3 +292,24 @@ def test_presence_and_values_share_no_key():
 def test_bitmaps_of_one_set_are_equal():
     found = Fleet(terms(4), numbers(4)).run()
     assert pack_names(found.roster, found.survivors) == b"\x0f"
+
+
+def test_one_vector_at_a_time_is_read_from_the_answers():
+    """The answers may lie on the disk, so that a large cohort does not fill the memory."""
+
+    class Stored(dict):
+        alive = most = 0
+
+        def get(self, name, default=None):
+            found = super().get(name, default)
+            if name == VECTOR:
+                found = found.copy()
+                Stored.alive += 1
+                Stored.most = max(Stored.most, Stored.alive)
+                finalize(found, lambda: setattr(Stored, "alive", Stored.alive - 1))
+            return found
+
+    fleet = Fleet(terms(5), numbers(5), lie=lambda step, name, answer: Stored(answer))
+    total = fleet.run()
+    assert np.array_equal(total.words, plain_sum(fleet.terms, fleet.vectors, total.survivors))
+    assert Stored.most == 1
