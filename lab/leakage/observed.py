@@ -6,10 +6,10 @@ in the last two cases.
 
 A folder of kept answers has one file for each answer and one for its broadcast, in the encoding of the wire:
 
-    kept/plan.json                     the plan
-    kept/<round>.<phase>/answers.json  {"examples": {device: number}, "counts": {device: [number, ...]}}
+    kept/plan.json                       the plan
+    kept/<round>.<phase>/answers.json    {"examples": {device: number}, "counts": {device: [number, ...]}}
     kept/<round>.<phase>/broadcast.body
-    kept/<round>.<phase>/<device>.body
+    kept/<round>.<phase>/<device>.answer
 """
 
 from __future__ import annotations

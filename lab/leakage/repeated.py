@@ -6,14 +6,14 @@ run whose results depend on time or on a codec cannot be repeated in this way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from protofleet.lab.api.simulated import Federation, SimulatedRound
-from protofleet.lab.leakage.experiment_samples import ExperimentSamples
+from protofleet.lab.leakage.domain_samples import DomainSamples
 from protofleet.lab.leakage.observed import Exchange, Observed
 from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.torch_setup import compute_deterministically
@@ -39,7 +39,7 @@ def repeated(experiment: Experiment, rounds: Collection[int] = FIRST_AND_LAST) -
     )  # A device of a run uses one thread, and other numbers of threads give other bits.
     compute_deterministically(strict=False)
     wanted = set(rounds) or {1, experiment.rounds}
-    samples, kept = ExperimentSamples(experiment), list[Exchange]()
+    samples, kept = DomainSamples(experiment.shards, experiment.own_plugins.allowed()), list[Exchange]()
 
     def keep(exchange: Exchange) -> None:
         if exchange.number in wanted:
@@ -64,16 +64,3 @@ def unrepeatable(experiment: Experiment) -> str:
     if policy.buffered or policy.cohort:
         return "its cohorts are drawn or depend on time (policy.mode, policy.cohort)"
     return ""
-
-
-def differences(run: Mapping[int, Mapping[str, float]], rounds: list[SimulatedRound], view: str) -> list[int]:
-    """Return the rounds whose accuracies differ from those of the run."""
-    return [
-        one.number
-        for one in rounds
-        if one.number in run and any(
-            abs(value - run[one.number][name]) > 1e-9
-            for name, value in one.accuracy.get(view, {}).items()
-            if name in run[one.number]
-        )
-    ]  # fmt: skip

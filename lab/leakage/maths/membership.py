@@ -88,7 +88,7 @@ def clustered_auc(devices: Sequence[Scores], seed: int = 0, level: float = LEVEL
         len(members), np.full(len(members), 1 / len(members)), size=DRAWS
     )
     drawn = drawn.astype(np.float64)
-    above, total = np.einsum("ba,ac,bc->b", drawn, wins, drawn), (drawn @ members) * (drawn @ others)
+    above, total = ((drawn @ wins) * drawn).sum(1), (drawn @ members) * (drawn @ others)
     found = above[total > 0] / total[total > 0]
     value = float(wins.sum() / (members.sum() * others.sum()))
     half = student(len(members), level) * float(found.std())
@@ -97,28 +97,28 @@ def clustered_auc(devices: Sequence[Scores], seed: int = 0, level: float = LEVEL
 
 def pairs_of_clusters(devices: Sequence[Scores]) -> tuple[Numbers, Numbers, Numbers]:
     """Return in how many pairs a member of cluster a beats a non-member of cluster b, [a, b], and all sizes."""
-    members, others = [], []
+    members, others = list[Numbers](), list[Numbers]()
     for one in devices:
         for label in np.union1d(one.member_classes, one.other_classes):
             members.append(one.members[one.member_classes == label])
             others.append(np.sort(one.others[one.other_classes == label]))
-    wins = np.array([[_wins(some, sorted_others) for sorted_others in others] for some in members])
-    return (
-        wins,
-        np.array([float(len(part)) for part in members]),
-        np.array([float(len(part)) for part in others]),
-    )
+    sizes, other_sizes = (np.array([float(len(part)) for part in side]) for side in (members, others))
+    every, clusters = np.concatenate(members), np.repeat(np.arange(len(members)), sizes.astype(np.int64))
+    columns = [np.bincount(clusters, _wins_of_each(every, part), len(members)) for part in others]
+    return np.stack(columns, axis=1), sizes, other_sizes
 
 
-def _wins(members: Numbers, others: Numbers) -> float:
-    """Return in how many pairs the member has the larger score; a tie is half a win. `others` are sorted."""
-    below, upto = np.searchsorted(others, members, "left"), np.searchsorted(others, members, "right")
-    return float(below.sum() + upto.sum()) / 2
+def _wins_of_each(members: Numbers, others: Numbers) -> Numbers:
+    """Return how many of the sorted others each member beats; a tie is half a win."""
+    found: Numbers = (
+        np.searchsorted(others, members, "left") + np.searchsorted(others, members, "right")
+    ) / 2
+    return found
 
 
 def auc(members: Numbers, others: Numbers) -> float:
     """Return the AUC without an interval."""
-    return _wins(members, np.sort(others)) / max(1, len(members) * len(others))
+    return float(_wins_of_each(members, np.sort(others)).sum()) / max(1, len(members) * len(others))
 
 
 def rates(devices: Sequence[Scores], rate: float = RATE) -> tuple[Figure, Figure]:
