@@ -332,6 +332,9 @@ class Method:
     # the mean leaves the same state as all replies. Rules against lying devices, secure aggregation and differential
     # privacy are possible only in these phases.
     averaged: Mapping[str, Averaged] = field(default_factory=dict, hash=False)
+    # Phases in which the server half needs the updates of single devices. A method with such a phase cannot be used
+    # with masked sums ([secagg]), although another phase is averaged.
+    individual_phases: tuple[str, ...] = ()
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
     # Function that gets the settings. It returns a copy of this method, in which the fields above have the values for
     # these settings.
