@@ -87,7 +87,7 @@ def _figures(title: str, rows: Sequence[LeakageRow]) -> str:
 
 
 def _table(caption: str, rows: Sequence[LeakageRow]) -> str:
-    cells = [[*cells_of(row), row.note] for row in rows]
+    cells = [[*cells_of(row), row.note or NO_CONTROL] for row in rows]
     struck = [place for place, row in enumerate(rows) if not row.sound]
     left = (0, 1, 2, 3, 4, 8)
     return table(caption, (*HEAD, "note"), cells, left=left, struck=struck)

@@ -51,6 +51,10 @@ def kinds_in(scene: Scene) -> set[str]:
     return {of(name) for task in scene.tasks for name in task.answer}
 
 
+# Kinds of arrays that only describe other arrays, and are read together with them.
+DESCRIBING: Final = frozenset({"labels", "scales", "samples", "tail", "steps", "lacks"})
+
+
 def without_attack(kinds: set[str]) -> set[str]:
     """Return the kinds to which no attack applies."""
-    return kinds - {kind for attack in ATTACKS for kind in attack.kinds}
+    return kinds - DESCRIBING - {kind for attack in ATTACKS for kind in attack.kinds}
