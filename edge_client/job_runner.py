@@ -12,6 +12,7 @@ from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.job_memory import JobMemory, RestorableJob
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
@@ -39,6 +40,7 @@ class JobRunner:
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
     temperature: Callable[[], Mapping[str, float]] = dict  # function that returns the temperature as a metric
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)  # what the device demands of a plan
     models_unwritten: int = 0  # number of model versions that this process could not write
     device: str = ""  # name of this device
     memory: JobMemory | None = None  # the place for the job, if jobs of several runs share it

@@ -122,6 +122,7 @@ class TaskHandler:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
+            self.runner.privacy.check(plan)
             if about.codec:
                 plan = plan.with_lossless(read_codec(about.codec, plan.variant.kinds.declared))
         except SettingsError as error:

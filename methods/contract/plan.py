@@ -19,6 +19,7 @@ from torch import Tensor
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.kept import KeptRound, problem_with
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
 from protofleet.methods.contract.public import (
     DRAWN,
@@ -136,6 +137,8 @@ class Plan:
     shape: Axes = ()
     # Coding that rounds arrays. If None, nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
+    # Rounds whose answers the coordinator keeps. If it is empty, the plan has the form of earlier versions.
+    keep: tuple[KeptRound, ...] = ()
     # Coding that loses nothing, in a run without `codec`. It is no part of the plan's bytes and hash, because devices
     # that cannot read it take part too.
     lossless: CodecSettings | None = field(default=None, init=False, compare=False)
@@ -143,6 +146,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
+        if problem := problem_with(self.keep, self.rounds):
+            raise SettingsError(problem)
         shape = shape_of(self.shape, self.size, self.channels)
         for key, network in (("network", self.network), ("mutual", self.mutual)):
             if (
@@ -386,11 +391,13 @@ class Plan:
     def encode(self) -> bytes:
         """Return the plan as JSON bytes.
 
-        A plan without plug-ins and codec has the same bytes as in earlier versions. The shape is left out if size and
-        channels state it, because every version knows size and channels.
+        A plan without plug-ins, codec and kept answers has the same bytes as in earlier versions. The shape is left
+        out if size and channels state it, because every version knows size and channels.
         """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
+        if not self.keep:
+            del table["keep"]
         for key in ("network", "mutual"):
             if key in table:
                 hashes[key] = table[key].pop("plugin")
