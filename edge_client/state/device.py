@@ -23,6 +23,8 @@ from protofleet.protocol.wire.messages import Arrays
 
 __all__ = ["DeviceState", "TakenOverError"]
 
+EVALUATE = "evaluate"  # Name of the phase of an evaluation.
+
 
 class DeviceState:
     """The stored state of a device, as one of its runs sees it.
@@ -164,7 +166,8 @@ class DeviceState:
         with self._table.locked():
             self._table.check_not_taken_over()
             before = self.saved
-            answers = [a for a in before.answers if a.round == answer.round]
+            # The answers of the last round stay beside an evaluation, so that the device can measure what they show.
+            answers = [a for a in before.answers if a.round == answer.round or answer.phase == EVALUATE]
             references = {**before.references, answer.phase: answer.base} if is_reference else {}
             saved = replace(
                 before, references=references, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
