@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.means import ClassMeans, class_means
@@ -114,5 +115,6 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:1811.11479", Hyper, Server, Client,
-    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS, buffered=True, cost=cost,
+    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS,
+    averaged={"train": Averaged(rows="devices")}, buffered=True, cost=cost,
 )  # fmt: skip

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods import fedavg
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
 from protofleet.methods.contract.received import demand_arrays
@@ -189,5 +190,12 @@ def variant(hyper: Hyper) -> Method:
 
 
 METHOD = Method(
-    "arXiv:2212.02758", Hyper, Server, Client, arrays=(*WEIGHTS, *HELD_ROWS), cost=cost, variant=variant
+    "arXiv:2212.02758",
+    Hyper,
+    Server,
+    Client,
+    arrays=(*WEIGHTS, *HELD_ROWS),
+    cost=cost,
+    variant=variant,
+    averaged={"train": Averaged(arrays=WEIGHTS, by="devices", rows="counts")},
 )

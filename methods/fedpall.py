@@ -45,6 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import (
     Ask,
     Method,
@@ -366,4 +367,5 @@ METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
     reports="personal", alike="head", other_rules=("prototype",), private="the model and its prototypes",
     arrays=(*HELD_ROWS, *FEATURES, "classifier", "amplifier"), cost=cost,
+    averaged={"train": Averaged(rows="counts")}, individual_phases=("mix",),
 )  # fmt: skip

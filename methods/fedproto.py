@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged, Weighing
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
@@ -57,6 +58,7 @@ MERGE: Mapping[str, Callable[[Iterable[ClassMeans], Sequence[float] | None], Cla
     "unweighted": average_class_means,
     "weighted": merge_class_means,
 }
+ROWS_BY: Mapping[str, Weighing] = {"unweighted": "devices", "weighted": "counts"}
 
 
 @dataclass(frozen=True)
@@ -181,16 +183,19 @@ def variant(hyper: Hyper) -> Method:
     With averaged models the result of the global model is reported. If every device fits the model at the
     end, the personal result is reported.
     """
+    rows = ROWS_BY[hyper.aggregation]
     if not hyper.average_models:
-        return METHOD
+        return replace(METHOD, averaged={"train": Averaged(rows=rows)})
     view = "personal" if hyper.final_fit else "global"
     return replace(
-        METHOD, reports=view, alike="network", arrays=(*WEIGHTS, *HELD_ROWS), cost=cost_with_models
-    )
+        METHOD, reports=view, alike="network", arrays=(*WEIGHTS, *HELD_ROWS), cost=cost_with_models,
+        averaged={"train": Averaged(WEIGHTS, rows=rows)},
+    )  # fmt: skip
 
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
-    private="the model", arrays=HELD_ROWS, buffered=True, cost=cost, variant=variant,
+    private="the model", arrays=HELD_ROWS, averaged={"train": Averaged(rows="devices")},
+    buffered=True, cost=cost, variant=variant,
 )  # fmt: skip

@@ -37,7 +37,7 @@ statistics are also learned from the anchors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -45,6 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged, Weighing
 from protofleet.methods.contract.base import (
     Ask,
     Method,
@@ -92,6 +93,7 @@ Rows = Literal["samples", "batch_prototypes"]
 Margin = Literal["pairs", "nearest", "paper"]
 Source = Literal["eval", "training"]
 Aggregation = Literal["weighted", "unweighted", "paper"]
+ROWS_BY: Mapping[str, Weighing] = {"weighted": "counts", "unweighted": "devices"}
 Inference = Literal["prototype", "classifier"]
 
 LAMBDA1: Mapping[Rows, float] = {"samples": 10.0, "batch_prototypes": 0.1}
@@ -297,8 +299,15 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"anchors": table, **({} if sizes.first_round else known)})
 
 
+def variant(hyper: Hyper) -> Method:
+    """Return the method under these settings. Eq. 3 as printed is no mean, so then no phase is averaged."""
+    rows = ROWS_BY.get(hyper.aggregation)
+    return replace(METHOD, averaged={"train": Averaged(rows=rows)} if rows else {})
+
+
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
     private="the model and its last prototypes", arrays=(*HELD_ROWS, "anchors"), cost=cost,
+    averaged={"train": Averaged(rows="counts")}, variant=variant,
 )  # fmt: skip

@@ -21,7 +21,7 @@ OTHERS: Final = {
     "day-2.md", "energy.md", "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md",
     "live-page.md", "methods.md", "move-a-coordinator.md",
     "one-coordinator.md", "one-message.md", "plug-ins.md", "privacy.md", "python.md",
-    "restore-a-coordinator.md", "rounds.md", "run-queue.md", "scale.md",
+    "restore-a-coordinator.md", "robust.md", "rounds.md", "run-queue.md", "scale.md",
     "serving.md",
     "several-runs.md", "sweeps.md", "trackers.md",
     "tutorial-engineer.md", "tutorial-researcher.md", "write-a-client.md", "your-data.md", "your-model.md",

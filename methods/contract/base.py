@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from protofleet.methods.contract.averages import Averaged, demand_averaged
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.contract.wants import TensorSpec, problem_with
@@ -55,6 +56,8 @@ class Reply:
     payload: Payload
     # Factor of the reply's share in a mean. It is below 1 for a late update of a buffered round (policy.mode).
     weight: float = 1.0
+    # Class -> number of devices that have sent it, if the reply stands for the mean of several devices.
+    devices_of_class: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +328,13 @@ class Method:
     # Kinds of the arrays that the halves send. The kind of an array is the first part of its name, and bytes are
     # counted by kind. None means that no kinds are declared; then all arrays are of the kind "other".
     arrays: tuple[str, ...] | None = None
+    # Phases whose replies the server half uses only through a mean, with the arrays of this mean. Then one reply with
+    # the mean leaves the same state as all replies. Rules against lying devices, secure aggregation and differential
+    # privacy are possible only in these phases.
+    averaged: Mapping[str, Averaged] = field(default_factory=dict, hash=False)
+    # Phases in which the server half needs the updates of single devices. A method with such a phase cannot be used
+    # with masked sums ([secagg]), although another phase is averaged.
+    individual_phases: tuple[str, ...] = ()
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
     # Function that gets the settings. It returns a copy of this method, in which the fields above have the values for
     # these settings.
@@ -378,6 +388,7 @@ class Method:
             declared_kinds(self.arrays or ())
         except ValueError as error:
             raise ValueError(f"Method(arrays=...): {error}") from None
+        demand_averaged(self.averaged, self.arrays)
 
     @property
     def kinds(self) -> Kinds:

@@ -68,12 +68,17 @@ def sent_means(means: Tensor, counts: Tensor, least: int, number: int) -> dict[s
     return held_rows(means, torch.where(sent_classes(counts, least, number), counts, 0))
 
 
-def devices_by_class(labels: Sequence[Tensor], classes: int) -> dict[str, float]:
-    """Return how many devices have sent each class, from the labels of each device, for `monitor`."""
+def devices_by_class(labels: Sequence[Tensor], classes: int) -> Tensor:
+    """Return how many devices have sent each class [C], from the labels of each device."""
     found = torch.zeros(classes, dtype=torch.int64)
     for own in labels:
         found += own.cpu().bincount(minlength=classes).clamp(max=1)
-    return {f"devices.{label}": float(number) for label, number in enumerate(found.tolist())}
+    return found
+
+
+def class_figures(devices: Sequence[int]) -> dict[str, float]:
+    """Return the number of devices that have sent each class, for `monitor`."""
+    return {f"devices.{label}": float(number) for label, number in enumerate(devices)}
 
 
 class DevicesByClass:
@@ -83,9 +88,12 @@ class DevicesByClass:
     devices_of_class: Mapping[str, float] = {}
 
     def count_devices(self, replies: Sequence[Reply]) -> None:
-        self.devices_of_class = devices_by_class(
-            [self.labels_of(reply) for reply in replies], self.model.classes
-        )
+        own = [self.labels_of(reply) for reply in replies if reply.devices_of_class is None]
+        found = devices_by_class(own, self.model.classes).tolist()
+        for reply in replies:
+            for label, number in (reply.devices_of_class or {}).items():
+                found[label] += number
+        self.devices_of_class = class_figures(found)
 
     def labels_of(self, reply: Reply) -> Tensor:
         """Return the labels of the classes that a device has sent."""

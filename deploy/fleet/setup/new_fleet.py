@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.coordinator.config import split_method
+from protofleet.coordinator.robust.fit import accepted_rules
 from protofleet.deploy.fleet.control_plane import open_root
 from protofleet.deploy.fleet.device.roles import DEVICE
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
@@ -55,6 +57,8 @@ SLOTS: Final = 1
 # Seconds between two rounds. With this pause, a board writes less than 100 MB a day to its disk, which may be an SD
 # card. daily_bytes.py estimates these bytes.
 PAUSE_SECONDS: Final = 960.0
+# Rules against a device that lies, where the method of the run accepts them (docs/robust.md).
+ROBUST: Final[Mapping[str, str]] = {"weights": "cap", "prototypes": "clip_median"}
 # A run ends after this number of evaluations without an improvement; this takes about five hours.
 STOP_PATIENCE: Final = 20
 # These limits allow every device to use every domain, because any device may have digits of any domain.
@@ -118,8 +122,9 @@ def write_fleet(
     path, submitted = folder / FLEET_FILE, folder / RUN_FILE
     if path.exists():
         raise SettingsError(f"{path} exists already; change this file, or name another folder")
-    policy = policy_for(len(addresses.devices))
-    run = {**RUN, "method": method_table(method), "network": NETWORK, "policy": policy}
+    chosen = method_table(method)
+    policy = policy_for(len(addresses.devices), chosen)
+    run = {**RUN, "method": chosen, "network": NETWORK, "policy": policy}
     table = _fleet_table(addresses, common, {"slots": SLOTS} if queue else run)
     for name, host in table["hosts"].items():
         decode(Host, host, f"hosts.{name}")  # This finds a mistake before anything is written.
@@ -217,15 +222,25 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
     return path
 
 
-def policy_for(devices: int) -> dict[str, Any]:
+def policy_for(devices: int, method: Mapping[str, Any]) -> dict[str, Any]:
     """Return the policy of a run that waits for all devices, but needs only half of them.
 
-    If at least half of the devices are present after the wait, the run begins and continues without the others.
+    If at least half of the devices are present after the wait, the run begins and continues without the others. The
+    policy has the rules against lying devices that the method with these settings accepts.
     """
+    robust = robust_for(method)
     return {
         "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
-        "pause_seconds": PAUSE_SECONDS, "stop": {"patience": STOP_PATIENCE},
+        "pause_seconds": PAUSE_SECONDS, **({"robust": robust} if robust else {}),
+        "stop": {"patience": STOP_PATIENCE},
     }  # fmt: skip
+
+
+def robust_for(method: Mapping[str, Any]) -> dict[str, str]:
+    name, hyper = split_method(dict(method))
+    known = load(name)
+    accepted = accepted_rules(known.under(decode(known.Hyper, hyper, "method")))
+    return {setting: rule for setting, rule in ROBUST.items() if setting in accepted}
 
 
 def parts_for(devices: int) -> int:

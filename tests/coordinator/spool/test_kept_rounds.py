@@ -16,6 +16,7 @@ from protofleet.lab.simulation.federation import Simulation, build_half
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.arrays import Body
 from tests.support.few_methods import FEW_STEPS
@@ -205,4 +206,11 @@ def test_a_device_can_refuse_a_run_that_keeps_answers():
     words = r"keeps the answers of round 1, the last round \(keep.answers\), and this device refuses that"
     with pytest.raises(SettingsError, match=words) as error:
         careful.check(replace(made, keep=(1, "last")))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_run_with_masked_sums_keeps_no_answers():
+    made = plan("fedavg", 3)
+    with pytest.raises(SettingsError, match="secagg and keep.answers are both set") as error:
+        replace(made, keep=(1,), secagg=SecaggSettings())
     assert len(str(error.value).splitlines()) == 1

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from protofleet.methods.contract.base import Reply
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.parts.clusters import large_clusters
 from protofleet.methods.parts.small_classes import ClassMeansHyper, LeastSamplesHyper
@@ -96,3 +97,16 @@ def test_fedpall_mixes_no_feature_of_a_small_class():
     method, chosen = load("fedpall"), load("fedpall").Hyper(**LOCAL, least_samples=5)
     mixed = play(server_of(method, chosen), clients_of(method, chosen), 1)[1]["device-2"]
     assert mixed["labels"].tolist() == [2] * 5 and len(mixed["features"]) == 5
+
+
+def test_a_reply_for_several_devices_counts_each_of_them():
+    method, chosen = load("fedproto"), load("fedproto").Hyper(**LOCAL, least_samples=5)
+    server, clients = server_of(method, chosen), clients_of(method, chosen)
+    sent = play(server, clients, 1)[0]["device-0"]
+    server.begin(2, [])
+    round = server.round()
+    next(round)
+    with pytest.raises(StopIteration):
+        round.send([Reply("combined", 20, sent, devices_of_class={0: 3, 2: 1})])
+    figures = server.monitor()
+    assert [figures[f"devices.{label}"] for label in range(3)] == [3, 0, 1]
