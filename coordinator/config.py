@@ -9,6 +9,7 @@ from typing import Any
 from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.keep_settings import KeepSettings
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
 from protofleet.coordinator.robust.fit import demand_robust_fit
@@ -114,6 +115,8 @@ class CoordinatorSettings:
     """Rules for the rounds."""
     budget: BudgetSettings | None = None
     """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
+    keep: KeepSettings = field(default_factory=KeepSettings)
+    """Answers that the coordinator keeps after their rounds; if left out, it keeps none."""
     select: DeviceSelection | None = None
     """Devices that take part in the run; if left out, all enrolled devices may take part."""
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
@@ -205,6 +208,7 @@ class CoordinatorSettings:
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
+            keep=self.keep.answers,
             secagg=self.secagg,
         ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()

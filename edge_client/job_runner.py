@@ -13,6 +13,7 @@ from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.job_memory import JobMemory, RestorableJob
 from protofleet.edge_client.masked_sums import MaskedSums, harmless
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.state.masked import MaskedState
@@ -41,6 +42,7 @@ class JobRunner:
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
     temperature: Callable[[], Mapping[str, float]] = dict  # function that returns the temperature as a metric
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)  # what the device demands of a plan
     models_unwritten: int = 0  # number of model versions that this process could not write
     device: str = ""  # name of this device
     sums: MaskedSums | None = (

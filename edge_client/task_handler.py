@@ -129,6 +129,7 @@ class TaskHandler:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
+            self.runner.privacy.check(plan)
             if plan.secagg is not None and self.runner.sums is None:
                 raise SettingsError(NO_ENROLMENT)
             if about.codec:

@@ -14,6 +14,7 @@ from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.keep_settings import KeepSettings
 from protofleet.coordinator.method_settings import (
     Layer,
     demand_own_settings,
@@ -232,6 +233,8 @@ class Experiment:
     """Rules for the rounds; if left out, every round waits for all devices."""
     budget: BudgetSettings | None = None
     """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
+    keep: KeepSettings = field(default_factory=KeepSettings)
+    """Answers that the coordinator keeps after their rounds; if left out, it keeps none."""
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     """Broker of the run."""
     pictures: Snapshots = field(default_factory=Snapshots)
@@ -620,7 +623,7 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
-        secagg=e.secagg, policy=e.effective_policy, budget=e.budget, broker=broker,
+        secagg=e.secagg, policy=e.effective_policy, budget=e.budget, keep=e.keep, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, page_port=e.page_port,

@@ -20,6 +20,7 @@ from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.kept import KeptRound, problem_with
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
 from protofleet.methods.contract.public import (
     DRAWN,
@@ -138,6 +139,8 @@ class Plan:
     shape: Axes = ()
     # Coding that rounds arrays. If None, nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
+    # Rounds whose answers the coordinator keeps. If it is empty, the plan has the form of earlier versions.
+    keep: tuple[KeptRound, ...] = ()
     # Settings of masked sums; None means that each update is sent as it is, and the plan has the form of earlier
     # versions.
     secagg: SecaggSettings | None = None
@@ -148,6 +151,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
+        if problem := problem_with(self.keep, self.rounds):
+            raise SettingsError(problem)
         shape = shape_of(self.shape, self.size, self.channels)
         for key, network in (("network", self.network), ("mutual", self.mutual)):
             if (
@@ -182,6 +187,11 @@ class Plan:
             raise SettingsError(
                 "secagg and codec are both set, but a sum of masked numbers cannot be coded by each device; leave "
                 "codec out, and use secagg.bits = 24 or 16 for fewer bytes"
+            )
+        if self.keep:
+            raise SettingsError(
+                "secagg and keep.answers are both set, but the masked answer of one device shows nothing that could "
+                "be measured; leave keep.answers out"
             )
         if problem := secagg_misfit(self.variant, self.method):
             raise SettingsError(problem)
@@ -408,11 +418,13 @@ class Plan:
     def encode(self) -> bytes:
         """Return the plan as JSON bytes.
 
-        A plan without plug-ins and codec has the same bytes as in earlier versions. The shape is left out if size and
-        channels state it, because every version knows size and channels.
+        A plan without plug-ins, codec and kept answers has the same bytes as in earlier versions. The shape is left
+        out if size and channels state it, because every version knows size and channels.
         """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
+        if not self.keep:
+            del table["keep"]
         for key in ("network", "mutual"):
             if key in table:
                 hashes[key] = table[key].pop("plugin")
