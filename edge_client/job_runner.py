@@ -12,7 +12,7 @@ from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.job_memory import JobMemory, RestorableJob
-from protofleet.edge_client.masked_sums import MaskedSums, harmless
+from protofleet.edge_client.masked_sums import MaskedSums, SummedTask, harmless
 from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
@@ -111,7 +111,7 @@ class JobRunner:
         if plan is None or question.phase.partition(".")[0] not in plan.summed_phases:
             return *job.run(question.phase, question.round, arrays), None
         assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
-        found = self.sums.answer(job, question, plan, state, run, len(self.data.train.y), arrays)
+        found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))
         return found.arrays, found.metrics, found.masked
 
     @property

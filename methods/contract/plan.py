@@ -459,19 +459,12 @@ def secagg_misfit(method: Method, name: str) -> str:
             f"secagg is set, but the phase {phases} of {name} uses the updates of single devices, so a sum in "
             f"{', '.join(method.averaged)} would protect nothing; leave secagg out, or take one of {known}"
         )
-    if not fits_secagg(method):
-        return (
-            f"secagg is set, but {name} sends rows of classes, and the sum of a class that one device holds would "
-            f"show this device's row; leave secagg out, or take one of {known}"
-        )
     return ""
 
 
 def fits_secagg(method: Method) -> bool:
     """Return whether the coordinator may learn the updates of all phases of a method only as a sum."""
-    rows = any(one.rows for one in method.averaged.values())
-    several = len(method.averaged) != 1
-    return not (several or rows or method.needs_counts or method.individual_phases)
+    return len(method.averaged) == 1 and not (method.needs_counts or method.individual_phases)
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:
