@@ -360,5 +360,5 @@ METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
     reports="personal", alike="head", other_rules=("prototype",), private="the model and its prototypes",
     arrays=(*HELD_ROWS, *FEATURES, "classifier", "amplifier"), cost=cost,
-    averaged={"train": Averaged(rows="counts")},
+    averaged={"train": Averaged(rows="counts")}, individual_phases=("mix",),
 )  # fmt: skip

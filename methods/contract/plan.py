@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.dp_fit import demand_dp_fit
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
+from protofleet.methods.contract.private_sums import SUMS, SampleSums
 from protofleet.methods.contract.public import (
     DRAWN,
     HASHED,
@@ -45,10 +48,12 @@ from protofleet.protocol.settings.bounds import (
     Width,
 )
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.named_codecs import CodecName, short_table, stages_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
+from protofleet.protocol.wire.kinds import declared_kinds
 
 DEFAULT_NETWORK: Final = "cnn23"
 MOST_LISTED: Final = 12  # Most domains that an error message lists.
@@ -136,6 +141,8 @@ class Plan:
     shape: Axes = ()
     # Coding that rounds arrays. If None, nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
+    # Differential privacy of the updates. If None, no noise is added, and the plan has the form of earlier versions.
+    dp: DpSettings | None = None
     # Coding that loses nothing, in a run without `codec`. It is no part of the plan's bytes and hash, because devices
     # that cannot read it take part too.
     lossless: CodecSettings | None = field(default=None, init=False, compare=False)
@@ -168,6 +175,8 @@ class Plan:
 
         if self.codec is not None:
             self._check_codec(self.codec)
+        if self.dp is not None:
+            demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None)
 
     def _check_codec(self, codec: CodecSettings) -> None:
         if self.variant.arrays is not None:
@@ -225,6 +234,15 @@ class Plan:
         own += [f"mutual {mutual.name}"] if self.load().mutual else []
         return ", ".join(own)
 
+    @cached_property
+    def sums(self) -> SampleSums | None:
+        """Return the sums that a device releases with noise, if the run protects single samples."""
+        of_method = self.load().sums
+        if self.dp is None or self.dp.unit != "sample" or of_method is None:
+            return None
+        model = self._model_without_memory()
+        return None if model is None else of_method(self.settings(), model, self.dp.clip)
+
     def metrics(self) -> Mapping[str, Metric]:
         """Return the user's own metrics, which are measured in addition to accuracy and loss."""
         return metrics_of(self.plugins.get("metrics", ""))
@@ -260,6 +278,11 @@ class Plan:
 
     def demand_fleet_fit(self, devices: int) -> None:
         """Raise SettingsError if the coordinator cannot serve this number of devices with these settings."""
+        if self.dp is not None and self.dp.unit == "device" and self.dp.delta * devices > 1:
+            raise SettingsError(
+                f"dp.delta is {self.dp.delta:g}, but the run has {devices} devices, so it must be at most "
+                f"{1 / devices:.2g}; lower dp.delta"
+            )
         method = self.load()
         if method.misfit_fleet is None:
             return
@@ -336,6 +359,8 @@ class Plan:
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
         half.rounds, half.validation, half.kinds = self.rounds, validation, self.variant.kinds
+        if (sums := self.sums) is not None:
+            half.sums, half.kinds = sums, declared_kinds((*self.variant.kinds.declared, SUMS))
         if method.public:
             half.public = self._public_batches(public, place)
         return half

@@ -42,7 +42,8 @@ class PrivacyBudget:
         log_ratio = self.releases * one.log_ratio
         spent = self.releases * (numbers * parties * one.distance + RARE)
         delta = (self.delta - (1 + math.exp(min(700.0, self.epsilon + 1))) * spent) / math.exp(log_ratio)
-        epsilon = self.epsilon - log_ratio
+        # The epsilon of the releases is rounded up, and must not pass the budget even by the last bit.
+        epsilon = self.epsilon * (1 - 1e-12) - log_ratio
         if epsilon <= 0 or delta <= 0:
             raise ValueError(
                 f"epsilon is {self.epsilon:g} and delta {self.delta:g}, which is too little for {self.releases} "
