@@ -33,6 +33,7 @@ from protofleet.protocol.settings.bounds import (
 )
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import (
     TASK,
     USUAL_CHANNELS,
@@ -100,6 +101,8 @@ class CoordinatorSettings:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     plugins: PlugIns = field(default_factory=PlugIns)
@@ -190,6 +193,7 @@ class CoordinatorSettings:
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
+            dp=self.dp,
         ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()
         return plan

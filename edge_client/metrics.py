@@ -22,6 +22,7 @@ from protofleet.runtime.metrics_page import (
     MeterCollector,
     exposed,
 )
+from protofleet.runtime.privacy_series import PrivacySeries
 
 
 class DeviceSeries:
@@ -89,6 +90,7 @@ class DeviceMetrics:
         self._bytes.begin(device.method)
         r.register(ConnectionErrors(lambda: device.connection_errors))
         r.register(BrokerCertificate(lambda: device.broker_certificate_ends))
+        r.register(PrivacySeries(lambda: device.privacy))
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(device.awaits_receipt))

@@ -17,6 +17,7 @@ from protofleet.edge_client.state.holders import Holders
 from protofleet.edge_client.state.recovery import recovery_advice
 from protofleet.edge_client.state.residuals import Residuals
 from protofleet.edge_client.state.table import StateTable, TakenOverError
+from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import Arrays
@@ -58,6 +59,11 @@ class DeviceState:
     def saved(self) -> RunEntry:
         """Return the stored entry of this run; it is empty before the run has begun."""
         return self._table.saved.entry(self._run)
+
+    @property
+    def releases(self) -> list[PrivateRelease]:
+        """Return the ledger: all updates with noise that this device has made, in all runs."""
+        return self._table.saved.releases
 
     @property
     def folder(self) -> Path:
@@ -154,11 +160,12 @@ class DeviceState:
 
     def save_answer(
         self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = (),
-        is_reference: bool = False,
+        is_reference: bool = False, release: PrivateRelease | None = None,
     ) -> None:  # fmt: skip
         """Save the state, the update, its residuals and the epoch of the task, all in one step.
 
-        `is_reference` says that a later broadcast may be a delta from the broadcast of the task.
+        `is_reference` says that a later broadcast may be a delta from the broadcast of the task. `release` is the
+        line of the ledger for an update with noise.
         """
         name = self.store.put(half).object.hex() if half else ""
         with self._table.locked():
@@ -170,7 +177,7 @@ class DeviceState:
                 before, references=references, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None, residuals=list(residuals),
             )  # fmt: skip
-            self._table.save_answer(saved)
+            self._table.save_answer(saved, release)
 
     def cannot_answer(self, question: str) -> str:
         """Return why no update can be computed for a task, or "".

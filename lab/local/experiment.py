@@ -41,6 +41,7 @@ from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
@@ -212,6 +213,8 @@ class Experiment:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)
@@ -611,7 +614,7 @@ def coordinator_settings(
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
-        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
+        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec, dp=e.dp,
         policy=e.effective_policy, budget=e.budget, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
