@@ -12,6 +12,7 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
 from protofleet.coordinator.round.machine import EVALUATE
+from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
@@ -94,6 +95,8 @@ class AnswerReceiver:
         try:
             payload = self._reader.payload(update.arrays, update.base, self._gate.most_of(update), name)
             problem = ask.problem_with(payload, examples, self._norm)
+            if problem is None and isinstance(ask, SumAsk):
+                problem = ask.verify(update.device, payload)
         except Rejected as fault:  # The form of a bundle, or of a record in a bundle, is wrong.
             return Problem(fault.reason, str(fault))
         if problem is None:

@@ -11,8 +11,10 @@ from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
+from protofleet.coordinator.secagg_fit import NO_RECORDS, demand_secagg_fit
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.own_metrics import OwnMetrics
@@ -43,6 +45,7 @@ from protofleet.protocol.settings.input_shape import (
 )
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.class_names import normalized, problem_with
 from protofleet.protocol.wire.names import valid_name
@@ -103,6 +106,9 @@ class CoordinatorSettings:
     """
     dp: DpSettings | None = None
     """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
+    secagg: SecaggSettings | None = None
+    """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
+    """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     plugins: PlugIns = field(default_factory=PlugIns)
@@ -163,6 +169,15 @@ class CoordinatorSettings:
         self.page_address()
         plan = self.plan()
         demand_buffered_fit(self.policy, plan)
+        demand_robust_fit(self.policy, plan)
+        demand_secagg_fit(self.policy, plan)
+        if self.secagg is not None and not self.enrolled:
+            raise SettingsError(NO_RECORDS)
+        if self.secagg is not None and not seals(self.security):
+            raise SettingsError(
+                'secagg is set and security is "off", so every broker could read what devices send beside the sum; '
+                'set security = "sealed"'
+            )
         if self.budget is not None:
             demand_one_round(self.budget, plan, self.policy.quorum)
         self._demand_enough_places()
@@ -194,6 +209,7 @@ class CoordinatorSettings:
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
             dp=self.dp,
+            secagg=self.secagg,
         ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()
         return plan

@@ -29,6 +29,7 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.queue.generation import Generation
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.events import (
     BUDGET,
     NOBODY_LEFT,
@@ -68,6 +69,8 @@ from protofleet.coordinator.round.events import (
 )
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run_times import RunTimes
+from protofleet.coordinator.secagg.question import SumAsk
+from protofleet.coordinator.secagg_fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.releases import ReleaseLedger
@@ -100,6 +103,8 @@ class Run:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         demand_buffered_fit(machine.policy, plan)
+        demand_robust_fit(machine.policy, plan)
+        demand_secagg_fit(machine.policy, plan)
         machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
@@ -115,7 +120,10 @@ class Run:
             confusion,
             machine.policy.weight_cap,
             machine.policy.weight_of,
+            machine.policy.robust,
+            summed_phases(plan, machine.policy, link, context.link.keyring),
         )
+        machine.individuals = plan.secagg is None
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         chain = self.server_runner.chain
         self.question = OpenQuestion(machine, self.link, spool, self.limits.norm, plan, chain)
@@ -566,7 +574,11 @@ class Run:
         base = step.manifest.object if step.manifest else b""
         kept = self.enrolments.valid(step.kept, step.round + 1)
         if step.ask is not None:
-            self.happen(Advanced(step.ask.phase, base, step.fault, kept=kept))
+            least, seconds = (step.ask.least, step.ask.seconds) if isinstance(step.ask, SumAsk) else (0, 0.0)
+            self.happen(Advanced(step.ask.phase, base, step.fault, kept=kept, least=least, seconds=seconds))
+            return
+        if step.ended:
+            self.happen(Advanced(None, ended=step.ended))
             return
         validation = None if step.fault else self.validation_of_all()
         left = self.enrolled_devices() - kept if kept else kept

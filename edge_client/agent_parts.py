@@ -22,6 +22,7 @@ from protofleet.edge_client.inbox.growing import GrowingData
 from protofleet.edge_client.inbox.watch import InboxWatch
 from protofleet.edge_client.job_memory import JobMemory
 from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.masked_sums import MaskedSums
 from protofleet.edge_client.run_end import RunEnd
 from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.run_places import RunPlaces
@@ -33,6 +34,7 @@ from protofleet.edge_client.work_turns import WorkTurns
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.enrolment import KnownRecords
 from protofleet.protocol.wire import forms
 from protofleet.runtime.broker_session import BrokerSession
 from protofleet.runtime.event_loop import Worker
@@ -115,6 +117,15 @@ def agent_parts(
     return AgentParts(context, assembly.places, assembly.watchdog, BrokerSession(log), inbox)
 
 
+def masked_sums_of(link: DeviceLink) -> MaskedSums | None:
+    """Return the device's part of masked sums, or None if the device has no enrolment."""
+    known = link.keyring
+    if not isinstance(known, KnownRecords):
+        return None
+    me = link.me
+    return MaskedSums(me.name, me.keys.sign, link.topics.federation, lambda: known.trust, time.time)
+
+
 class _Assembly:
     """The maker of the parts that belong to one run."""
 
@@ -169,5 +180,6 @@ class _Assembly:
             options.temperature,
             options.plugins,
             device=link.me.name,
+            sums=masked_sums_of(link),
             memory=data.memory if self.places.limit > 1 else None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.registry import Collector
@@ -24,6 +25,8 @@ from protofleet.runtime.metrics_page import (
 )
 from protofleet.runtime.privacy_series import PrivacySeries
 
+SECAGG_REFUSED: Final = "secagg_refused."  # followed by the reason
+
 
 class DeviceSeries:
     """The counters and gauges of a device, with the texts that Prometheus and docs/metrics.md show."""
@@ -40,6 +43,12 @@ class DeviceSeries:
             f"{PREFIX}errors",
             "Errors in handling messages of the coordinator, after which the device continued; the log has "
             "each traceback",
+            registry=r,
+        )
+        self.secagg_refused = Counter(
+            f"{PREFIX}secagg_refused",
+            "Steps of a masked sum that the device has refused; the log has the details",
+            ["reason"],
             registry=r,
         )
         self.work = Counter(f"{PREFIX}work_seconds", "Time that the device worked on answers", registry=r)
@@ -106,6 +115,8 @@ class DeviceMetrics:
             self._bytes.begin(self._device.method)
         if what == "died":
             self.series.deaths.inc()
+        if what.startswith(SECAGG_REFUSED):
+            self.series.secagg_refused.labels(what.removeprefix(SECAGG_REFUSED)).inc()
         if what == "erred":
             self.series.errors.inc()
         if what == "answered":

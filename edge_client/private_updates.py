@@ -189,7 +189,7 @@ def _within(value: NDArray[np.float64], spec: TensorSpec | None, dtype: np.dtype
     return value.astype(dtype)
 
 
-def harmless(metrics: Mapping[str, float]) -> dict[str, float]:
+def without_personal(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics without those of a model that this device has trained.
 
     The accuracy of such a model would be a release without noise. The accuracy of the run's model stays: it depends

@@ -284,6 +284,8 @@ class Journal:
             earlier = self._run.earlier_traffic(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
+        if kind != EVALUATION and self._run.policy.robust:
+            self._record.robust = dict(self._run.policy.robust.rules)
         self._began_at = self._closed_at = now
         self._metrics, self._evaluated, self._energy = {}, {}, RoundEnergy()
         self._temperature = {}

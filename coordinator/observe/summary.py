@@ -78,6 +78,7 @@ def summarise(
         "energy": total_energy(lines),
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
+        "robust": dict(run.policy.robust.rules) if run.policy.robust else {},
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
             "machine": machine_words(), **built,

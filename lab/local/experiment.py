@@ -20,7 +20,9 @@ from protofleet.coordinator.method_settings import (
     require_own_settings,
     without_unused,
 )
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
+from protofleet.coordinator.secagg_fit import demand_secagg_fit
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
@@ -45,6 +47,7 @@ from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
@@ -215,6 +218,9 @@ class Experiment:
     """
     dp: DpSettings | None = None
     """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
+    secagg: SecaggSettings | None = None
+    """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
+    """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)
@@ -287,6 +293,8 @@ class Experiment:
 
         self._require_validation_to_stop_by()
         demand_buffered_fit(self.effective_policy, self.plan)
+        demand_robust_fit(self.effective_policy, self.plan)
+        demand_secagg_fit(self.effective_policy, self.plan)
 
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
@@ -614,8 +622,8 @@ def coordinator_settings(
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
-        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec, dp=e.dp,
-        policy=e.effective_policy, budget=e.budget, broker=broker,
+        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
+        secagg=e.secagg, dp=e.dp, policy=e.effective_policy, budget=e.budget, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, page_port=e.page_port,

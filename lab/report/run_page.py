@@ -57,7 +57,8 @@ SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
 def write_report(folder: Path) -> Path:
     run = _read(folder)
     summary, target = run.summary, folder / "report.html"
-    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary) + small_test_notice(run)
+    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary)
+    notices += robust_notice(summary) + small_test_notice(run)
     left_out = [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]
     notices += "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in left_out)
     sections = "".join(section(run) for section in SECTIONS)
@@ -109,6 +110,14 @@ def security_notice(summary: Mapping[str, Any]) -> str:
     """
     style = "" if summary["security"] == "sealed" else ' class="danger"'
     return f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
+
+
+def robust_notice(summary: Mapping[str, Any]) -> str:
+    """Return a notice on the rules that replaced the mean over the devices, or "" if there were none."""
+    rules = [f"{name} by {rule}" for name, rule in sorted(summary.get("robust", {}).items())]
+    if not rules:
+        return ""
+    return f"<p>Rules of policy.robust replaced the mean of {escape(' and of '.join(rules))}.</p>"
 
 
 def describe_security(summary: Mapping[str, Any]) -> str:

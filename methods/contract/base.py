@@ -57,6 +57,8 @@ class Reply:
     payload: Payload
     # Factor of the reply's share in a mean. It is below 1 for a late update of a buffered round (policy.mode).
     weight: float = 1.0
+    # Class -> number of devices that have sent it, if the reply stands for the mean of several devices.
+    devices_of_class: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

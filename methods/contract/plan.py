@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.dp_fit import demand_dp_fit
@@ -52,6 +53,7 @@ from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.named_codecs import CodecName, short_table, stages_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
 from protofleet.protocol.wire.kinds import declared_kinds
 
@@ -143,6 +145,9 @@ class Plan:
     codec: CodecSettings | None = None
     # Differential privacy of the updates. If None, no noise is added, and the plan has the form of earlier versions.
     dp: DpSettings | None = None
+    # Settings of masked sums; None means that each update is sent as it is, and the plan has the form of earlier
+    # versions.
+    secagg: SecaggSettings | None = None
     # Coding that loses nothing, in a run without `codec`. It is no part of the plan's bytes and hash, because devices
     # that cannot read it take part too.
     lossless: CodecSettings | None = field(default=None, init=False, compare=False)
@@ -177,6 +182,23 @@ class Plan:
             self._check_codec(self.codec)
         if self.dp is not None:
             demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None)
+        if self.secagg is not None:
+            self._check_secagg()
+
+    def _check_secagg(self) -> None:
+        """Raise SettingsError if a masked sum cannot replace the updates of this run."""
+        if self.dp is not None:
+            raise SettingsError(
+                "secagg and dp are both set, but noise that devices share under a masked sum is not implemented; "
+                "leave secagg out, and each device adds the whole noise, or leave dp out"
+            )
+        if self.codec is not None:
+            raise SettingsError(
+                "secagg and codec are both set, but a sum of masked numbers cannot be coded by each device; leave "
+                "codec out, and use secagg.bits = 24 or 16 for fewer bytes"
+            )
+        if problem := secagg_misfit(self.variant, self.method):
+            raise SettingsError(problem)
 
     def _check_codec(self, codec: CodecSettings) -> None:
         if self.variant.arrays is not None:
@@ -189,8 +211,8 @@ class Plan:
         """
         if codec is None or isinstance(codec, str):
             codec = stages_of(codec, self.variant.kinds.declared)
-        if codec is None:
-            return self
+        if codec is None or (self.secagg is not None and not codec.rounds):
+            return self  # Masked numbers are random, so no coding makes them smaller.
         return replace(self, codec=codec) if codec.rounds else self.with_lossless(codec)
 
     def with_lossless(self, codec: CodecSettings | None) -> Plan:
@@ -205,6 +227,11 @@ class Plan:
         changed = copy(self)  # `replace` would check the whole plan again
         object.__setattr__(changed, "lossless", codec)  # the plan is frozen
         return changed
+
+    @property
+    def summed_phases(self) -> Mapping[str, Averaged]:
+        """Return the phases whose updates the coordinator learns only as a sum."""
+        return self.variant.averaged if self.secagg is not None else {}
 
     @property
     def coding(self) -> CodecSettings | None:
@@ -429,6 +456,40 @@ class Plan:
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encode()).digest()
+
+
+def secagg_misfit(method: Method, name: str) -> str:
+    """Return why a masked sum cannot replace the updates of a method, or "" if it can."""
+    known = ", ".join(one for one in names() if fits_secagg(load(one)))
+    if method.needs_counts:
+        return (
+            f"secagg is set, but {name} needs the number of samples of each class from each device, which would be "
+            f"known beside the sum; leave secagg out, or take one of {known}"
+        )
+    if not method.averaged:
+        return (
+            f"secagg is set, but it would protect nothing: {name} uses the updates of single devices, not only "
+            f"their mean; leave secagg out, or take one of {known}"
+        )
+    if method.individual_phases or len(method.averaged) > 1:
+        phases = ", ".join(method.individual_phases)
+        return (
+            f"secagg is set, but the phase {phases} of {name} uses the updates of single devices, so a sum in "
+            f"{', '.join(method.averaged)} would protect nothing; leave secagg out, or take one of {known}"
+        )
+    if not fits_secagg(method):
+        return (
+            f"secagg is set, but {name} sends rows of classes, and the sum of a class that one device holds would "
+            f"show this device's row; leave secagg out, or take one of {known}"
+        )
+    return ""
+
+
+def fits_secagg(method: Method) -> bool:
+    """Return whether the coordinator may learn the updates of all phases of a method only as a sum."""
+    rows = any(one.rows for one in method.averaged.values())
+    several = len(method.averaged) != 1
+    return not (several or rows or method.needs_counts or method.individual_phases)
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:

@@ -38,7 +38,13 @@ from protofleet.methods.parts.kept_answers import KeptAnswers
 from protofleet.methods.parts.local import demand_one_of, embed
 from protofleet.methods.parts.prototypes import held_row_wants, held_rows, row_specs
 from protofleet.methods.parts.rules import Linear
-from protofleet.methods.parts.small_classes import LeastSamples, devices_by_class, log, sent_classes
+from protofleet.methods.parts.small_classes import (
+    LeastSamples,
+    class_figures,
+    devices_by_class,
+    log,
+    sent_classes,
+)
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 server_log = logging.getLogger("protofleet.coordinator")
@@ -177,7 +183,9 @@ class StatisticsServer(ServerHalf):
         replies = self._capped()
         counted = sum(map(counted_samples, replies))
         total = sum(reply.examples for reply in replies)
-        holders = devices_by_class([reply.payload["labels"] for reply in replies], self.model.classes)
+        holders = class_figures(
+            devices_by_class([reply.payload["labels"] for reply in replies], self.model.classes).tolist()
+        )
         kept = {"answers.kept": float(len(replies)), "samples.counted": float(counted)}
         return {**holders, **kept, "samples.left_out": float(total - counted)}
 

@@ -13,7 +13,7 @@ from protofleet.edge_client.private_updates import (
     PrivateUpdates,
     demand_budget,
     demand_delta_fit,
-    harmless,
+    without_personal,
 )
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Network
@@ -121,7 +121,7 @@ def test_a_delta_that_could_give_away_a_whole_sample_is_refused(samples, refused
 def test_metrics_of_a_model_that_the_device_has_trained_stay_on_the_device():
     sent = {"accuracy.test.global": 0.5, "accuracy.test.personal": 0.9, "loss.validation.personal-own": 1.0,
             "seconds.work": 2.0}  # fmt: skip
-    assert harmless(sent) == {"accuracy.test.global": 0.5, "seconds.work": 2.0}
+    assert without_personal(sent) == {"accuracy.test.global": 0.5, "seconds.work": 2.0}
 
 
 # The attack on the whole path of an update, from the work of a method to the arrays that are sent.

@@ -84,6 +84,36 @@ def test_the_coordinator_of_a_new_fleet_with_a_queue_takes_its_signed_settings_a
     assert refusal == "" and (submission.rounds, submission.quorum) == (1000, 1)
 
 
+@pytest.mark.parametrize(
+    ("method", "table"),
+    [
+        ("fedproto", {"name": "fedproto", "least_samples": 5}),
+        ("fedpall", {"name": "fedpall", "least_samples": 5}),
+        ("fedavg", {"name": "fedavg", "lr": 0.05}),
+        ("fedlsa", {"name": "fedlsa"}),
+    ],
+)
+def test_a_first_run_whose_method_sends_statistics_of_classes_gets_a_limit_that_its_plan_states(
+    tmp_path, monkeypatch, method, table
+):
+    monkeypatch.chdir(tmp_path)
+    assert init("fleet", "--method", method) == 0
+    settings = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), FEDERATION)
+    assert settings.method == table
+    assert (b'"least_samples": 5' in settings.plan().encode()) == ("least_samples" in table)
+
+
+def test_a_first_run_of_an_unknown_method_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert init("fleet", "--method", "fedx") == 2
+    said = capsys.readouterr().err
+    assert "--method: no method 'fedx'; did you mean fedprox?" in said and len(said.splitlines()) == 1
+    assert not (tmp_path / "fleet").exists()
+    assert init("fleet") == 0 and capsys.readouterr()
+    assert main(["init", "fleet", "--method", "fedproto", "--device", "board-9=10.0.1.9"]) == 2
+    assert "--method is for a new fleet" in capsys.readouterr().err
+
+
 def test_a_queue_conducts_as_many_runs_at_once_as_each_board_takes_part_in(folder):
     fleet = read_fleet(folder / "fleet.toml")
     board = device_settings(fleet, FEDERATION, "board-0")
