@@ -107,6 +107,8 @@ class RoundRecord:
     # that were present ("present").
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     evaluation: EvaluationRecord | None = None
+    # In a run with dp: the largest epsilon that a device has given away so far ("epsilon"), and dp.epsilon ("limit").
+    privacy: dict[str, float] = field(default_factory=dict)
     # Reason -> number of frames and updates that were rejected.
     rejected: dict[str, int] = field(default_factory=dict)
     # The bytes of `wire` by device, in the rows that the function `divided` returns.

@@ -92,7 +92,9 @@ def test_masked_weights_cost_at_most_a_twentieth_more_than_plain_weights(tmp_pat
     assert masked / plain <= 1.05, (plain, masked)
 
 
-def test_masked_prototypes_of_24_bits_cost_at_most_15_percent_more_than_plain_ones(tmp_path, broker, federation):
+def test_masked_prototypes_of_24_bits_cost_at_most_15_percent_more_than_plain_ones(
+    tmp_path, broker, federation
+):
     """Ten prototypes of 512 numbers; the steps of both stages are in the bytes."""
     settings = replace(SETTINGS, bits=24)
     ten = {"method": "fedproto", "classes": 10, "network": Network("mlp", embedding_size=512)}
