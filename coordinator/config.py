@@ -9,8 +9,10 @@ from typing import Any
 from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.keep_settings import KeepSettings
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
 from protofleet.coordinator.secagg_fit import NO_RECORDS, demand_secagg_fit
@@ -34,6 +36,7 @@ from protofleet.protocol.settings.bounds import (
 )
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import (
     TASK,
     USUAL_CHANNELS,
@@ -102,6 +105,8 @@ class CoordinatorSettings:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
     secagg: SecaggSettings | None = None
     """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
     """
@@ -113,6 +118,8 @@ class CoordinatorSettings:
     """Rules for the rounds."""
     budget: BudgetSettings | None = None
     """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
+    keep: KeepSettings = field(default_factory=KeepSettings)
+    """Answers that the coordinator keeps after their rounds; if left out, it keeps none."""
     select: DeviceSelection | None = None
     """Devices that take part in the run; if left out, all enrolled devices may take part."""
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
@@ -165,6 +172,7 @@ class CoordinatorSettings:
         self.page_address()
         plan = self.plan()
         demand_buffered_fit(self.policy, plan)
+        demand_robust_fit(self.policy, plan)
         demand_secagg_fit(self.policy, plan)
         if self.secagg is not None and not self.enrolled:
             raise SettingsError(NO_RECORDS)
@@ -203,6 +211,8 @@ class CoordinatorSettings:
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
+            keep=self.keep.answers,
+            dp=self.dp,
             secagg=self.secagg,
         ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()

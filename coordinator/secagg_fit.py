@@ -31,6 +31,12 @@ def demand_secagg_fit(policy: Policy, plan: Plan) -> None:
             'secagg is set and policy.mode is "buffered", but a late update would be the difference of two sums; set '
             'mode = "synchronous"'
         )
+    if policy.robust and (rules := policy.robust.rules):
+        name, rule = next(iter(rules.items()))
+        raise SettingsError(
+            f'secagg is set and policy.robust.{name} is "{rule}", but a rule needs the update of each device, and '
+            "the run learns only their sum; leave policy.robust or secagg out"
+        )
     if policy.spares:
         raise SettingsError(
             f"secagg is set and policy.spares is {policy.spares}, but a late device would show itself "

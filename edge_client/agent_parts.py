@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from protofleet.edge_client.inbox.watch import InboxWatch
 from protofleet.edge_client.job_memory import JobMemory
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.masked_sums import MaskedSums
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.run_end import RunEnd
 from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.run_places import RunPlaces
@@ -84,8 +85,8 @@ class AgentOptions:
     """Function that returns the temperature of the board as a metric."""
     plugins: PlugIns = field(default_factory=PlugIns)
     """Plug-ins that a plan may name."""
-    require: Collection[str] = ()
-    """Protections that the plan of a run must have (`privacy.require`)."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """Demands of the device on a plan."""
     runs: int = 1
     """Largest number of runs in which the device takes part at the same time."""
 
@@ -181,8 +182,8 @@ class _Assembly:
             self._energy,
             options.temperature,
             options.plugins,
+            options.privacy,
             device=link.me.name,
             sums=masked_sums_of(link),
-            require=options.require,
             memory=data.memory if self.places.limit > 1 else None,
         )

@@ -13,6 +13,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.edge_client.limits import DeviceLimits
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
@@ -27,7 +28,6 @@ from protofleet.protocol.settings.bounds import (
     Watchdog,
     Within,
 )
-from protofleet.protocol.settings.privacy import PrivacySettings
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.messages import MOST_RUNS
 from protofleet.protocol.wire.names import valid_device, valid_name
@@ -82,12 +82,12 @@ class DeviceSettings:
     """If true, the folder keeps the device's last model and its best one by validation, for `protofleet export`."""
     pictures: Snapshots = field(default_factory=Snapshots)
     """Snapshots of embeddings for the pictures of a report."""
-    privacy: PrivacySettings = field(default_factory=PrivacySettings)
-    """Protections that the plan of a run must have before this device takes part in the run."""
     models: ModelSettings | None = None
     """Models that the device serves to programs of its machine; if left out, no model is served."""
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     """Limits on the work and memory that a run's plan can ask of this device."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """Demands of this device on the plan of a run."""
     compute: str = "auto"
     """Processor for training, `auto` (the GPU if it is faster), `cpu` or `cuda`."""
     threads: Threads = 0

@@ -5,7 +5,7 @@ The update of the method stays in the device's own store, under a name that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -49,7 +49,6 @@ from protofleet.protocol.secagg.field import Field, Words
 from protofleet.protocol.secagg.presence import presence_field, presence_words
 from protofleet.protocol.secagg.terms import STAGES, Stage, Terms
 from protofleet.protocol.security.trust import Trust
-from protofleet.protocol.settings.privacy import SECAGG
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import Array, Arrays
@@ -280,13 +279,8 @@ def _with_books(state: DeviceState, saved: MaskedState, instances: Mapping[Stage
     return saved
 
 
-def demand_protections(plan: Plan, require: Collection[str], sums: MaskedSums | None) -> None:
-    """Raise SettingsError if a plan lacks a protection that this device requires, or if it cannot take part."""
-    if SECAGG in require and plan.secagg is None:
-        raise SettingsError(
-            'this device takes part only in runs of masked sums (privacy.require = ["secagg"]), but the coordinator '
-            "of this run would get each update; add the table [secagg] to the run"
-        )
+def demand_enrolment(plan: Plan, sums: MaskedSums | None) -> None:
+    """Raise SettingsError if a run sums masked updates and this device cannot take part."""
     if plan.secagg is not None and sums is None:
         raise SettingsError(NO_ENROLMENT)
 

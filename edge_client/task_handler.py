@@ -15,7 +15,7 @@ from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExcha
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.job_runner import JobRunner
-from protofleet.edge_client.masked_sums import demand_protections
+from protofleet.edge_client.masked_sums import demand_enrolment
 from protofleet.edge_client.received_delta import delta_reader
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
@@ -124,7 +124,8 @@ class TaskHandler:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
-            demand_protections(plan, self.runner.require, self.runner.sums)
+            self.runner.privacy.check(plan)
+            demand_enrolment(plan, self.runner.sums)
             if about.codec:
                 plan = plan.with_lossless(read_codec(about.codec, plan.variant.kinds.declared))
         except SettingsError as error:

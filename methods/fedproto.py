@@ -42,9 +42,10 @@ from protofleet.methods.maths.means import (
 from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, held_rows, table_of
+from protofleet.methods.parts.local import demand_one_of, embed, train
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, table_of
 from protofleet.methods.parts.rules import both_ways
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.tables import TableServer
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
@@ -61,7 +62,7 @@ ROWS_BY: Mapping[str, Weighing] = {"unweighted": "devices", "weighted": "counts"
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     lam: Weight = 1.0
     """Weight (lambda) of the distance to the prototypes; the scripts of HtFLlib and FedTGP use 10, and 0
     means off.
@@ -86,13 +87,14 @@ class Hyper(LocalHyper):
         demand_one_of("inference", self.inference, get_args(Inference))
 
 
-class Server(TableServer):
+class Server(CountsIfLimited, TableServer):
     hyper: Hyper
 
     def merge(self, pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None) -> ClassMeans:
         return MERGE[self.hyper.aggregation](pieces, weights)
 
     def learn(self, replies: Sequence[Reply]) -> None:
+        self.count_devices(replies)
         super().learn(replies)
         if self.hyper.average_models:
             load_weights(self.model, weighted_mean(replies, weight_wants(self.model)))
@@ -126,7 +128,7 @@ class Client(singleset.Client):
     def run(self, ask: Ask) -> Payload:
         self.fit(ask.phase)
         weights = weights_of(self.model) if self.hyper.average_models else {}
-        return {**weights, **held_rows(*self.own_prototypes())}
+        return {**weights, **self.sent_prototypes()}
 
     def fit(self, purpose: str) -> None:
         generator = self.generator(purpose)
@@ -141,6 +143,9 @@ class Client(singleset.Client):
         self.seen.add(z.detach(), y)
         loss = F.cross_entropy(self.model.head(z), y)
         return loss + self.hyper.lam * prototype_mse(z, y, self.prototypes, self.known)
+
+    def sent_prototypes(self) -> Payload:
+        return sent_means(*self.own_prototypes(), self.hyper.least_samples, self.number)
 
     def own_prototypes(self) -> ClassMeans:
         if self.hyper.proto_source == "eval":

@@ -71,12 +71,14 @@ def summarise(
         "payload": totals(lines, "payload"),
         "uncoded": totals(lines, "uncoded") if run.plan.coding else {},
         "wire": totals(lines, "wire"),
+        "privacy": privacy_of(run, lines),
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
         "accuracy": measured(lines, method.reports),
         "views": {view: measured(lines, view) for view in views(lines)},
         "energy": total_energy(lines),
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
+        "robust": dict(run.policy.robust.rules) if run.policy.robust else {},
         **({"secagg": encode(run.plan.secagg)} if run.plan.secagg else {}),
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
@@ -84,3 +86,11 @@ def summarise(
         },
         "experiment": settings.experiment,
     }  # fmt: skip
+
+
+def privacy_of(run: RunView, lines: Lines) -> dict[str, Any]:
+    """Return the settings `[dp]` and the largest epsilon of a device so far; empty in a run without dp."""
+    if run.plan.dp is None:
+        return {}
+    spent = max((line.get("privacy", {}).get("epsilon", 0.0) for line in lines), default=0.0)
+    return {**encode(run.plan.dp), "spent": spent}

@@ -49,6 +49,16 @@ class Unenrolled:
 
 
 @dataclass(frozen=True, slots=True)
+class Deselected:
+    """The event that the run does not select a device of the open round any more.
+
+    The device stays in the open attempt of the round, but no later attempt draws it.
+    """
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     device: str
     round: int
@@ -368,8 +378,8 @@ class IllegalEventError(RuntimeError):
 
 
 Event: TypeAlias = (
-    "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Extended | Paused | Stopped | "
-    "Woke"
+    "Joined | Left | Unenrolled | Deselected | Answered | Advanced | Blamed | Budgeted | Extended | Paused | "
+    "Stopped | Woke"
 )
 Command: TypeAlias = (
     Forget

@@ -32,6 +32,7 @@ from protofleet.coordinator.round.events import (
     Budgeted,
     Close,
     Command,
+    Deselected,
     Dismiss,
     Diverge,
     Drop,
@@ -110,6 +111,8 @@ class RoundMachine:
     _absent: dict[str, float] = field(default_factory=dict)
     # Devices whose enrolment has ended; they receive no task before they join again.
     _unenrolled: set[str] = field(default_factory=set)
+    # Devices of the open round that the run does not select any more; they leave the roster when the round ends.
+    _deselected: set[str] = field(default_factory=set)
     _deadline: float | None = None
     # Unix time at which the next round may begin, while the policy delays it; else 0.
     next_round_at: float = 0.0
@@ -405,6 +408,7 @@ class RoundMachine:
         self.roster.add(event.device)
         self.buffer.joined(event.device)
         self._unenrolled.discard(event.device)
+        self._deselected.discard(event.device)
         if event.anew:  # The next round deletes the kept answer as it begins, and asks the device again.
             self.kept, self._left = self.kept - {event.device}, self._left | {event.device}
         if event.device in self._reliable(now) and event.device not in self.silent.devices:
@@ -429,6 +433,7 @@ class RoundMachine:
         if event.device in self.roster:
             self.flaps.disconnected(event.device, now)
         self.roster.discard(event.device)
+        self._deselected.discard(event.device)
         if event.device in self.cohort:
             self._absent.setdefault(event.device, now if event.since is None else event.since)
         return ()
@@ -452,6 +457,15 @@ class RoundMachine:
         self._unenrolled.add(event.device)
         self._left -= {event.device}
         return ()
+
+    def _deselect(self, event: Deselected, now: float) -> Iterable[Command]:
+        self._deselected |= {event.device} & self.roster
+        return ()
+
+    def _deselect_and_maybe_wait_again(self, event: Deselected, now: float) -> Iterator[Command]:
+        yield from self._deselect(event, now)
+        if len(self._funded) < self.least:
+            self.selection.settled = None
 
     def _unenroll_and_maybe_wait_again(self, event: Unenrolled, now: float) -> Iterator[Command]:
         yield from self._unenroll(event, now)
@@ -562,8 +576,11 @@ class RoundMachine:
 
     @property
     def _funded(self) -> set[str]:
-        """Return the present devices that may get the next task: their budget holds it, and it asks them."""
-        here = self.roster - self._unaffordable
+        """Return the present devices that may get the next task.
+
+        The run selects them, their budget holds the task, and the task asks them.
+        """
+        here = self.roster - self._unaffordable - self._deselected
         return here if self.is_last_evaluation else here - self.kept
 
     @property
@@ -1039,6 +1056,7 @@ class RoundMachine:
             Joined: _join_and_maybe_start,
             Left: _leave_and_maybe_wait_again,
             Unenrolled: _unenroll_and_maybe_wait_again,
+            Deselected: _deselect_and_maybe_wait_again,
             Answered: _answer_late,
             Woke: _start_when_settled,
         },
@@ -1050,6 +1068,7 @@ class RoundMachine:
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
+            Deselected: _deselect,
             Answered: _answer_late,
             Advanced: _advance,
             Woke: _ignore,
@@ -1062,6 +1081,7 @@ class RoundMachine:
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
+            Deselected: _deselect,
             Answered: _answer_late,
             Blamed: _go_back,
             Woke: _ignore,
@@ -1074,6 +1094,7 @@ class RoundMachine:
             Joined: _join_and_be_asked,
             Left: _leave_and_maybe_close,
             Unenrolled: _unenroll_and_maybe_close,
+            Deselected: _deselect,
             Answered: _answer,
             Woke: _close_when_due,
         },
@@ -1085,6 +1106,7 @@ class RoundMachine:
             Joined: _join_and_be_dismissed,
             Left: _leave,
             Unenrolled: _unenroll,
+            Deselected: _deselect,
             Answered: _answer_late,
             Woke: _ignore,
         },

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.phase import SummedPhases
 from protofleet.coordinator.secagg.steps import AttemptEndedError
 from protofleet.coordinator.server.first_state import start_with
@@ -65,6 +66,7 @@ class ServerRunner:
     def __init__(
         self, plan: Plan, spool: Spool, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0, weight_of: Callable[[int], float] = lambda staleness: 1.0,
+        robust: Robust | None = None,
         summed: SummedPhases | None = None,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
@@ -79,6 +81,7 @@ class ServerRunner:
             weight_cap,
             lambda: spool.fleet_size,
             weight_of,
+            robust,
             summed,
         )
         self._stepper = self.new_stepper()

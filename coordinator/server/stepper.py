@@ -10,7 +10,10 @@ from typing import Final
 
 import torch
 
+from protofleet.coordinator.robust.combined import AveragedPhase, combined
+from protofleet.coordinator.robust.fit import demand_covered
 from protofleet.coordinator.round.machine import EVALUATE
+from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.phase import SummedPhases, SumPhase
 from protofleet.coordinator.server.capped import capped_members, capped_replies
 from protofleet.coordinator.server.outliers import LEAST, outliers, sizes_by_device
@@ -36,6 +39,7 @@ class Stepper:
         weight_cap: float = 0.0,
         fleet: Callable[[], int] = lambda: 0,
         weight_of: Callable[[int], float] = lambda staleness: 1.0,
+        robust: Robust | None = None,
         summed: SummedPhases | None = None,
     ) -> None:
         """Set up a server half; `fleet` returns the number of devices of the run.
@@ -51,6 +55,9 @@ class Stepper:
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._weight_cap = weight_cap  # Largest weight as a multiple of the cohort's median; 0 means no cap.
         self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # Arrays that the current task requests.
+        # Rules that replace the mean of an averaged phase. If no rule replaces it, the server half gets all replies.
+        self._robust = robust if robust and robust.rules else None
+        self._averaged: AveragedPhase | None = None
         # Devices whose updates are not used in the rest of the current round.
         self._excluded: set[str] = set()
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
@@ -100,6 +107,8 @@ class Stepper:
         claimed = [self.reply(answers[d]) for d in sorted(used)]
         keeps = self.server.keeps_answers
         replies = claimed if keeps else capped_replies(claimed, self._wants, self._weight_cap)
+        if self._robust and self._averaged:
+            replies = combined(replies, self._averaged, self._robust)
         return self._send_to_half(replies, enrolled)
 
     def _send_to_half(self, replies: Sequence[Reply], enrolled: Collection[str] | None) -> Ask | None:
@@ -134,11 +143,19 @@ class Stepper:
             self.server.forget(self.forgotten)
 
     def _asked(self, ask: Ask) -> Ask:
-        self._wants = ask.wants
+        self._wants, self._averaged = ask.wants, None
+        if self._robust and (averaged := self._plan.variant.averaged.get(ask.phase)):
+            demand_covered(self._plan.method, averaged, ask)
+            self._averaged = AveragedPhase(averaged, ask.wants, ask.payload, self._statistics())
         if self._summed is None or ask.phase == EVALUATE:
             return ask
         self._sum = self._summed.conducted(ask, self.server.number, self._attempt, self._members)
         return next(self._sum)
+
+    def _statistics(self) -> frozenset[str]:
+        """Return the names of the arrays with running statistics of the model, such as those of a batch norm."""
+        buffers = {name for name, _ in self.server.model.named_buffers()}
+        return frozenset(name for name in self._wants if name.partition(".")[2] in buffers)
 
     def used(self, answers: Mapping[str, Accepted]) -> dict[str, Accepted]:
         return {device: answer for device, answer in answers.items() if device not in self._excluded}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protofleet.coordinator.round.policy import Policy, Stop
+from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg_fit import demand_secagg_fit
 from protofleet.methods.contract.plan import Network, Plan, read_plan
 from protofleet.protocol.settings.reader import SettingsError
@@ -50,6 +51,7 @@ def test_a_run_of_masked_sums_codes_nothing():
 @pytest.mark.parametrize("change, words", [
     ({"mode": "buffered", "buffer": 3}, 'set mode = "synchronous"'),
     ({"cohort": 4, "spares": 1}, "set spares = 0"),
+    ({"robust": Robust(prototypes="median")}, "leave policy.robust or secagg out"),
     ({"quorum": 2}, "raise policy.quorum to at least 3"),
     ({"stop": Stop(accuracy=0.9)}, 'set metrics = "each", or leave policy.stop out'),
     ({"cohort": 512}, "fewer than 6 bits behind the point"),

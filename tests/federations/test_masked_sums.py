@@ -7,6 +7,7 @@ import pytest
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Stage
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.lab.report.run_page import sum_notice
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
@@ -228,7 +229,7 @@ def test_metrics_of_single_devices_are_off_unless_the_plan_says_each(tmp_path):
 def test_a_device_that_requires_masked_sums_leaves_a_run_without_them(tmp_path, settings):
     run = summed(tmp_path, policy=ONE_ROUND, settings=settings)
     agent = run.agents["device-1"]
-    agent.tasks.runner.require = ("secagg",)
+    agent.tasks.runner.privacy = PrivacySettings(require=("secagg",))
     run.run()
     assert run.service.finished
     assert ("takes part only in runs of masked sums" in agent.view.problem) == (settings is None)

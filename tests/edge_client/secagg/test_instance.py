@@ -170,6 +170,15 @@ def test_too_few_shares_that_open_are_refused_before_anything_is_masked():
     assert not world.devices[FIRST].book.vector
 
 
+def test_too_few_devices_that_shared_keys_are_refused_before_anything_is_masked():
+    world = World(6, least=6).share()
+    with refused(SecaggFault.TOO_FEW):
+        world.masked(FIRST, first=world.names[:5])
+    with refused(SecaggFault.WRONG_SET):
+        world.devices[FIRST].masked(pack_names(world.roster, world.names[1:]), b"", np.zeros(4, np.uint32))
+    assert not world.devices[FIRST].book.vector
+
+
 def test_a_second_set_of_devices_that_shared_keys_is_refused():
     world = World(6).share()
     world.masked(FIRST)
