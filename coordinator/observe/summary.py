@@ -15,6 +15,7 @@ from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.settings.reader import encode
 from protofleet.runtime.host.machine import machine_words, parts_of
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -70,15 +71,25 @@ def summarise(
         "payload": totals(lines, "payload"),
         "uncoded": totals(lines, "uncoded") if run.plan.coding else {},
         "wire": totals(lines, "wire"),
+        "privacy": privacy_of(run, lines),
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
         "accuracy": measured(lines, method.reports),
         "views": {view: measured(lines, view) for view in views(lines)},
         "energy": total_energy(lines),
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
+        "robust": dict(run.policy.robust.rules) if run.policy.robust else {},
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
             "machine": machine_words(), **built,
         },
         "experiment": settings.experiment,
     }  # fmt: skip
+
+
+def privacy_of(run: RunView, lines: Lines) -> dict[str, Any]:
+    """Return the settings `[dp]` and the largest epsilon of a device so far; empty in a run without dp."""
+    if run.plan.dp is None:
+        return {}
+    spent = max((line.get("privacy", {}).get("epsilon", 0.0) for line in lines), default=0.0)
+    return {**encode(run.plan.dp), "spent": spent}

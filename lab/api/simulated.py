@@ -7,18 +7,18 @@ is checked against its task, and devices measure the same values as in a run. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from protofleet.edge_client.data.own import Checked, Data
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples
-from protofleet.edge_client.trainer.job import TRAIN, LocalJob
+from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
 from protofleet.lab.api.errors import public_errors
 from protofleet.lab.api.experiments import plain
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
@@ -38,6 +38,8 @@ from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.command.errors import RunError
 
 OWN: Final = "own"  # The method's name in the plan if `method` is an object without a name.
+# Function that gets device, round, phase, broadcast, answer, and number of samples of an exchange.
+Tap: TypeAlias = Callable[[str, int, str, Arrays, Arrays, int], None]
 ANY_SAMPLES: Final = "mlp"  # The network's name in the plan if `network` is an object.
 
 
@@ -217,8 +219,14 @@ def device_data(name: str, data: Data) -> Shard:
 
 
 class Federation:
-    def __init__(self, plan: Plan, data: Mapping[str, Shard], reboots: bool) -> None:
+    """The halves of a method on the data of some devices, without a network.
+
+    `tap` gets each answer and its broadcast: device, round, phase, broadcast, answer, and number of samples.
+    """
+
+    def __init__(self, plan: Plan, data: Mapping[str, Shard], reboots: bool, tap: Tap | None = None) -> None:
         self._plan, self._data, self._reboots = plan, dict(sorted(data.items())), reboots
+        self._tap = tap
         self._members = [
             Member(name, len(of.train.y), self._counts(of), of.domain) for name, of in self._data.items()
         ]
@@ -228,19 +236,33 @@ class Federation:
         self._bytes_up = self._bytes_down = 0
 
     def run(self) -> Simulated:
-        rounds = [self._round(1)]
-        for number in range(2, self._plan.rounds + 1):
-            if self._members and not self._asked():
-                break  # The server half keeps the answers of all devices.
-            rounds.append(self._round(number))
+        rounds = self.train()
         if reason := self._server.lacking():
             raise SettingsError(f"{self._plan.method}: {reason}")
         self._begin(len(rounds) + 1, self._members)
         for name in self._data:
             asked = ask_of(self._server, Ask("evaluate", self._server.payload()))
             self._answer(name, len(rounds) + 1, asked)
-        halves = {name: job.half for name, job in self._jobs.items()}
-        return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, halves)
+        return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, self.halves)
+
+    def train(self) -> list[SimulatedRound]:
+        """Conduct all rounds, without the evaluation after the last one."""
+        rounds = [self._round(1)]
+        for number in range(2, self._plan.rounds + 1):
+            if self._members and not self._asked():
+                break  # The server half keeps the answers of all devices.
+            rounds.append(self._round(number))
+        return rounds
+
+    @property
+    def halves(self) -> dict[str, ClientHalf]:
+        """Return the client half of each device."""
+        return {name: job.half for name, job in self._jobs.items()}
+
+    @property
+    def counts(self) -> dict[str, tuple[int, ...]]:
+        """Return the numbers of samples of each class that devices state, if the method needs them."""
+        return {member.device: member.counts for member in self._members if member.counts}
 
     def _asked(self) -> list[Member]:
         """Return the devices whose answers the server half does not keep."""
@@ -270,6 +292,10 @@ class Federation:
 
     def _reply(self, member: Member, number: int, ask: Ask) -> Reply:
         answer = self._answer(member.device, number, ask)
+        if self._tap is not None:
+            self._tap(
+                member.device, number, ask.phase, crossed(to_numpy(ask.payload)), answer, member.examples
+            )
         payload = LazyPayload(answer)
         if problem := ask.problem_with(payload, member.examples):
             raise RunError(
@@ -282,9 +308,9 @@ class Federation:
         sent = crossed(to_numpy(ask.payload))
         self._bytes_down += size(sent)
         answer, metrics = self._jobs[device].run(ask.phase, number, sent)
-        self._metrics[device] = (
-            {**self._metrics.get(device, {}), **metrics} if ask.phase == TRAIN else metrics
-        )
+        # A phase after the training measures nothing, and must not delete what the training has measured.
+        earlier = {} if ask.phase == EVALUATE else self._metrics.get(device, {})
+        self._metrics[device] = {**earlier, **metrics}
         return crossed(answer)
 
     def _accuracy(self) -> dict[str, dict[str, float]]:

@@ -53,16 +53,19 @@ def table(
     best: Collection[tuple[int, int]] = (),
     words: bool = False,
     left: Collection[int] = (),
+    struck: Collection[int] = (),
 ) -> str:
     """Make a table. The first cell of each row is a heading.
 
     `best` has the row and the column of each cell that is bold. If `words` is true, the table has no numbers.
-    Otherwise `left` has the columns with words, which are aligned to the left.
+    Otherwise `left` has the columns with words, which are aligned to the left. The rows in `struck` are struck out.
     """
     kinds = [' class="word"' if j in left else "" for j in range(len(head))]
     top = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, head, strict=True))
     body = "".join(
-        "<tr>" + "".join(_cell(text, j, (i, j) in best, kinds[j]) for j, text in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(_cell(text, j, (i, j) in best, kinds[j], i in struck) for j, text in enumerate(row))
+        + "</tr>"
         for i, row in enumerate(rows)
     )
     kind = ' class="words"' if words else ""
@@ -73,9 +76,10 @@ def table(
     return scrolling(caption, html)
 
 
-def _cell(text: str, column: int, best: bool, kind: str) -> str:
+def _cell(text: str, column: int, best: bool, kind: str, struck: bool = False) -> str:
     content = HASH.sub(_short, escape(text))
     content = f"<strong>{content}</strong>" if best else content
+    content = f"<s>{content}</s>" if struck and text else content
     return f"<td{kind}>{content}</td>" if column else f'<th scope="row">{content}</th>'
 
 

@@ -16,6 +16,7 @@ from protofleet.cli.follow import add_follow
 from protofleet.cli.hand_over import add_hand_over
 from protofleet.cli.init import add_init
 from protofleet.cli.label import add_label
+from protofleet.cli.leakage import add_leakage
 from protofleet.cli.lists import add_lists
 from protofleet.cli.model import add_model
 from protofleet.cli.operate import add_operate
@@ -56,6 +57,7 @@ def parser() -> Parser:
     add_label(commands)
     add_follow(commands)
     add_page(commands)
+    add_leakage(commands)
     add_unban(commands)
     add_keys(commands)
     add_init(commands)

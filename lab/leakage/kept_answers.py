@@ -1,0 +1,76 @@
+"""Read the answers that a coordinator has kept after their rounds (keep.answers)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from protofleet.lab.leakage.observed import Exchange, Observed
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.runtime.command.errors import RunError
+
+PLAN_FILE: Final = "plan.json"
+ABOUT_FILE: Final = "answers.json"
+BROADCAST_FILE: Final = "broadcast.body"
+ANSWER: Final = ".answer"
+
+
+def kept_folder(run: Path) -> Path | None:
+    """Return the folder of the kept answers of a run; None if the coordinator has kept none."""
+    places = (run / "kept", run / "coordinator" / "kept")
+    return next((place for place in places if (place / PLAN_FILE).is_file()), None)
+
+
+def read_kept(folder: Path) -> Observed:
+    """Return what the coordinator has kept; there is no ground truth.
+
+    Raise RunError if a file cannot be read.
+    """
+    exchanges, counts = list[Exchange](), dict[str, tuple[int, ...]]()
+    try:
+        plan = plan_in(folder / PLAN_FILE)
+        for place in _rounds(folder):
+            about = json.loads((place / ABOUT_FILE).read_text(encoding="utf-8"))
+            counts |= {device: tuple(numbers) for device, numbers in about.get("counts", {}).items()}
+            exchanges += _exchanges(place, about["examples"])
+    except (OSError, ValueError, KeyError, Rejected) as error:
+        raise RunError(
+            f"the kept answers in {folder} cannot be read ({' '.join(str(error).split())[:120]}); restore the folder "
+            "from a backup, or repeat the run with --replay"
+        ) from None
+    if not exchanges:
+        raise RunError(f"{folder} has no kept answers yet: a round with an answer must end first")
+    return Observed(plan, "kept", exchanges, counts)
+
+
+def plan_in(path: Path) -> Plan:
+    """Read a plan from a JSON file."""
+    try:
+        return decode(Plan, json.loads(path.read_text(encoding="utf-8")))
+    except (SettingsError, LookupError, ValueError, OSError) as error:
+        raise RunError(f"{path} is not the plan of a run: {' '.join(str(error).split())[:160]}") from None
+
+
+def _rounds(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if path.name[:1].isdigit() and (path / ABOUT_FILE).is_file()]
+    return sorted(found, key=lambda path: (int(path.name.partition(".")[0]), path.stat().st_mtime, path.name))
+
+
+def _exchanges(place: Path, examples: dict[str, int]) -> Iterator[Exchange]:
+    number, _, phase = place.name.partition(".")
+    broadcast = arrays_in(place / BROADCAST_FILE)
+    for device in sorted(examples):
+        if (path := place / f"{device}{ANSWER}").is_file():
+            yield Exchange(device, int(number), phase, broadcast, arrays_in(path), examples[device])
+
+
+def arrays_in(path: Path) -> Arrays:
+    """Read the arrays of a body into memory."""
+    data = path.read_bytes()
+    return dict(Body(lambda start, stop: data[start:stop], len(data)))
