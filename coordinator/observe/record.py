@@ -178,6 +178,9 @@ class Summary:
     seconds: float = 0.0
     payload: Ways = field(default_factory=lambda: Ways({}, {}))
     uncoded: dict[str, dict[str, int]] = field(default_factory=dict)
+    # In a run with dp: its numbers, and the largest epsilon of a device ("spent"). Otherwise empty.
+    privacy: dict[str, float] = field(default_factory=dict)
+    privacy_unit: str = ""  # dp.unit
     wire: Ways = field(default_factory=lambda: Ways({}, {}))
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: Accuracy = field(default_factory=Accuracy)

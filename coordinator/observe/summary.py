@@ -15,7 +15,6 @@ from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
-from protofleet.protocol.settings.reader import encode
 from protofleet.runtime.host.machine import machine_words, parts_of
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -70,8 +69,9 @@ def summarise(
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
         "uncoded": totals(lines, "uncoded") if run.plan.coding else {},
-        "wire": totals(lines, "wire"),
         "privacy": privacy_of(run, lines),
+        "privacy_unit": run.plan.dp.unit if run.plan.dp else "",
+        "wire": totals(lines, "wire"),
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
         "accuracy": measured(lines, method.reports),
         "views": {view: measured(lines, view) for view in views(lines)},
@@ -88,9 +88,9 @@ def summarise(
     }  # fmt: skip
 
 
-def privacy_of(run: RunView, lines: Lines) -> dict[str, Any]:
-    """Return the settings `[dp]` and the largest epsilon of a device so far; empty in a run without dp."""
-    if run.plan.dp is None:
+def privacy_of(run: RunView, lines: Lines) -> dict[str, float]:
+    """Return the numbers of `[dp]` and the largest epsilon of a device so far; empty in a run without dp."""
+    if (dp := run.plan.dp) is None:
         return {}
     spent = max((line.get("privacy", {}).get("epsilon", 0.0) for line in lines), default=0.0)
-    return {**encode(run.plan.dp), "spent": spent}
+    return {"epsilon": dp.epsilon, "delta": dp.delta, "clip": dp.clip, "rounds": dp.rounds, "spent": spent}

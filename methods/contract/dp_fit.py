@@ -33,14 +33,14 @@ def demand_dp_fit(dp: DpSettings, name: str, method: Method, rounds: int, coded:
 
 def misfit(method: Method, unit: PrivacyUnit) -> str:
     """Return why noise on the updates of a method does not protect this unit, or "" if it does."""
+    if unit == "sample" and method.sums is None:
+        return (
+            "has features that depend on the training samples, or sends no sums of features, so noise on its updates "
+            "hides no sample"
+        )
     if method.needs_counts:
         return "sends the number of samples of each class without noise"
     if unit == "sample":
-        if method.sums is None:
-            return (
-                "has features that depend on the training samples, or sends no sums of features, so noise on its "
-                "updates hides no sample"
-            )
         return ""
     means = method.averaged.values()
     if not means or any(one.rows is not None for one in means) or method.individual_phases:

@@ -10,7 +10,8 @@ def privacy_claim(run: FinishedRun) -> list[str]:
     dp = run.summary.get("privacy") or {}
     if not dp:
         return []
+    unit = run.summary["privacy_unit"]
     return [
-        f"differential privacy for each {dp['unit']}: epsilon {dp['spent']:.4g} of {dp['epsilon']:g} was used at "
-        f"delta {dp['delta']:g}, with dp.clip = {dp['clip']:g} (docs/dp.md)"
+        f"differential privacy for each {unit}: epsilon {dp['spent']:.4g} of {dp['epsilon']:g} was used at delta "
+        f"{dp['delta']:g}, with dp.clip = {dp['clip']:g} (docs/dp.md)"
     ]
