@@ -154,6 +154,8 @@ class MaskedSums:
         self._check(task, terms, most)
         received, model = method_arrays(task.arrays), hash_of(task.arrays).hex()
         place = task.phase, question.round, model
+        if saved is not None and not saved.book and saved.round >= question.round:
+            raise SecaggError(SecaggFault.OVER, "a damaged disk has lost the attempts of this round")
         known = saved is not None and (saved.phase, saved.round, saved.model) == place
         if saved is not None and known and saved.payload:
             payload: Arrays = state.store.load(bytes.fromhex(saved.payload))
@@ -164,6 +166,8 @@ class MaskedSums:
         for stage in task.stages:
             book = saved.book_of(stage) if saved else ""
             past = read_book(own_bytes(state, book)).past if book else PastAttempts()
+            if stage == PRESENCE and terms[stage].apart:
+                past = replace(past, spent=False)  # `apart` limits how the cohort of another count may differ
             instances[stage] = Instance.begin(self._name, self._identity, terms[stage], past)
         layout, words = encoded(task.plan, task.phase, terms[VALUES], payload, received, task.examples, most)
         masked = MaskedState(*place, "", state.store.put(payload).object.hex(), put_words(state, words))

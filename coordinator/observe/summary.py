@@ -15,6 +15,7 @@ from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.settings.reader import encode
 from protofleet.runtime.host.machine import machine_words, parts_of
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
