@@ -12,6 +12,8 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
 from protofleet.coordinator.round.machine import EVALUATE
+from protofleet.coordinator.secagg.question import SumAsk
+from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import UpdateReader
@@ -31,7 +33,7 @@ class AnswerReceiver:
         self, spool: Spool, link: CoordinatorRunLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
         perform: Callable[[Drop], None], reader: UpdateReader, uncoded: UncodedBytes,
-        enrolments: AnswerEnrolments,
+        enrolments: AnswerEnrolments, releases: ReleaseLedger | None = None,
     ) -> None:  # fmt: skip
         """Set up the receiver; `happen` receives an event for every update that can be judged.
 
@@ -42,6 +44,7 @@ class AnswerReceiver:
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
         self._reader, self._uncoded, self._enrolments = reader, uncoded, enrolments
+        self._releases = releases
         # Updates that are on the disk and not accepted yet, by device.
         self._fetched: dict[str, Accepted] = {}
 
@@ -92,6 +95,8 @@ class AnswerReceiver:
         try:
             payload = self._reader.payload(update.arrays, update.base, self._gate.most_of(update), name)
             problem = ask.problem_with(payload, examples, self._norm)
+            if problem is None and isinstance(ask, SumAsk):
+                problem = ask.verify(update.device, payload)
         except Rejected as fault:  # The form of a bundle, or of a record in a bundle, is wrong.
             return Problem(fault.reason, str(fault))
         if problem is None:
@@ -115,6 +120,8 @@ class AnswerReceiver:
         last_heard, holder = party.last_heard(device), party.holder_of(device)
         answer = replace(self._fetched[device], staleness=staleness)
         self._spool.accept(round, phase, answer, last_heard, holder)
+        if self._releases and phase != EVALUATE and (ask := self._question.ask_of(phase)):
+            self._releases.accepted(device, round, phase, answer.object, ask.wants)
         self._let_go(device)
         self._question.device_answered(device, answer.base, answer.object)
         party.rate_limiter.frame_was_useful(device)

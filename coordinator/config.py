@@ -9,10 +9,13 @@ from typing import Any
 from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.keep_settings import KeepSettings
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
+from protofleet.coordinator.secagg_fit import NO_RECORDS, demand_secagg_fit
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.own_metrics import OwnMetrics
@@ -33,6 +36,7 @@ from protofleet.protocol.settings.bounds import (
 )
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import (
     TASK,
     USUAL_CHANNELS,
@@ -42,6 +46,7 @@ from protofleet.protocol.settings.input_shape import (
 )
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.class_names import normalized, problem_with
 from protofleet.protocol.wire.names import valid_name
@@ -100,6 +105,11 @@ class CoordinatorSettings:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
+    secagg: SecaggSettings | None = None
+    """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
+    """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     plugins: PlugIns = field(default_factory=PlugIns)
@@ -108,6 +118,8 @@ class CoordinatorSettings:
     """Rules for the rounds."""
     budget: BudgetSettings | None = None
     """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
+    keep: KeepSettings = field(default_factory=KeepSettings)
+    """Answers that the coordinator keeps after their rounds; if left out, it keeps none."""
     select: DeviceSelection | None = None
     """Devices that take part in the run; if left out, all enrolled devices may take part."""
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
@@ -160,6 +172,15 @@ class CoordinatorSettings:
         self.page_address()
         plan = self.plan()
         demand_buffered_fit(self.policy, plan)
+        demand_robust_fit(self.policy, plan)
+        demand_secagg_fit(self.policy, plan)
+        if self.secagg is not None and not self.enrolled:
+            raise SettingsError(NO_RECORDS)
+        if self.secagg is not None and not seals(self.security):
+            raise SettingsError(
+                'secagg is set and security is "off", so every broker could read what devices send beside the sum; '
+                'set security = "sealed"'
+            )
         if self.budget is not None:
             demand_one_round(self.budget, plan, self.policy.quorum)
         self._demand_enough_places()
@@ -190,6 +211,9 @@ class CoordinatorSettings:
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
+            keep=self.keep.answers,
+            dp=self.dp,
+            secagg=self.secagg,
         ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()
         return plan

@@ -34,6 +34,8 @@ class AnswerEnrolments:
         if not devices:  # Then the index need not be read. This is so in each step of most methods.
             return frozenset()
         holders = self._spool.holders(before)
-        return frozenset(
-            device for device in devices if not has_ended(self._link.keyring, device, holders.get(device, ""))
-        )
+        return frozenset(device for device in devices if not self.has_ended(device, holders.get(device, "")))
+
+    def has_ended(self, device: str, holder: str) -> bool:
+        """Return whether the enrolment of the holder of a device's name has ended."""
+        return has_ended(self._link.keyring, device, holder)

@@ -19,7 +19,7 @@ from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.queue.generation import Generation
-from protofleet.coordinator.round.events import Event, Joined, Left, Stage, Unenrolled
+from protofleet.coordinator.round.events import Deselected, Event, Joined, Left, Stage, Unenrolled
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.spool.older_copies import OlderCopyDetector
@@ -362,12 +362,17 @@ class Participants:
         return has_ended(self._link.party.keyring, device, self._link.party.holder_of(device))
 
     def drop_unselected(self, kept: Collection[str] = ()) -> None:
-        """Remove the devices that the run does not select any more, without those in `kept`.
+        """Remove the devices that the run does not select any more.
 
-        Such a device keeps its state of the run. It joins again if the run selects it again.
+        The devices in `kept` stay until the end of the open round, but a repetition of the round does not ask them.
+        A removed device keeps its state of the run. It joins again if the run selects it again.
         """
-        for device in sorted(self._machine.roster - set(kept)):
-            if not self._selection.selects(device):
+        for device in sorted(self._machine.roster):
+            if self._selection.selects(device):
+                continue
+            if device in kept:
+                self._happen(Deselected(device))
+            else:
                 log.info("the run does not select %s any more", device)
                 self.remove(device, "the run does not select it any more")
 

@@ -9,6 +9,7 @@ from typing import Final
 from protofleet.coordinator.devices.small_packets import SmallPackets
 from protofleet.coordinator.devices.undelivered import Undelivered
 from protofleet.coordinator.round.reader import MachineReader
+from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Ask
@@ -21,6 +22,7 @@ from protofleet.protocol.wire.codec import MAX_HOLDS
 from protofleet.protocol.wire.messages import ArraySpec, Manifest, Offer, Task, objects_of
 
 ROUNDS: Final = "the run rounds what devices send (the table [codec]); bring the device up to date"
+SUMS: Final = "the run sums masked updates (the table [secagg]); bring the device up to date"
 
 
 class OpenQuestion:
@@ -33,11 +35,13 @@ class OpenQuestion:
         self._coded = plan is not None and plan.coding is not None
         # Message form -> reason why the run needs it.
         self._codec = {forms.CODEC: ROUNDS} if plan is not None and plan.codec is not None else {}
+        # Forms that a run with this plan needs in each of its rounds.
+        self._needed = {**self._codec, **({forms.SECAGG: SUMS} if plan is not None and plan.secagg else {})}
         self.ask: Ask | None = None
         # The newest task of training. A late update of a buffered round must have its arrays.
         self._training: Ask | None = None
         # Name of each message form that every device of the run must know -> reason why the run needs this form.
-        self.uses: dict[str, str] = dict(self._codec)
+        self.uses: dict[str, str] = dict(self._needed)
         self.undelivered = Undelivered()
         self._offer: Offer | None = None  # The offer of the broadcast of the open task.
         # The specifications of the arrays of an update. They are sent to devices that can read this part of a
@@ -118,7 +122,8 @@ class OpenQuestion:
         self.undelivered.sent(device, connected)
         wanted = self._wanted if is_told else ()
         took = self._spool.newest_used(device) if self._codec else None
-        task = Task(round, phase, self._offer, seconds, wanted, took=took)
+        personal = self.ask.personal.get(device, b"") if isinstance(self.ask, SumAsk) else b""
+        task = Task(round, phase, self._offer, seconds, wanted, took=took, personal=personal)
         self._link.tasks.send(device, task, holds, self._reference_of(device))
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
@@ -155,7 +160,7 @@ class OpenQuestion:
             self._link.reject_connection(error)
             return False
         self._packets.broker_accepted()
-        self.carried, self.uses = size, self._link.required_forms(size) | self._codec
+        self.carried, self.uses = size, self._link.required_forms(size) | self._needed
         return True
 
     def cut_anew(self) -> None:

@@ -21,6 +21,7 @@ from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.judged import ValidationOfAll
 from protofleet.coordinator.models.best import delete_best
+from protofleet.coordinator.noise_words import noise_words
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.view import RunObserver, RunView
 from protofleet.coordinator.operator_commands import OperatorCommands
@@ -28,6 +29,7 @@ from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.queue.generation import Generation
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.events import (
     BUDGET,
     NOBODY_LEFT,
@@ -67,8 +69,12 @@ from protofleet.coordinator.round.events import (
 )
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run_times import RunTimes
+from protofleet.coordinator.secagg.question import SumAsk
+from protofleet.coordinator.secagg_fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
+from protofleet.coordinator.spool.kept_rounds import KeptRounds
+from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import stages_of_updates
@@ -98,6 +104,8 @@ class Run:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         demand_buffered_fit(machine.policy, plan)
+        demand_robust_fit(machine.policy, plan)
+        demand_secagg_fit(machine.policy, plan)
         machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link
@@ -113,7 +121,11 @@ class Run:
             confusion,
             machine.policy.weight_cap,
             machine.policy.weight_of,
+            machine.policy.robust,
+            summed_phases(plan, machine.policy, link, context.link.keyring),
         )
+        self.kept_rounds = KeptRounds(plan, spool, self.server_runner.reader, self.limits.kept_bytes)
+        machine.individuals = plan.secagg is None
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         chain = self.server_runner.chain
         self.question = OpenQuestion(machine, self.link, spool, self.limits.norm, plan, chain)
@@ -129,9 +141,11 @@ class Run:
             self.limits, machine, spool, self.participants.members, self.link.answers, self.queue,
             stages_of_updates(plan),
         )  # fmt: skip
+        self.releases = ReleaseLedger(spool.index, plan, link.run) if plan.dp is not None else None
         self.answer_receiver = AnswerReceiver(
             spool, self.link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
             self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded, self.enrolments,
+            self.releases,
         )  # fmt: skip
         self.budget: Budget | None = None
         if budget is not None:
@@ -163,11 +177,13 @@ class Run:
         self.view = RunView(
             plan, machine, spool, context, link, self.times, self.selection, self.participants, self.server_runner,
             self.queue, self.limits, self.isolation, lambda: self.diverged, self.uncoded,
-            self.budget.state if self.budget else None, self.generation,
+            self.budget.state if self.budget else None, self.generation, self.releases,
         )  # fmt: skip
         self.operator_commands = OperatorCommands(
             machine, spool, self.queue, self.view, self.happen, context.wall, plan.variant.fixed_rounds
         )
+        if plan.dp is not None:
+            log.info("%s", noise_words(plan, len(self.enrolled_devices())))
         self._resume()
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
@@ -312,6 +328,8 @@ class Run:
         before = self.machine.stage
         held_back, wall = self.machine.next_round_at, self._context.wall()
         commands = self.machine.handle(event, now, wall)
+        if isinstance(event, Unenrolled) and self.machine.stage in (Stage.GATHERING, Stage.COLLECTING):
+            self._forget_kept()  # In other stages the worker may use the folder; a step is followed by the same call.
         if isinstance(event, Left | Unenrolled):
             self._context.dispatcher.left(self.name, event.device)
         if self.budget and isinstance(event, Joined | Left | Unenrolled):
@@ -495,6 +513,7 @@ class Run:
         self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
 
     def _end(self) -> None:
+        self._forget_kept()
         confirms = {device for device in self.machine.roster if self.link.understands(device, forms.BYE)}
         self.times.end(confirms, self._context.now)
         self._context.on_run_end()
@@ -510,10 +529,27 @@ class Run:
         answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
         block = self.link.block
         enrolled = self._enrolled_for(advance.round + (advance.phase is not None))
-        self._context.worker.submit(
-            lambda: self.server_runner.step(advance, members, answers, block, enrolled),
-            self._if_open(self._server_stepped),
-        )
+        self._forget_kept()
+        holders = self._lasting_holders() if self.plan.keep else {}
+
+        def step() -> Step:
+            self.kept_rounds.keep(advance, members, answers, holders)
+            found = self.server_runner.step(advance, members, answers, block, enrolled)
+            if found.ask is None:
+                self.kept_rounds.round_ended(advance)
+            return found
+
+        self._context.worker.submit(step, self._if_open(self._server_stepped))
+
+    def _lasting_holders(self) -> dict[str, str]:
+        """Return the enrolments under which devices have answered and which last."""
+        has_ended = self.enrolments.has_ended
+        found = {device: holder for device, (_, _, holder) in self.spool.last_heard().items()}
+        return {device: holder for device, holder in found.items() if not has_ended(device, holder)}
+
+    def _forget_kept(self) -> None:
+        """Delete the kept answers of devices whose enrolments have ended."""
+        self.kept_rounds.forget(self.enrolments.has_ended)
 
     def _enrolled_for(self, round: int) -> frozenset[str] | None:
         """Return the enrolled devices whose answers to earlier rounds may be kept, if the server half keeps answers.
@@ -543,6 +579,7 @@ class Run:
             self.queue.retry(self._advancing, step, self._context.now)
             return
         self.spool.check_claim()
+        self._forget_kept()
         if step.manifest is not None and not self._fits(step.manifest.size):
             self._too_large = step
             return
@@ -560,7 +597,11 @@ class Run:
         base = step.manifest.object if step.manifest else b""
         kept = self.enrolments.valid(step.kept, step.round + 1)
         if step.ask is not None:
-            self.happen(Advanced(step.ask.phase, base, step.fault, kept=kept))
+            least, seconds = (step.ask.least, step.ask.seconds) if isinstance(step.ask, SumAsk) else (0, 0.0)
+            self.happen(Advanced(step.ask.phase, base, step.fault, kept=kept, least=least, seconds=seconds))
+            return
+        if step.ended:
+            self.happen(Advanced(None, ended=step.ended))
             return
         validation = None if step.fault else self.validation_of_all()
         left = self.enrolled_devices() - kept if kept else kept

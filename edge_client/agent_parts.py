@@ -22,6 +22,8 @@ from protofleet.edge_client.inbox.growing import GrowingData
 from protofleet.edge_client.inbox.watch import InboxWatch
 from protofleet.edge_client.job_memory import JobMemory
 from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.masked_sums import MaskedSums
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.run_end import RunEnd
 from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.run_places import RunPlaces
@@ -33,6 +35,7 @@ from protofleet.edge_client.work_turns import WorkTurns
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.enrolment import KnownRecords
 from protofleet.protocol.wire import forms
 from protofleet.runtime.broker_session import BrokerSession
 from protofleet.runtime.event_loop import Worker
@@ -82,6 +85,8 @@ class AgentOptions:
     """Function that returns the temperature of the board as a metric."""
     plugins: PlugIns = field(default_factory=PlugIns)
     """Plug-ins that a plan may name."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """Demands of the device on a plan."""
     runs: int = 1
     """Largest number of runs in which the device takes part at the same time."""
 
@@ -113,6 +118,15 @@ def agent_parts(
         first.inbox = inbox
     assembly.places.fill(first, assembly.follower, assembly.lobby, options.stays)
     return AgentParts(context, assembly.places, assembly.watchdog, BrokerSession(log), inbox)
+
+
+def masked_sums_of(link: DeviceLink) -> MaskedSums | None:
+    """Return the device's part of masked sums, or None if the device has no enrolment."""
+    known = link.keyring
+    if not isinstance(known, KnownRecords):
+        return None
+    me = link.me
+    return MaskedSums(me.name, me.keys.sign, link.topics.federation, lambda: known.trust, time.time)
 
 
 class _Assembly:
@@ -168,6 +182,8 @@ class _Assembly:
             self._energy,
             options.temperature,
             options.plugins,
+            options.privacy,
             device=link.me.name,
+            sums=masked_sums_of(link),
             memory=data.memory if self.places.limit > 1 else None,
         )

@@ -13,6 +13,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.edge_client.limits import DeviceLimits
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
@@ -85,6 +86,8 @@ class DeviceSettings:
     """Models that the device serves to programs of its machine; if left out, no model is served."""
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     """Limits on the work and memory that a run's plan can ask of this device."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """Demands of this device on the plan of a run."""
     compute: str = "auto"
     """Processor for training, `auto` (the GPU if it is faster), `cpu` or `cuda`."""
     threads: Threads = 0

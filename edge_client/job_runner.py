@@ -12,8 +12,12 @@ from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.job_memory import JobMemory, RestorableJob
+from protofleet.edge_client.masked_sums import MaskedSums, SummedTask, harmless
+from protofleet.edge_client.privacy import PrivacySettings
+from protofleet.edge_client.private_updates import PrivateUpdates, demand_budget, without_personal
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
+from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.bridge import to_numpy
@@ -39,10 +43,15 @@ class JobRunner:
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
     temperature: Callable[[], Mapping[str, float]] = dict  # function that returns the temperature as a metric
     plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)  # what the device demands of a plan
     models_unwritten: int = 0  # number of model versions that this process could not write
     device: str = ""  # name of this device
+    sums: MaskedSums | None = (
+        None  # None if the device has no enrolment, so that it cannot check other devices
+    )
     memory: JobMemory | None = None  # the place for the job, if jobs of several runs share it
     _plan: Plan | None = None  # plan of the job
+    _private: PrivateUpdates | None = None  # None if the updates of the run have no noise
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """Start the job of a plan from the last state on the disk."""
@@ -51,6 +60,7 @@ class JobRunner:
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
         job, self._plan = self._started(plan, state), plan
+        self._private = PrivateUpdates(plan) if plan.dp is not None else None
         if plan.coding and "weights" in plan.coding.down and not state.saved.broadcast:
             # The first broadcast may be coded against the first weights.
             state.store.put(to_numpy(first_weights(plan)))
@@ -74,12 +84,25 @@ class JobRunner:
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         # Training may go on after any evaluation, because an operator may change the number of rounds.
         before = copied(job.state()) if question.phase == EVALUATE else None
-        payload, metrics = job.run(question.phase, question.round, arrays)
+        private = self._private if question.phase != EVALUATE else None
+        if private is not None:
+            demand_budget(private.dp, run, state.releases)
+        payload, metrics, masked = self._work(job, question, state, run, arrays)
         if before is not None:
             job.restore(before)
         self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
         if question.phase == EVALUATE and not self.tells_confusion():
             payload = NOTHING
+        if self._hides_metrics:
+            payload, metrics = NOTHING if question.phase == EVALUATE else payload, harmless(metrics)
+        release = None
+        if private is not None:
+            found = private.update(
+                run, question.round, question.phase, payload, arrays, len(self.data.train.y), state.releases
+            )
+            payload, release = found.arrays, found.release
+        if self._private is not None:
+            metrics = without_personal(metrics)
         coded = code_answer(self._plan, self.device, state, question, payload, arrays)
         name = state.store.put(coded.arrays, self.block_bytes()).object.hex()
         passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)
@@ -91,14 +114,30 @@ class JobRunner:
             len(self.data.train.y), metrics, *(question.took or ()),
         )  # fmt: skip
         is_reference = bool(self._plan and self._plan.coding and self._plan.coding.down and answer.base)
-        state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference)
+        state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference, masked, release)
         return answer
+
+    def _work(
+        self, job: Job, question: Question, state: DeviceState, run: str, arrays: Arrays
+    ) -> tuple[Arrays, dict[str, float], MaskedState | None]:
+        """Let the half work, or answer a step of a masked sum; return the arrays, the metrics and the attempt."""
+        plan = self._plan
+        if plan is None or question.phase.partition(".")[0] not in plan.summed_phases:
+            return *job.run(question.phase, question.round, arrays), None
+        assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
+        found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))
+        return found.arrays, found.metrics, found.masked
+
+    @property
+    def _hides_metrics(self) -> bool:
+        secagg = self._plan.secagg if self._plan else None
+        return secagg is not None and secagg.metrics == "off"
 
     def _answer_again(self, job: Job, lost: Answer, run: str) -> None:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.of(run).saved.epoch
         took = (lost.took_round, lost.took_phase) if lost.took_round else None
         again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch, took), run)
-        if again.object != lost.object:
+        if again.object != lost.object and self._private is None:
             log.error(
                 "the update for round %d %s was computed again, and it differs from the lost update",
                 lost.round,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.registry import Collector
@@ -22,6 +23,9 @@ from protofleet.runtime.metrics_page import (
     MeterCollector,
     exposed,
 )
+from protofleet.runtime.privacy_series import PrivacySeries
+
+SECAGG_REFUSED: Final = "secagg_refused."  # followed by the reason
 
 
 class DeviceSeries:
@@ -39,6 +43,12 @@ class DeviceSeries:
             f"{PREFIX}errors",
             "Errors in handling messages of the coordinator, after which the device continued; the log has "
             "each traceback",
+            registry=r,
+        )
+        self.secagg_refused = Counter(
+            f"{PREFIX}secagg_refused",
+            "Steps of a masked sum that the device has refused; the log has the details",
+            ["reason"],
             registry=r,
         )
         self.work = Counter(f"{PREFIX}work_seconds", "Time that the device worked on answers", registry=r)
@@ -89,6 +99,7 @@ class DeviceMetrics:
         self._bytes.begin(device.method)
         r.register(ConnectionErrors(lambda: device.connection_errors))
         r.register(BrokerCertificate(lambda: device.broker_certificate_ends))
+        r.register(PrivacySeries(lambda: device.privacy))
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(device.awaits_receipt))
@@ -104,6 +115,8 @@ class DeviceMetrics:
             self._bytes.begin(self._device.method)
         if what == "died":
             self.series.deaths.inc()
+        if what.startswith(SECAGG_REFUSED):
+            self.series.secagg_refused.labels(what.removeprefix(SECAGG_REFUSED)).inc()
         if what == "erred":
             self.series.errors.inc()
         if what == "answered":

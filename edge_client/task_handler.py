@@ -6,6 +6,7 @@ If a task arrives again, the handler reads the earlier update from the disk and 
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.context import DeviceContext
@@ -24,6 +25,7 @@ from protofleet.edge_client.work_queue import Question, WorkQueue
 from protofleet.edge_client.work_turns import WorkTurns
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
+from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.settings.named_codecs import read_codec
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full
@@ -33,6 +35,11 @@ from protofleet.protocol.wire.messages import Bye, Welcome
 from protofleet.protocol.wire.reasons import DisconnectReason
 
 log = logging.getLogger("protofleet.device")
+
+NO_ENROLMENT: Final = (
+    "the run sums masked updates ([secagg]), but this device has only key files, so it cannot check the keys of "
+    "other devices; enrol the device"
+)
 
 
 class TaskHandler:
@@ -122,6 +129,9 @@ class TaskHandler:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
+            self.runner.privacy.check(plan)
+            if plan.secagg is not None and self.runner.sums is None:
+                raise SettingsError(NO_ENROLMENT)
             if about.codec:
                 plan = plan.with_lossless(read_codec(about.codec, plan.variant.kinds.declared))
         except SettingsError as error:
@@ -266,6 +276,9 @@ class TaskHandler:
 
         The job starts again from its last state on the disk, in the same way as after a reboot.
         """
+        if isinstance(error, SecaggError):
+            self._refuse_step(error)
+            return
         if isinstance(error, TrainerDiedError):
             self._back_off(error)
         elif is_full(error):
@@ -277,7 +290,19 @@ class TaskHandler:
         self.queue.done()
         self._drop_job()
 
-    def _back_off(self, error: TrainerDiedError) -> None:
+    def _refuse_step(self, error: SecaggError) -> None:
+        """Log why the device does not answer a step of a masked sum. To the coordinator, the device is silent.
+
+        A number that is too large is the exception: the operator must know of the setting, and no sum has begun.
+        """
+        log.error("a step of a masked sum is refused (%s): %s", error.why.value, error.detail)
+        self._context.notify(f"secagg_refused.{error.why.value}", round=self._state.last_round)
+        self.queue.done()
+        if error.why is SecaggFault.OUT_OF_RANGE:
+            self._back_off(error)
+            self._drop_job()
+
+    def _back_off(self, error: TrainerDiedError | SecaggError) -> None:
         """Send a bye at once, so that the coordinator does not wait, and send the next hello after a pause."""
         seconds = self.hellos.back_off()
         log.error("%s; the device asks for work again in %.0f s", error, seconds)

@@ -23,6 +23,7 @@ class Question:
     epoch: int  # epoch of the coordinator that sent the task
     # Round and phase of the last update of this device that the coordinator has used.
     took: tuple[int, str] | None = None
+    personal: bytes = b""  # bytes of the task for this device only
 
     @property
     def key(self) -> tuple[int, str]:
@@ -33,7 +34,7 @@ class Question:
 def question_of(received: Received, task: Task) -> Question:
     parts = f"{received.run}/{task.round}/{task.phase}/{received.object.hex()}"
     name = hashlib.sha256(parts.encode()).hexdigest()
-    return Question(name, task.round, task.phase, received.object, received.epoch, task.took)
+    return Question(name, task.round, task.phase, received.object, received.epoch, task.took, task.personal)
 
 
 @dataclass

@@ -35,7 +35,7 @@ from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.parts.local import LocalHyper, sgd, train
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, weights_of
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, load_weights, weights_of
 from protofleet.protocol.settings.bounds import Share
 
 
@@ -137,6 +137,7 @@ METHOD = Method(
     reports="personal",
     private="its own model and alpha",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=fedavg.cost,
 )

@@ -27,7 +27,7 @@ from protofleet.methods.maths.proximity import proximal
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, train
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Weight
 
 
@@ -98,6 +98,7 @@ METHOD = Method(
     reports="personal",
     private="its own model",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=fedavg.cost,
     calmer=("lr", "lam"),

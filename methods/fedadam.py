@@ -19,7 +19,7 @@ from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Method
 from protofleet.methods.maths.moments import adam_square
 from protofleet.methods.parts.adaptive_steps import AdaptiveHyper, AdaptiveServer
-from protofleet.methods.parts.weights import WEIGHTS
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS
 from protofleet.protocol.settings.bounds import Momentum
 
 
@@ -37,6 +37,7 @@ class Server(AdaptiveServer):
 
 
 METHOD = Method(
-    "arXiv:2003.00295", Hyper, Server, fedavg.Client, arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
+    "arXiv:2003.00295", Hyper, Server, fedavg.Client, arrays=WEIGHTS, averaged=MEAN_OF_WEIGHTS,
+    buffered=True, cost=fedavg.cost,
     calmer=("lr", "server_lr"),
 )  # fmt: skip

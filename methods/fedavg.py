@@ -21,7 +21,7 @@ from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, load_weights, weight_wants, weights_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ METHOD = Method(
     Server,
     FittingClient,
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=cost,
     variant=variant,

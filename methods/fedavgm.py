@@ -18,7 +18,7 @@ from protofleet.methods.contract.base import Method
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.server_steps import SteppingServer
-from protofleet.methods.parts.weights import WEIGHTS
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS
 from protofleet.protocol.settings.bounds import Momentum, Rate
 
 
@@ -45,6 +45,6 @@ class Server(SteppingServer):
 
 METHOD = Method(
     "Hsu et al., 2019: server momentum, arXiv:1909.06335", Hyper, Server, fedavg.Client, arrays=WEIGHTS,
-    buffered=True,
+    averaged=MEAN_OF_WEIGHTS, buffered=True,
     cost=fedavg.cost, calmer=("lr", "server_lr", "server_momentum"),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
-from protofleet.methods.parts.weights import WEIGHTS, keys_of_norms
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, keys_of_norms
 
 
 class WithoutNorms(SharedPart):
@@ -51,6 +51,7 @@ METHOD = Method(
     reports="personal",
     private="batch norms",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=cost,
 )

@@ -13,6 +13,7 @@ loss has no lower bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,12 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import singleset
-from protofleet.methods.contract.base import Ask, Method, Payload, Samples
+from protofleet.methods.contract.averages import Averaged
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.nets.base import Net
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, in_batches, train
-from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, held_rows, table_of
+from protofleet.methods.parts.local import demand_one_of, in_batches, train
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, table_of
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.tables import TableServer
 from protofleet.protocol.settings.bounds import Weight
 
@@ -33,7 +36,7 @@ Source = Literal["training", "eval"]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     lam: Weight = 1.0
     """Weight (lambda) of the distillation from the mean logits; FedSA's script uses 0.1, and 0 means off."""
     proto_source: Source = "training"
@@ -48,10 +51,14 @@ class Hyper(LocalHyper):
         demand_one_of("proto_source", self.proto_source, get_args(Source))
 
 
-class Server(TableServer):
+class Server(CountsIfLimited, TableServer):
     @property
     def width(self) -> int:
         return self.model.classes
+
+    def learn(self, replies: Sequence[Reply]) -> None:
+        self.count_devices(replies)
+        super().learn(replies)
 
 
 class Client(singleset.Client):
@@ -69,7 +76,7 @@ class Client(singleset.Client):
     def run(self, ask: Ask) -> Payload:
         self.seen.clear()
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
-        return held_rows(*self.mean_logits())
+        return sent_means(*self.mean_logits(), self.hyper.least_samples, self.number)
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.model(x)
@@ -108,5 +115,6 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:1811.11479", Hyper, Server, Client,
-    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS, buffered=True, cost=cost,
+    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS,
+    averaged={"train": Averaged(rows="devices")}, buffered=True, cost=cost,
 )  # fmt: skip

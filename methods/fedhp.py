@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
-from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
@@ -49,10 +49,11 @@ from protofleet.methods.parts.hyperspheres import (
     distance_cross_entropy,
     spread,
 )
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
+from protofleet.methods.parts.local import demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures, table_specs
 from protofleet.methods.parts.rules import Nearest
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_classes
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Momentum, Rate, Weight, Within
@@ -71,7 +72,7 @@ MOST_WORK = 10**13
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     weight_decay: Weight = 1e-4
     lam: Weight = 0.1
     """Weight (lambda) of the loss L_H that keeps the prototypes near the anchors; 0 means off."""
@@ -104,7 +105,7 @@ class Hyper(LocalHyper):
         demand_one_of("aggregation", self.aggregation, get_args(Aggregation))
 
 
-class Server(ServerHalf):
+class Server(CountsIfLimited, ServerHalf):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -122,6 +123,7 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload_for_cohort(), self.wants())
+        self.count_devices(replies)
         pieces = ((r.payload["prototypes"], self.counts_of(r.device)) for r in replies)
         self.prototypes = AGGREGATE[self.hyper.aggregation](pieces, self.prototypes)
         lacking = {r.device for r in replies if "lacks" in r.payload}
@@ -153,6 +155,9 @@ class Server(ServerHalf):
             )
         return torch.tensor(counts, dtype=torch.int64)
 
+    def labels_of(self, reply: Reply) -> Tensor:
+        return (self.counts_of(reply.device) >= self.hyper.least_samples).nonzero().squeeze(1)
+
     def state(self) -> Payload:
         return {**self.payload(), "holders": names_to_tensor(sorted(self.holders))}
 
@@ -163,7 +168,7 @@ class Server(ServerHalf):
         self.holders = frozenset(names_from_tensor(state["holders"]))
 
     def monitor(self) -> Mapping[str, float]:
-        return margin_figures(self.prototypes)
+        return {**margin_figures(self.prototypes), **super().monitor()}
 
 
 def demand_affordable(steps: int, classes: int, size: int) -> None:
@@ -203,9 +208,19 @@ class Client(singleset.Client):
             self.adam.forget()
 
     def run(self, ask: Ask) -> Payload:
+        received = self.prototypes.detach().clone()
         self.fit(ask.phase)
-        sent = {"prototypes": self.prototypes.detach().clone()}
+        sent = {"prototypes": self.without_small_classes(received)}
         return sent if self.anchors is not None else {**sent, "lacks": torch.ones(1, dtype=torch.bool)}
+
+    def without_small_classes(self, received: Tensor) -> Tensor:
+        """Return the prototypes [C, D], with the received rows of the classes of which too few samples are here.
+
+        A class without any sample here is sent as before, because only samples of other classes have moved its row.
+        """
+        counts = self.data.y.bincount(minlength=self.model.classes)
+        small = (counts > 0) & ~sent_classes(counts, self.hyper.least_samples, self.number)
+        return torch.where(small.unsqueeze(1), received, self.prototypes.detach())
 
     def after_last_round(self) -> None:
         if self.hyper.final_fit:

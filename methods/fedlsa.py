@@ -43,7 +43,13 @@ from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import margin_figures, table_specs
 from protofleet.methods.parts.rules import Classifier, Nearest
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weights_of
+from protofleet.methods.parts.weights import (
+    MEAN_OF_WEIGHTS,
+    WEIGHTS,
+    load_weights,
+    torch_device_of,
+    weights_of,
+)
 from protofleet.protocol.settings.bounds import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
@@ -219,6 +225,7 @@ METHOD = Method(
     Client,
     other_rules=("anchor",),
     arrays=(*WEIGHTS, "anchors"),
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=cost,
 )

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods import fedavg
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
 from protofleet.methods.contract.received import demand_arrays
@@ -37,24 +38,24 @@ from protofleet.methods.maths.means import ClassMeans, class_means, merge_class_
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.averaging import plain_mean
 from protofleet.methods.parts.hyperspheres import SLACK
-from protofleet.methods.parts.local import LocalHyper, embed, train
+from protofleet.methods.parts.local import embed, train
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import (
     HELD_ROWS,
     class_means_in,
     held_row_wants,
-    held_rows,
     margin_figures,
     table_specs,
 )
 from protofleet.methods.parts.shared import SharedPart
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import WEIGHTS, weight_wants
 from protofleet.protocol.settings.bounds import LONGEST_NORM, PositiveShare, Share, Weight, Within
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     clip: Annotated[float, Within(0, LONGEST_NORM, above=True)] | None = 10.0
     rho: Share = 0.9
     """Part of a prototype that stays in each round; the rest moves to the mean of the devices."""
@@ -101,7 +102,7 @@ class Shared(SharedPart):
         self.head.prototypes.copy_(payload["prototypes"].detach())
 
 
-class Server(Shared, ServerHalf):
+class Server(Shared, CountsIfLimited, ServerHalf):
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
         self.head = model.head = head_of(model, hyper, seed)
@@ -110,6 +111,7 @@ class Server(Shared, ServerHalf):
         wants = weight_wants(self.model, keys=self.shared_keys())
         rows = held_row_wants(self.model, 1 + SLACK)
         replies = yield Ask("train", self.payload(), {**wants, **rows})
+        self.count_devices(replies)
         self.load_shared(plain_mean(replies, wants))
         self.head.prototypes.copy_(moved(self.head.prototypes, self.merged(replies), self.hyper.rho))
 
@@ -127,7 +129,7 @@ class Server(Shared, ServerHalf):
         self.load(state)
 
     def monitor(self) -> Mapping[str, float]:
-        return margin_figures(self.head.prototypes)
+        return {**margin_figures(self.head.prototypes), **super().monitor()}
 
 
 class Client(Shared, fedavg.Client):
@@ -143,7 +145,8 @@ class Client(Shared, fedavg.Client):
     def run(self, ask: Ask) -> Payload:
         self.fit(ask.phase)
         means, counts = class_means(unit(embed(self.model, self.data.x)), self.data.y, self.model.classes)
-        return {**self.shared(), **held_rows(unit(means), counts)}
+        rows = sent_means(unit(means), counts, self.hyper.least_samples, self.number)
+        return {**self.shared(), **rows}
 
     def fit(self, purpose: str) -> None:
         h = self.hyper
@@ -187,5 +190,12 @@ def variant(hyper: Hyper) -> Method:
 
 
 METHOD = Method(
-    "arXiv:2212.02758", Hyper, Server, Client, arrays=(*WEIGHTS, *HELD_ROWS), cost=cost, variant=variant
+    "arXiv:2212.02758",
+    Hyper,
+    Server,
+    Client,
+    arrays=(*WEIGHTS, *HELD_ROWS),
+    cost=cost,
+    variant=variant,
+    averaged={"train": Averaged(arrays=WEIGHTS, by="devices", rows="counts")},
 )

@@ -45,6 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import (
     Ask,
     Method,
@@ -71,11 +72,11 @@ from protofleet.methods.parts.prototypes import (
     class_means_in,
     has_rows,
     held_row_wants,
-    held_rows,
     known_rows,
     table_of,
 )
 from protofleet.methods.parts.rules import nearest_known
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import keys_of_norms, load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
@@ -97,7 +98,7 @@ Mode = Literal["eval", "train"]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     """The settings, with defaults for Digits.
 
     For Office and PACS: epochs 10, batch 32, mu 0.1, delta 0.1, server_epochs 3.
@@ -177,7 +178,7 @@ class Hyper(LocalHyper):
         )  # fmt: skip
 
 
-class Server(ServerHalf):
+class Server(CountsIfLimited, ServerHalf):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -192,6 +193,7 @@ class Server(ServerHalf):
         self.figures = {}
         self.models.add_devices(member.device for member in self.cohort)
         replies = yield Ask("train", self.payload_for_cohort(), self.prototype_wants())
+        self.count_devices(replies)
         self.merge(replies)
         replies = yield Ask("mix", self.payload(), self.feature_wants())
         self.figures = self.models.fit(replies, self.hyper.server, self.generator("fit"))
@@ -235,7 +237,7 @@ class Server(ServerHalf):
         self.latest = names_from_tensor(state["latest"])
 
     def monitor(self) -> Mapping[str, float]:
-        return self.figures
+        return {**self.figures, **super().monitor()}
 
 
 class Client(singleset.Client):
@@ -269,7 +271,7 @@ class Client(singleset.Client):
             load_weights(self.H, {**self.C_g, **own_norms}, "classifier")
         train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
         means, counts = class_means(self.features(), self.data.y, self.model.classes)
-        sent = held_rows(means, counts)
+        sent = sent_means(means, counts, self.hyper.least_samples, self.number)
         return {**sent, "prototypes": unit(sent["prototypes"])} if self.hyper.normalise_local_protos else sent
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
@@ -285,18 +287,24 @@ class Client(singleset.Client):
         return loss
 
     def mix(self) -> Payload:
-        """Return the mixed features of eqs. 9-11.
+        """Return the mixed features of eqs. 9-11, without those of classes that have too few samples.
 
         The prototypes of the device are still the means of these features, because the model has not changed since
         "train".
         """
-        h, z, y = self.hyper, self.features(), self.data.y
+        h, taken = self.hyper, self.taken()
+        z, y = self.features()[taken], self.data.y[taken]
         alpha = mixing_share(h.alpha_low, h.alpha_high, h.alpha_round, self.generator("alpha"))
         mask = MASKS[h.mask](z.shape[1], h.beta, self.generator("mask")).to(z.device)
         r = mixed(z, y, self.prototypes, self.known, alpha)
         if h.noise:
             r = r + h.noise * torch.randn(r.shape, generator=self.generator("noise")).to(r.device)
         return {"features": mask * r, "labels": y}
+
+    def taken(self) -> Tensor:
+        """Return a mask [N_n] of the samples whose class has at least `least_samples` samples."""
+        counts = self.data.y.bincount(minlength=self.model.classes)
+        return (counts >= self.hyper.least_samples)[self.data.y]
 
     def features(self) -> Tensor:
         """Return z [N_n, d]."""
@@ -359,4 +367,5 @@ METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
     reports="personal", alike="head", other_rules=("prototype",), private="the model and its prototypes",
     arrays=(*HELD_ROWS, *FEATURES, "classifier", "amplifier"), cost=cost,
+    averaged={"train": Averaged(rows="counts")}, individual_phases=("mix",),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from protofleet.methods import fedrep
 from protofleet.methods.contract.base import Method
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.shared import SharingClient
-from protofleet.methods.parts.weights import WEIGHTS
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS
 
 
 class Client(fedrep.Base, SharingClient):
@@ -29,6 +29,7 @@ METHOD = Method(
     reports="personal",
     private="the head",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=fedrep.cost,
 )

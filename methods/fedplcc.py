@@ -53,9 +53,10 @@ from protofleet.methods.parts.clusters import (
     most_examples,
     table_of,
 )
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
+from protofleet.methods.parts.local import demand_one_of, train
 from protofleet.methods.parts.prototypes import HELD_ROWS, row_specs
 from protofleet.methods.parts.rules import Nearest
+from protofleet.methods.parts.small_classes import LeastSamplesHyper
 from protofleet.methods.parts.weights import WEIGHTS, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
 
@@ -63,7 +64,7 @@ Negative = Literal["clamp", "signed"]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     """The settings, with defaults for Digit-5.
 
     lambda1 is 20 for Office-10 and 1 for DomainNet.
@@ -140,7 +141,7 @@ class Client(fedavg.Client):
 
     def run(self, ask: Ask) -> Payload:
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
-        rows, labels, counts = local_clusters(self.model, self.data)
+        rows, labels, counts = local_clusters(self.model, self.data, self.hyper.least_samples, self.number)
         return {**weights_of(self.model), "prototypes": rows, "labels": labels, "counts": counts}
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:

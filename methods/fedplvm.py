@@ -33,8 +33,9 @@ from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.contrast import contrast, off_centre, own_mean, sparse_similarity
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.clusters import ClusteringServer, Clusters, clusters_in, local_clusters
-from protofleet.methods.parts.local import LocalHyper, demand_one_of
+from protofleet.methods.parts.local import demand_one_of
 from protofleet.methods.parts.prototypes import ROWS
+from protofleet.methods.parts.small_classes import LeastSamplesHyper
 from protofleet.methods.parts.weights import WEIGHTS
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, PositiveShare, Temperature, Weight
 
@@ -42,7 +43,7 @@ Negative = Literal["clamp", "signed"]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     """The settings, with the defaults of the authors' code."""
 
     epochs: Epochs = 2
@@ -75,7 +76,7 @@ class Client(fedavg.Client):
 
     def run(self, ask: Ask) -> Payload:
         sent = super().run(ask)
-        rows, labels, _ = local_clusters(self.model, self.data)
+        rows, labels, _ = local_clusters(self.model, self.data, self.hyper.least_samples, self.number)
         return {**sent, "prototypes": rows, "labels": labels}
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:

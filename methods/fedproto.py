@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged, Weighing
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
@@ -41,9 +42,10 @@ from protofleet.methods.maths.means import (
 from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, held_rows, table_of
+from protofleet.methods.parts.local import demand_one_of, embed, train
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, table_of
 from protofleet.methods.parts.rules import both_ways
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.tables import TableServer
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
@@ -56,10 +58,11 @@ MERGE: Mapping[str, Callable[[Iterable[ClassMeans], Sequence[float] | None], Cla
     "unweighted": average_class_means,
     "weighted": merge_class_means,
 }
+ROWS_BY: Mapping[str, Weighing] = {"unweighted": "devices", "weighted": "counts"}
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     lam: Weight = 1.0
     """Weight (lambda) of the distance to the prototypes; the scripts of HtFLlib and FedTGP use 10, and 0
     means off.
@@ -84,13 +87,14 @@ class Hyper(LocalHyper):
         demand_one_of("inference", self.inference, get_args(Inference))
 
 
-class Server(TableServer):
+class Server(CountsIfLimited, TableServer):
     hyper: Hyper
 
     def merge(self, pieces: Iterable[ClassMeans], weights: Sequence[float] | None = None) -> ClassMeans:
         return MERGE[self.hyper.aggregation](pieces, weights)
 
     def learn(self, replies: Sequence[Reply]) -> None:
+        self.count_devices(replies)
         super().learn(replies)
         if self.hyper.average_models:
             load_weights(self.model, weighted_mean(replies, weight_wants(self.model)))
@@ -124,7 +128,7 @@ class Client(singleset.Client):
     def run(self, ask: Ask) -> Payload:
         self.fit(ask.phase)
         weights = weights_of(self.model) if self.hyper.average_models else {}
-        return {**weights, **held_rows(*self.own_prototypes())}
+        return {**weights, **self.sent_prototypes()}
 
     def fit(self, purpose: str) -> None:
         generator = self.generator(purpose)
@@ -139,6 +143,9 @@ class Client(singleset.Client):
         self.seen.add(z.detach(), y)
         loss = F.cross_entropy(self.model.head(z), y)
         return loss + self.hyper.lam * prototype_mse(z, y, self.prototypes, self.known)
+
+    def sent_prototypes(self) -> Payload:
+        return sent_means(*self.own_prototypes(), self.hyper.least_samples, self.number)
 
     def own_prototypes(self) -> ClassMeans:
         if self.hyper.proto_source == "eval":
@@ -176,16 +183,19 @@ def variant(hyper: Hyper) -> Method:
     With averaged models the result of the global model is reported. If every device fits the model at the
     end, the personal result is reported.
     """
+    rows = ROWS_BY[hyper.aggregation]
     if not hyper.average_models:
-        return METHOD
+        return replace(METHOD, averaged={"train": Averaged(rows=rows)})
     view = "personal" if hyper.final_fit else "global"
     return replace(
-        METHOD, reports=view, alike="network", arrays=(*WEIGHTS, *HELD_ROWS), cost=cost_with_models
-    )
+        METHOD, reports=view, alike="network", arrays=(*WEIGHTS, *HELD_ROWS), cost=cost_with_models,
+        averaged={"train": Averaged(WEIGHTS, rows=rows)},
+    )  # fmt: skip
 
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
-    private="the model", arrays=HELD_ROWS, buffered=True, cost=cost, variant=variant,
+    private="the model", arrays=HELD_ROWS, averaged={"train": Averaged(rows="devices")},
+    buffered=True, cost=cost, variant=variant,
 )  # fmt: skip

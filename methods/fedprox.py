@@ -16,7 +16,7 @@ from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Method, Payload
 from protofleet.methods.maths.proximity import proximal
 from protofleet.methods.parts.local import LocalHyper
-from protofleet.methods.parts.weights import WEIGHTS
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS
 from protofleet.protocol.settings.bounds import Weight
 
 
@@ -38,5 +38,12 @@ class Client(fedavg.Client):
 
 
 METHOD = Method(
-    "arXiv:1812.06127", Hyper, fedavg.Server, Client, arrays=WEIGHTS, buffered=True, cost=fedavg.cost
+    "arXiv:1812.06127",
+    Hyper,
+    fedavg.Server,
+    Client,
+    arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
+    buffered=True,
+    cost=fedavg.cost,
 )

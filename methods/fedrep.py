@@ -21,7 +21,7 @@ from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.local import LocalHyper, sgd, train
 from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
-from protofleet.methods.parts.weights import WEIGHTS, keys_of_head
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, keys_of_head
 from protofleet.protocol.settings.bounds import Epochs
 
 
@@ -93,6 +93,7 @@ METHOD = Method(
     reports="personal",
     private="the head",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=cost,
 )

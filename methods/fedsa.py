@@ -37,7 +37,7 @@ statistics are also learned from the anchors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -45,6 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged, Weighing
 from protofleet.methods.contract.base import (
     Ask,
     Method,
@@ -70,20 +71,20 @@ from protofleet.methods.maths.margins import (
 )
 from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
+from protofleet.methods.parts.local import demand, demand_one_of, embed, train
 from protofleet.methods.parts.prototypes import (
     HELD_ROWS,
     LARGEST_NUMBER,
     SeenFeatures,
     class_means_in,
     held_row_wants,
-    held_rows,
     known_rows,
     margin_figures,
     table_of,
     table_specs,
 )
 from protofleet.methods.parts.rules import both_ways
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Share, Weight
 
@@ -92,13 +93,14 @@ Rows = Literal["samples", "batch_prototypes"]
 Margin = Literal["pairs", "nearest", "paper"]
 Source = Literal["eval", "training"]
 Aggregation = Literal["weighted", "unweighted", "paper"]
+ROWS_BY: Mapping[str, Weighing] = {"weighted": "counts", "unweighted": "devices"}
 Inference = Literal["prototype", "classifier"]
 
 LAMBDA1: Mapping[Rows, float] = {"samples": 10.0, "batch_prototypes": 0.1}
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     epochs: Epochs = 1
     batch: Batch = 10
     momentum: Momentum = 0.0
@@ -168,7 +170,7 @@ def embedding_layer(size: int) -> nn.Sequential:
     )
 
 
-class Server(ServerHalf):
+class Server(CountsIfLimited, ServerHalf):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -189,6 +191,7 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), self.wants())
+        self.count_devices(replies)
         pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
         merged, counts = AGGREGATE[self.hyper.aggregation](pieces)
         held = counts > 0
@@ -210,7 +213,7 @@ class Server(ServerHalf):
         self.prototypes, self.known = table_of(state, self.model)
 
     def monitor(self) -> Mapping[str, float]:
-        return margin_figures(self.anchors)
+        return {**margin_figures(self.anchors), **super().monitor()}
 
 
 class Client(singleset.Client):
@@ -235,9 +238,9 @@ class Client(singleset.Client):
         self.margin = client_margin(self.anchors, self.own, self.hyper.margin)
         self.seen.clear()
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
-        sent = held_rows(*self.own_prototypes())
-        self.own = sent["prototypes"]  # [C_i, D]
-        return sent
+        means, counts = self.own_prototypes()
+        self.own = means[counts > 0]  # [C_i, D]
+        return sent_means(means, counts, self.hyper.least_samples, self.number)
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of eq. 9."""
@@ -296,8 +299,15 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"anchors": table, **({} if sizes.first_round else known)})
 
 
+def variant(hyper: Hyper) -> Method:
+    """Return the method under these settings. Eq. 3 as printed is no mean, so then no phase is averaged."""
+    rows = ROWS_BY.get(hyper.aggregation)
+    return replace(METHOD, averaged={"train": Averaged(rows=rows)} if rows else {})
+
+
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
     private="the model and its last prototypes", arrays=(*HELD_ROWS, "anchors"), cost=cost,
+    averaged={"train": Averaged(rows="counts")}, variant=variant,
 )  # fmt: skip

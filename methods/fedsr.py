@@ -31,7 +31,7 @@ from protofleet.methods.nets.base import Encoder, Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
 from protofleet.methods.parts.rules import MeanOfDraws
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, weights_of
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, load_weights, weights_of
 from protofleet.protocol.settings.bounds import Weight
 
 L2R = Literal["norm", "squared"]
@@ -172,5 +172,5 @@ def with_moments(model: Net, seed: int) -> Net:
 
 METHOD = Method(
     "Nguyen et al., NeurIPS 2022: FedSR", Hyper, Server, Client,
-    private="r_mu, r_sigma and C", arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
+    private="r_mu, r_sigma and C", arrays=WEIGHTS, averaged=MEAN_OF_WEIGHTS, buffered=True, cost=fedavg.cost,
 )  # fmt: skip

@@ -29,16 +29,16 @@ from protofleet.methods.contract.liveness import report_progress
 from protofleet.methods.maths.geometry import distances, margins
 from protofleet.methods.maths.means import class_means
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.parts.local import LocalHyper, demand_one_of
+from protofleet.methods.parts.local import demand_one_of
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import (
     HELD_ROWS,
     class_means_in,
     class_rows,
     held_row_wants,
-    held_rows,
     known_rows,
 )
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Rate, Weight
@@ -47,7 +47,7 @@ Margin = Literal["nearest", "farthest"]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     lam: Weight = 10.0
     """Weight (lambda) of the distance to the prototypes; 0 means off."""
     inference: fedproto.Inference = "prototype"
@@ -89,7 +89,7 @@ class Trainable(nn.Module):
         return made
 
 
-class Server(ServerHalf):
+class Server(CountsIfLimited, ServerHalf):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -102,6 +102,7 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), held_row_wants(self.model))
+        self.count_devices(replies)
         rows, labels = pairs(replies, self.model.classes)
         if len(labels):
             self.learn(rows, labels)
@@ -136,7 +137,7 @@ class Client(fedproto.Client):
 
     def run(self, ask: Ask) -> Payload:
         self.fit(ask.phase)
-        return held_rows(*self.own_prototypes())
+        return self.sent_prototypes()
 
     def after_last_round(self) -> None:
         """Do nothing, because this method does not have FedProto's setting `final_fit`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from protofleet.methods import fedadam, fedavg
 from protofleet.methods.contract.base import Method
 from protofleet.methods.maths.moments import yogi_square
-from protofleet.methods.parts.weights import WEIGHTS
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS
 
 
 class Server(fedadam.Server):
@@ -23,6 +23,7 @@ class Server(fedadam.Server):
 
 
 METHOD = Method(
-    "arXiv:2003.00295", fedadam.Hyper, Server, fedavg.Client, arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
+    "arXiv:2003.00295", fedadam.Hyper, Server, fedavg.Client, arrays=WEIGHTS, averaged=MEAN_OF_WEIGHTS,
+    buffered=True, cost=fedavg.cost,
     calmer=("lr", "server_lr"),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.mutual import MutualClient, MutualHyper, MutualServer
@@ -54,5 +55,6 @@ def cost(sizes: Sizes) -> Cost:
 METHOD = Method(
     "arXiv:2006.16765", Hyper, MutualServer, Client,
     reports="personal", private="its own network", alike="nothing", mutual=True, arrays=WEIGHTS,
+    averaged={"train": Averaged(arrays=WEIGHTS, by="devices")},
     cost=cost,
 )  # fmt: skip

@@ -37,7 +37,7 @@ from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.clusters import ClusteringServer, Clusters, Table, clusters_in
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.parts.local import demand_one_of, embed, train
 from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
     ROWS,
@@ -46,6 +46,7 @@ from protofleet.methods.parts.prototypes import (
     class_rows,
     table_of,
 )
+from protofleet.methods.parts.small_classes import LeastSamplesHyper, sent_rows
 from protofleet.methods.parts.weights import WEIGHTS, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Temperature
 
@@ -53,7 +54,7 @@ Source = Literal["training", "eval"]
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     epochs: Epochs = 10
     tau: Temperature = 0.02
     """Temperature of L_cluster (0.2 in MarsFL)."""
@@ -93,7 +94,7 @@ class Client(fedavg.Client):
         generator = self.generator(ask.phase)
         train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.seen.clear)
         means, counts = self.own_prototypes()
-        return {**weights_of(self.model), **class_rows(means, counts > 0)}
+        return {**weights_of(self.model), **sent_rows(means, counts, self.hyper.least_samples, self.number)}
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         z = self.model.embed(x)

@@ -13,7 +13,7 @@ from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
-from protofleet.methods.parts.weights import WEIGHTS
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS
 
 
 class Server(SharedHead, SharingServer):
@@ -38,6 +38,7 @@ METHOD = Method(
     alike="head",
     private="the network below the head",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=cost,
 )

@@ -23,7 +23,7 @@ from protofleet.methods.maths.geometry import unit
 from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import WEIGHTS, load_weights, weights_of
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, load_weights, weights_of
 from protofleet.protocol.settings.bounds import Temperature, Weight
 
 
@@ -79,6 +79,7 @@ METHOD = Method(
     Client,
     private="the model that it trained last",
     arrays=WEIGHTS,
+    averaged=MEAN_OF_WEIGHTS,
     buffered=True,
     cost=fedavg.cost,
 )

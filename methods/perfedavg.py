@@ -27,7 +27,7 @@ from protofleet.methods.contract.base import Ask, Method, Payload
 from protofleet.methods.nets.base import Encoder, Net, frozen
 from protofleet.methods.parts.local import LocalHyper, norms_of, train, train_norms
 from protofleet.methods.parts.optimizers import SGD
-from protofleet.methods.parts.weights import WEIGHTS, weights_of
+from protofleet.methods.parts.weights import MEAN_OF_WEIGHTS, WEIGHTS, weights_of
 from protofleet.protocol.settings.bounds import Rate, Within
 
 
@@ -119,5 +119,6 @@ class FromWhereItStood(SGD):
 
 METHOD = Method(
     "arXiv:2002.07948", Hyper, fedavg.Server, Client,
-    reports="personal", other_rules=("unadapted",), arrays=WEIGHTS, buffered=True, cost=fedavg.cost,
+    reports="personal", other_rules=("unadapted",), arrays=WEIGHTS, averaged=MEAN_OF_WEIGHTS,
+    buffered=True, cost=fedavg.cost,
 )  # fmt: skip

@@ -44,10 +44,10 @@ from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
     class_means_in,
     held_row_wants,
-    held_rows,
     row_specs,
     table_of,
 )
+from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_means
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
@@ -63,7 +63,7 @@ from protofleet.protocol.settings.bounds import (
 
 
 @dataclass(frozen=True)
-class Hyper(LocalHyper):
+class Hyper(LeastSamplesHyper):
     mu: Weight = 0.15
     """Weight of the loss towards the unified prototypes; 0 means off."""
     tau: Temperature = 0.9
@@ -95,7 +95,7 @@ class Hyper(LocalHyper):
         return LocalHyper(self.head_epochs, self.head_batch, self.head_lr, momentum=0.0, weight_decay=0.0)
 
 
-class Server(ServerHalf):
+class Server(CountsIfLimited, ServerHalf):
     hyper: Hyper
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
@@ -110,6 +110,7 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("means", weights_of(self.model), held_row_wants(self.model, LARGEST_NUMBER))
+        self.count_devices(replies)
         payload = self.unify(replies)
         weights, head = flat_wants(self.model), {}
         if self.rectifies:
@@ -187,7 +188,8 @@ class Client(fedavg.Client):
     def run(self, ask: Ask) -> Payload:
         z = embed(self.model, self.data.x)  # The model is still the received one.
         if ask.phase == "means":
-            return held_rows(*class_means(z, self.data.y, self.model.classes))
+            means, counts = class_means(z, self.data.y, self.model.classes)
+            return sent_means(means, counts, self.hyper.least_samples, self.number)
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
         sent = flat_weights(self.model)
         if "directions" not in ask.payload:

@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 
 _PLACES = {
     "Ask": "methods.contract.base:Ask",
+    "Averaged": "methods.contract.averages:Averaged",
     "ClientHalf": "methods.contract.base:ClientHalf",
     "Comparison": "lab.api.comparison:Comparison",
     "Cost": "methods.contract.cost:Cost",
@@ -43,6 +44,7 @@ _PLACES = {
 }
 __all__ = [
     "Ask",
+    "Averaged",
     "ClientHalf",
     "Comparison",
     "Cost",

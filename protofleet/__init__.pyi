@@ -7,6 +7,7 @@ from protofleet.lab.api.model import Model as Model
 from protofleet.lab.api.model import load_model as load_model
 from protofleet.lab.api.results import Result as Result
 from protofleet.lab.api.run import run as run
+from protofleet.methods.contract.averages import Averaged as Averaged
 from protofleet.methods.contract.base import Ask as Ask
 from protofleet.methods.contract.base import ClientHalf as ClientHalf
 from protofleet.methods.contract.base import Member as Member

@@ -1,9 +1,6 @@
 """Tests that the examples in the documents work: settings decode, commands run, names exist."""
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode, tomllib
+from tests.support.forked_program import forked_program
 
 ROOT = Path(__file__).parent.parent
 KINDS = {
@@ -55,12 +53,8 @@ def test_commands_in_the_documents_run(tag, text, tmp_path):
         return
     for line in text.strip().splitlines():
         assert line.startswith("protofleet "), line
-        command = [sys.executable, "-m", "protofleet", *line.split()[1:]]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=180, env=environment
-        )
-        assert done.returncode == 0, done.stderr
+        done = forked_program(line.split()[1:], tmp_path / "log", tmp_path)
+        assert done.wait(180.0) == 0, (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("cls", [Experiment, CoordinatorSettings, DeviceSettings])

@@ -43,3 +43,13 @@ def test_it_runs_in_a_session_of_its_own_with_torch_in_its_memory(waiting):
 def test_a_signal_ends_it_and_is_told(waiting, number):
     waiting.send_signal(number)
     assert waiting.wait(60.0) == -number
+
+
+def test_a_planted_fault_runs_before_our_modules_are_imported(tmp_path):
+    planted = (
+        "import sys\nprint('torch' in sys.modules, 'protofleet.coordinator.main' in sys.modules, flush=True)"
+    )
+    made = forked_program(["coordinator", str(tmp_path / "nowhere.toml")], tmp_path / "log", planted=planted)
+    assert made.wait(60.0) == 2
+    first, second = (tmp_path / "log").read_text().splitlines()
+    assert first == "True False" and "nowhere.toml" in second

@@ -48,6 +48,8 @@ class CoordinatorLimits:
     """Largest update in bytes, even if the method would accept more."""
     spool_bytes: PositiveBytes = 16 << 30
     """Bytes of disk space for all updates, including the space that is reserved for incomplete updates."""
+    kept_bytes: PositiveBytes = 8 << 30
+    """Bytes of disk space for the answers that are kept after their rounds (`keep.answers`)."""
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names or patterns of the devices that may share a domain, by the domain's name."""
     norm: Norm = 1e6

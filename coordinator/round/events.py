@@ -49,6 +49,16 @@ class Unenrolled:
 
 
 @dataclass(frozen=True, slots=True)
+class Deselected:
+    """The event that the run does not select a device of the open round any more.
+
+    The device stays in the open attempt of the round, but no later attempt draws it.
+    """
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     device: str
     round: int
@@ -71,6 +81,10 @@ class Advanced:
     kept: frozenset[str] = frozenset()
     # At the end of a round: enrolled devices whose answers the server half does not keep.
     left: frozenset[str] = frozenset()
+    # Fewest updates with which the phase of a masked sum closes; 0 for other phases, which need policy.quorum.
+    least: int = 0
+    seconds: float = 0.0  # Seconds for a short phase of a masked sum; 0 means policy.patience_seconds.
+    ended: str = ""  # Reason why this attempt of the round has no result, so that the round begins again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +249,8 @@ class Advance:
     devices: tuple[str, ...]
     # True if the round begins with an evaluation, or is the evaluation after the last round of training.
     evaluate: bool = False
+    # Number of times that the round has begun again.
+    attempt: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +378,8 @@ class IllegalEventError(RuntimeError):
 
 
 Event: TypeAlias = (
-    "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Budgeted | Extended | Paused | Stopped | "
-    "Woke"
+    "Joined | Left | Unenrolled | Deselected | Answered | Advanced | Blamed | Budgeted | Extended | Paused | "
+    "Stopped | Woke"
 )
 Command: TypeAlias = (
     Forget

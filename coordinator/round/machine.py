@@ -32,6 +32,7 @@ from protofleet.coordinator.round.events import (
     Budgeted,
     Close,
     Command,
+    Deselected,
     Dismiss,
     Diverge,
     Drop,
@@ -86,6 +87,8 @@ class RoundMachine:
     seed: int = 0
     # True if one more round follows the training. In this last round, all present devices only measure.
     evaluate: bool = True
+    # False if the coordinator learns only the sum of the updates. Then it can leave out no single update.
+    individuals: bool = True
     way_out: str = "lower method.lr"  # Advice to the operator if the run diverges; "" if there is no advice.
     round: int = 1
     attempt: int = 0
@@ -101,11 +104,15 @@ class RoundMachine:
     _answered: set[str] = field(default_factory=set)  # Devices whose updates for the open task were accepted.
     # Devices of the cohort whose updates are neither accepted nor refused yet, while the phase is open.
     _missing: set[str] = field(default_factory=set)
+    _least: int = 0  # Fewest updates of the open phase, if it is a phase of a masked sum; otherwise 0.
+    _short: bool = False  # True if the open phase is a short phase of a masked sum.
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Absent device of the cohort -> time since which it is absent.
     _absent: dict[str, float] = field(default_factory=dict)
     # Devices whose enrolment has ended; they receive no task before they join again.
     _unenrolled: set[str] = field(default_factory=set)
+    # Devices of the open round that the run does not select any more; they leave the roster when the round ends.
+    _deselected: set[str] = field(default_factory=set)
     _deadline: float | None = None
     # Unix time at which the next round may begin, while the policy delays it; else 0.
     next_round_at: float = 0.0
@@ -196,7 +203,8 @@ class RoundMachine:
             return None
         if len(self._answered) < self._quorum and not self._quorum_is_unreachable:
             return self._deadline
-        if self.buffer.is_on and not self.evaluating:
+        # A short phase waits for each device, because a device that is left out of a sum costs a share of its secret.
+        if self._short or (self.buffer.is_on and not self.evaluating):
             return self._grace_ends(self._deadline)
         expected = len(self._answered) + len(self._missing) - len(self._missing & self._absent.keys())
         quorum = 0 if self._quorum_is_unreachable else self._quorum
@@ -344,7 +352,7 @@ class RoundMachine:
         if self._evaluation_is_due:
             self._drawn, self.cohort = self.cohort, self._present
             return Advance(self.round, None, (), evaluate=True)
-        return Advance(self.round, None, ())
+        return Advance(self.round, None, (), attempt=self.attempt)
 
     def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
         """Go on with the updates of a phase.
@@ -354,7 +362,7 @@ class RoundMachine:
         if self._drawn is None:
             return Advance(self.round, phase, devices)
         self.cohort, self._drawn = self._drawn, None
-        return Advance(self.round, None, ())
+        return Advance(self.round, None, (), attempt=self.attempt)
 
     @property
     def _quorum(self) -> int:
@@ -366,7 +374,9 @@ class RoundMachine:
         """
         if self.evaluating or self.kept:
             return 0
-        return max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
+        if self._short:
+            return self._least
+        return max(1, self._least, self.policy.quorum - len(self._aside.get(self.round, ())))
 
     @property
     def _quorum_is_unreachable(self) -> bool:
@@ -398,6 +408,7 @@ class RoundMachine:
         self.roster.add(event.device)
         self.buffer.joined(event.device)
         self._unenrolled.discard(event.device)
+        self._deselected.discard(event.device)
         if event.anew:  # The next round deletes the kept answer as it begins, and asks the device again.
             self.kept, self._left = self.kept - {event.device}, self._left | {event.device}
         if event.device in self._reliable(now) and event.device not in self.silent.devices:
@@ -422,6 +433,7 @@ class RoundMachine:
         if event.device in self.roster:
             self.flaps.disconnected(event.device, now)
         self.roster.discard(event.device)
+        self._deselected.discard(event.device)
         if event.device in self.cohort:
             self._absent.setdefault(event.device, now if event.since is None else event.since)
         return ()
@@ -445,6 +457,15 @@ class RoundMachine:
         self._unenrolled.add(event.device)
         self._left -= {event.device}
         return ()
+
+    def _deselect(self, event: Deselected, now: float) -> Iterable[Command]:
+        self._deselected |= {event.device} & self.roster
+        return ()
+
+    def _deselect_and_maybe_wait_again(self, event: Deselected, now: float) -> Iterator[Command]:
+        yield from self._deselect(event, now)
+        if len(self._funded) < self.least:
+            self.selection.settled = None
 
     def _unenroll_and_maybe_wait_again(self, event: Unenrolled, now: float) -> Iterator[Command]:
         yield from self._unenroll(event, now)
@@ -506,8 +527,11 @@ class RoundMachine:
         self.kept, self._left = event.kept, event.left
         if self.is_stopped:
             return self._end_stopped(event)
+        if event.ended:
+            return self._begin_again(event.ended, (), now, limited=True)
         if event.phase is not None:
-            return self._open(event.phase, event.base, now)
+            self._least, self._short = event.least, event.seconds > 0
+            return self._open(event.phase, event.base, now, event.seconds or self.policy.patience_seconds)
         if event.fault:
             return self._blame(self._suspected_round, event.fault, server_half=True)
         return self._end_round(now, event.validation, nobody_left=bool(event.kept) and not event.left)
@@ -552,8 +576,11 @@ class RoundMachine:
 
     @property
     def _funded(self) -> set[str]:
-        """Return the present devices that may get the next task: their budget holds it, and it asks them."""
-        here = self.roster - self._unaffordable
+        """Return the present devices that may get the next task.
+
+        The run selects them, their budget holds the task, and the task asks them.
+        """
+        here = self.roster - self._unaffordable - self._deselected
         return here if self.is_last_evaluation else here - self.kept
 
     @property
@@ -665,7 +692,7 @@ class RoundMachine:
         """
         return () if self.is_last_evaluation else self.silent.in_turn(others)
 
-    def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
+    def _open(self, phase: str, base: bytes, now: float, seconds: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
         known, self.verdicts.refused = self.verdicts.known(phase, base), {}
         closed = self._closed.get(phase)
@@ -680,14 +707,14 @@ class RoundMachine:
         self._answered = known.intersection(self.cohort)
         self._missing = set(self.cohort) - self._answered - self._unenrolled
         self.stage = Stage.COLLECTING
-        self._deadline = now + self.policy.patience_seconds
+        self._deadline = now + seconds
         self._start_timing(now, bool(closed))
         self._wait_for_no_silent_device(now)
         if self.buffer.is_on:
             yield from self._open_buffered(now)
         if not self._has_first_answers or not self.buffer.is_on:
             for device in sorted(self._missing if self.evaluating else self._missing - self.at_work):
-                yield self._send(device, self.policy.patience_seconds, now)
+                yield self._send(device, seconds, now)
         yield from self._maybe_close(now)
 
     def _send(self, device: str, seconds: float, now: float) -> Send:
@@ -853,6 +880,8 @@ class RoundMachine:
     def _blame(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
         if number < 1:
             yield from self._diverge(f"{why}, and no round was before it")
+        elif not self.individuals:
+            yield from self._diverge(f"{why}, and no single update can be left out of a masked sum")
         elif number in self._aside and not server_half:
             yield from self._diverge(f"{why}, and {self._repeated(number)}")
         else:
@@ -917,15 +946,32 @@ class RoundMachine:
 
         If the quorum is missed only because of broken updates, search for the cause or end the run instead.
         """
-        if self.verdicts.broken and len(self._answered) + len(self.verdicts.broken) >= self._quorum:
+        if (
+            self.individuals
+            and self.verdicts.broken
+            and len(self._answered) + len(self.verdicts.broken) >= self._quorum
+        ):
             yield from self._fail_by_broken_answers()
             if self.stage is not Stage.COLLECTING:
                 return
         words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
-        why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
+        if self._short:
+            answers = f"{len(self._answered)} of {len(self.cohort)} answers to {self.asked} are in"
+            words = f"{answers}, and the sum needs {self._least}"
+        why, missing = words + self.verdicts.words_of_the_refused(), sorted(self._missing)
+        yield from self._begin_again(why, missing, now, limited=self._short)
+
+    def _begin_again(self, why: str, missing: Iterable[str], now: float, limited: bool) -> Iterator[Command]:
+        """Begin the round again. If the attempts are `limited`, end the run after policy.attempts of them."""
+        most = self.policy.attempts_of(len(self._present))
+        if limited and 0 < most <= self.attempt + 1:
+            yield from self._diverge(
+                f"{why}; this was attempt {self.attempt + 1}, and policy.attempts allows {most}"
+            )
+            return
         self.attempt += 1
         self.stage, self._deadline, self._closed = Stage.GATHERING, None, {}
-        yield Rollback(why, missing)
+        yield Rollback(why, tuple(missing))
         yield from self._maybe_start(now)
 
     def _fail_by_broken_answers(self) -> Iterator[Command]:
@@ -1010,6 +1056,7 @@ class RoundMachine:
             Joined: _join_and_maybe_start,
             Left: _leave_and_maybe_wait_again,
             Unenrolled: _unenroll_and_maybe_wait_again,
+            Deselected: _deselect_and_maybe_wait_again,
             Answered: _answer_late,
             Woke: _start_when_settled,
         },
@@ -1021,6 +1068,7 @@ class RoundMachine:
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
+            Deselected: _deselect,
             Answered: _answer_late,
             Advanced: _advance,
             Woke: _ignore,
@@ -1033,6 +1081,7 @@ class RoundMachine:
             Joined: _join,
             Left: _leave,
             Unenrolled: _unenroll,
+            Deselected: _deselect,
             Answered: _answer_late,
             Blamed: _go_back,
             Woke: _ignore,
@@ -1045,6 +1094,7 @@ class RoundMachine:
             Joined: _join_and_be_asked,
             Left: _leave_and_maybe_close,
             Unenrolled: _unenroll_and_maybe_close,
+            Deselected: _deselect,
             Answered: _answer,
             Woke: _close_when_due,
         },
@@ -1056,6 +1106,7 @@ class RoundMachine:
             Joined: _join_and_be_dismissed,
             Left: _leave,
             Unenrolled: _unenroll,
+            Deselected: _deselect,
             Answered: _answer_late,
             Woke: _ignore,
         },

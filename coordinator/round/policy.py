@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from protofleet.coordinator.round.pace import hours_of
+from protofleet.coordinator.round.robust import Robust
 from protofleet.protocol.settings.bounds import (
     LARGEST_COUNT,
     LARGEST_FACTOR,
@@ -113,6 +114,9 @@ class Policy:
     """Largest weight of a device, in training and in reports, as a multiple of the median weight of its cohort; 0
     means no limit.
     """
+
+    robust: Robust | None = None
+    """Rules that replace the mean over the devices, against lying devices; without this setting, there are none."""
 
     evaluate_every: EvaluateEvery = 5
     """Number of rounds after which all present devices measure the model, if not all of them take part in each round;

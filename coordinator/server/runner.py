@@ -13,6 +13,9 @@ from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.round.robust import Robust
+from protofleet.coordinator.secagg.phase import SummedPhases
+from protofleet.coordinator.secagg.steps import AttemptEndedError
 from protofleet.coordinator.server.first_state import start_with
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain, ChainLink
@@ -50,6 +53,9 @@ class Step:
     aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
     chain: tuple[ChainLink, ...] = ()  # The chain of broadcasts, in a run whose broadcasts are coded.
     fault: str = ""  # Reason why no device can go on from the result of the round, or "".
+    ended: str = (
+        ""  # Reason why this attempt of the round has no result, so that the round begins again, or "".
+    )
     # Devices whose answers the server half keeps; no later round asks them.
     kept: frozenset[str] = frozenset()
     unused: tuple[str, ...] = ()  # Devices whose kept answers hold nothing that the server half can use.
@@ -60,6 +66,8 @@ class ServerRunner:
     def __init__(
         self, plan: Plan, spool: Spool, outlier: float = math.inf, confusion: int = 0,
         weight_cap: float = 0.0, weight_of: Callable[[int], float] = lambda staleness: 1.0,
+        robust: Robust | None = None,
+        summed: SummedPhases | None = None,
     ) -> None:  # fmt: skip
         self._spool, self.chain = spool, BroadcastChain(plan, spool.chain_store, spool.chain())
         self.reader = UpdateReader(spool, plan, self.chain)
@@ -73,6 +81,8 @@ class ServerRunner:
             weight_cap,
             lambda: spool.fleet_size,
             weight_of,
+            robust,
+            summed,
         )
         self._stepper = self.new_stepper()
         # True if the server half has forgotten a kept answer since the last save.
@@ -119,6 +129,8 @@ class ServerRunner:
         # the cause.
         except (Rejected, RunMismatchError, AuthorError, SettingsError):
             raise
+        except AttemptEndedError as end:
+            return Step(advance.round, None, None, phase=advance.phase, ended=str(end))
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None
             if is_ours(error) or nobody_has_answered:
@@ -168,7 +180,7 @@ class ServerRunner:
         if advance.phase is not None:
             ask = self._stepper.send(given, enrolled)
         else:
-            ask = self._stepper.begin(advance.round, members, advance.evaluate, enrolled)
+            ask = self._stepper.begin(advance.round, members, advance.evaluate, enrolled, advance.attempt)
         self.has_forgotten |= bool(self._stepper.forgotten)
         for device in self._stepper.forgotten:
             log.info("the kept answer of %s is deleted, because its enrolment has ended", device)

@@ -78,6 +78,14 @@ class UpdateReader:
         # table is read only once.
         self._last: tuple[bytes, Body] | None = None
 
+    def arrays(self, answer: Accepted) -> Arrays:
+        """Return the arrays of an accepted update, after the decoding of a codec."""
+        stored = self._spool.store(answer.device).open(answer.object)
+        if not isinstance(stored, Body) or not any(map(is_bundle, stored)):
+            return stored
+        reference = self._reference(answer.base) if answer.base else None
+        return DecodedArrays(stored, self._stages, reference, CHECKED)
+
     def accepted(self, answer: Accepted) -> LazyPayload:
         known = self._decoded.get(answer.object, answer.base)
         if known is not None:

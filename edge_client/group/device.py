@@ -154,6 +154,7 @@ class Assembly:
             energy=self._energy(settings.board),
             temperature=partial(answer_temperature, Sensors(Path(settings.board.root))),
             plugins=settings.plugins,
+            privacy=settings.privacy,
             runs=runs_of(settings),
         )
 

@@ -13,13 +13,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.state.residuals import Residuals, objects_in
+from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
-# Largest number of updates of the last round, one for each phase. The coordinator does not need older updates.
-KEPT_ANSWERS: Final = 4
+# Largest number of updates of the last round, one for each phase or step of a masked sum. The coordinator does not
+# need older updates.
+KEPT_ANSWERS: Final = 12
 FORMAT: Final = 2
 KEPT_RUNS: Final = (
     8  # largest number of runs in the file; a coordinator has at most this number of active runs
@@ -63,6 +66,7 @@ class RunEntry:
     # The update that followed the updates in `answers`, if this update is lost. The device computes it again before
     # any other update.
     lost: Answer | None = None
+    masked: MaskedState | None = None  # the newest attempt to add an update to a masked sum
     over: bool = False  # whether the run is over; its entry stays until another run needs the place
 
     @property
@@ -75,6 +79,7 @@ class RunEntry:
         names = {
             self.half, self.broadcast, self.inputs, *(a.object for a in self.answers), *objects_in(self.residuals),
             *self.references.values(), self.lost.base if self.lost else "",
+            *(self.masked.objects() if self.masked else ()),
         }  # fmt: skip
         return names - {""}
 
@@ -92,6 +97,8 @@ class StateFile:
     # Whether the coordinator led several runs when a run was begun last.
     several: bool = False
     runs: list[RunEntry] = field(default_factory=list)  # the run that was begun last is at the end
+    # All releases with noise of this device in all runs. No release is ever removed, because it cannot be undone.
+    releases: list[PrivateRelease] = field(default_factory=list)
 
     def entry(self, run: str) -> RunEntry:
         """Return the entry of a run; if there is none, return an empty entry."""
@@ -107,7 +114,7 @@ class StateFile:
 
 
 # The keys of an entry that are left out if their value is empty.
-OPTIONAL: Final = ("inputs", "inputs_round", "residuals", "references", "lost", "over")
+OPTIONAL: Final = ("inputs", "inputs_round", "residuals", "references", "lost", "masked", "over")
 
 
 def encode_state_file(saved: StateFile) -> bytes:
@@ -116,6 +123,8 @@ def encode_state_file(saved: StateFile) -> bytes:
     if saved.several:
         table["several"] = True
     table["runs"] = [_entry_row(entry) for entry in saved.runs]
+    if saved.releases:
+        table["releases"] = [asdict(one) for one in saved.releases]
     return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table}).encode()
 
 
@@ -125,6 +134,7 @@ def _entry_row(entry: RunEntry) -> dict[str, object]:
         "answers": [_row(answer) for answer in entry.answers],
         "residuals": [asdict(one) for one in entry.residuals],
         "lost": _row(entry.lost) if entry.lost else None,
+        "masked": asdict(entry.masked) if entry.masked else None,
     }
     return {key: value for key, value in table.items() if value or key not in OPTIONAL}
 
@@ -169,8 +179,11 @@ def _read_runs(table: Mapping[str, Any]) -> StateFile:
     _refuse_other_keys(table, "format", "seal", "book")
     book = read_checked(table, "book")
     entries = [_read_entry(row) for row in book.pop("runs")]
+    releases = [
+        decode(PrivateRelease, row, f"releases[{i}]") for i, row in enumerate(book.pop("releases", []))
+    ]
     saved = decode(StateFile, book)
-    saved.runs = entries
+    saved.runs, saved.releases = entries, releases
     return saved
 
 
@@ -199,10 +212,11 @@ def _refuse_other_keys(table: Mapping[str, Any], *known: str) -> None:
 def _read_entry(row: dict[str, Any]) -> RunEntry:
     answers = [decode(Answer, one, f"answers[{i}]") for i, one in enumerate(row.pop("answers"))]
     residuals = [decode(Residuals, one, f"residuals[{i}]") for i, one in enumerate(row.pop("residuals", []))]
-    lost = row.pop("lost", None)
+    lost, masked = row.pop("lost", None), row.pop("masked", None)
     entry = decode(RunEntry, row)
     entry.answers, entry.residuals = answers, residuals
     entry.lost = decode(Answer, lost, "lost") if lost is not None else None
+    entry.masked = decode(MaskedState, masked, "masked") if masked is not None else None
     return entry
 
 

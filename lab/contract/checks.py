@@ -18,7 +18,8 @@ import torch
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard
-from protofleet.lab.contract import data, halves, methods, metrics, networks
+from protofleet.lab.contract import averages, data, halves, methods, metrics, networks
+from protofleet.lab.contract.small_classes import small_classes_are_not_sent
 from protofleet.lab.contract.worlds import ContractError, Subject, require, shard
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.own_metrics import Metric
@@ -106,7 +107,9 @@ def of_method(bench: Bench) -> Mapping[str, Check]:
         "rounds without answers change nothing": lambda: halves.rounds_without_answers_change_nothing(
             subject
         ),
+        "small classes are not sent": lambda: small_classes_are_not_sent(subject),
         "late replies count less": lambda: halves.late_replies_count_less(subject),
+        "one mean stands for all replies": lambda: averages.one_mean_stands_for_all_replies(subject),
         "arrays are declared": lambda: halves.arrays_are_declared(subject.plan()),
         "cost is what crosses": lambda: halves.cost_is_what_crosses(subject.plan()),
     }

@@ -14,13 +14,16 @@ from protofleet.coordinator.buffered import demand_buffered_fit
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.devices.selection import DeviceSelection
+from protofleet.coordinator.keep_settings import KeepSettings
 from protofleet.coordinator.method_settings import (
     Layer,
     demand_own_settings,
     require_own_settings,
     without_unused,
 )
+from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
+from protofleet.coordinator.secagg_fit import demand_secagg_fit
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
@@ -41,9 +44,11 @@ from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
@@ -212,6 +217,11 @@ class Experiment:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
+    secagg: SecaggSettings | None = None
+    """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
+    """
     metrics: OwnMetrics | None = None
     """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)
@@ -226,6 +236,8 @@ class Experiment:
     """Rules for the rounds; if left out, every round waits for all devices."""
     budget: BudgetSettings | None = None
     """Limits on what the connection of each device transfers, in bytes or in money; if left out, there are none."""
+    keep: KeepSettings = field(default_factory=KeepSettings)
+    """Answers that the coordinator keeps after their rounds; if left out, it keeps none."""
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     """Broker of the run."""
     pictures: Snapshots = field(default_factory=Snapshots)
@@ -284,6 +296,8 @@ class Experiment:
 
         self._require_validation_to_stop_by()
         demand_buffered_fit(self.effective_policy, self.plan)
+        demand_robust_fit(self.effective_policy, self.plan)
+        demand_secagg_fit(self.effective_policy, self.plan)
 
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
@@ -612,7 +626,8 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
-        policy=e.effective_policy, budget=e.budget, broker=broker,
+        secagg=e.secagg, dp=e.dp, policy=e.effective_policy, budget=e.budget, keep=e.keep,
+        broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, page_port=e.page_port,

@@ -41,7 +41,7 @@ from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.link.meter import Meter
-from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.security.keys import Identity, Keyring, Keys
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.base import Item
@@ -96,13 +96,21 @@ class Simulation:
         self.broker = SimulatedBroker(self.clock, self.conditions, self.seed)
         self.topics = Topics("simulated")
         self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
-        self.keyring = {name: keys.public for name, keys in self.keys.items()}
+        self.keyring: Keyring = {name: keys.public for name, keys in self.keys.items()}
+        self.enrol()
         self.agents: dict[str, Agent] = {}
         self.workers: dict[str, VirtualWorker] = {}
         self.boots = 0
         self.boot_coordinator()
         for device in self.shards:
             self.boot_device(device)
+
+    def enrol(self) -> None:
+        """Do nothing: by default, each party knows the public keys of all others."""
+
+    def keyring_of(self, name: str) -> Keyring:
+        """Return the keys that a party knows."""
+        return self.keyring
 
     def run(self, until: Callable[[], bool] | None = None, limit: float = 1e5) -> Simulation:
         self.clock.run(until or (lambda: self.service.finished), self.clock.now + limit)
@@ -142,7 +150,7 @@ class Simulation:
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
         transport.before_step = disk.before_step
-        link = CoordinatorLink(me, self.keyring, self.topics, transport)
+        link = CoordinatorLink(me, self.keyring_of(COORDINATOR), self.topics, transport)
         return ProcessContext(link, worker, Bans(folder, disk), self.wall)
 
     def serve(self, service: CoordinatorService) -> None:
@@ -160,7 +168,7 @@ class Simulation:
         topics = set(self.topics.device_subscriptions(device))
         transport = self.broker.connect(device, take, topics)
         transport.before_step = disk.before_step
-        link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
+        link = DeviceLink(me, self.keyring_of(device), self.topics, transport, state.store)
         transport.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
         publish = self._publisher(device, state, data)

@@ -59,7 +59,9 @@ class Sizes:
 
     # Network that the client half holds; in FedSR and FedNH it differs from the network of the plan.
     model: Net
-    held: int  # |C_i|: number of classes that the device holds.
+    # |C_i|: number of classes that the device holds. With the setting `least_samples` above 1, a device sends at most
+    # the rows of these classes, so the cost is at most what `cost` computes.
+    held: int
     examples: int = 0  # N_i: number of examples of the device.
     clients: int = 1  # N: number of devices.
     # Sum over the classes c of J_i^c, the number of prototypes that the device has of class c.

@@ -10,16 +10,21 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.dp_fit import demand_dp_fit
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.kept import KeptRound, problem_with
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
+from protofleet.methods.contract.private_sums import SUMS, SampleSums
 from protofleet.methods.contract.public import (
     DRAWN,
     HASHED,
@@ -45,10 +50,13 @@ from protofleet.protocol.settings.bounds import (
     Width,
 )
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.named_codecs import CodecName, short_table, stages_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
+from protofleet.protocol.wire.kinds import declared_kinds
 
 DEFAULT_NETWORK: Final = "cnn23"
 MOST_LISTED: Final = 12  # Most domains that an error message lists.
@@ -136,6 +144,13 @@ class Plan:
     shape: Axes = ()
     # Coding that rounds arrays. If None, nothing is rounded, and the plan has the form of earlier versions.
     codec: CodecSettings | None = None
+    # Rounds whose answers the coordinator keeps. If it is empty, the plan has the form of earlier versions.
+    keep: tuple[KeptRound, ...] = ()
+    # Differential privacy of the updates. If None, no noise is added, and the plan has the form of earlier versions.
+    dp: DpSettings | None = None
+    # Settings of masked sums; None means that each update is sent as it is, and the plan has the form of earlier
+    # versions.
+    secagg: SecaggSettings | None = None
     # Coding that loses nothing, in a run without `codec`. It is no part of the plan's bytes and hash, because devices
     # that cannot read it take part too.
     lossless: CodecSettings | None = field(default=None, init=False, compare=False)
@@ -143,6 +158,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
+        if problem := problem_with(self.keep, self.rounds):
+            raise SettingsError(problem)
         shape = shape_of(self.shape, self.size, self.channels)
         for key, network in (("network", self.network), ("mutual", self.mutual)):
             if (
@@ -168,6 +185,30 @@ class Plan:
 
         if self.codec is not None:
             self._check_codec(self.codec)
+        if self.dp is not None:
+            demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None)
+        if self.secagg is not None:
+            self._check_secagg()
+
+    def _check_secagg(self) -> None:
+        """Raise SettingsError if a masked sum cannot replace the updates of this run."""
+        if self.dp is not None:
+            raise SettingsError(
+                "secagg and dp are both set, but noise that devices share under a masked sum is not implemented; "
+                "leave secagg out, and each device adds the whole noise, or leave dp out"
+            )
+        if self.codec is not None:
+            raise SettingsError(
+                "secagg and codec are both set, but a sum of masked numbers cannot be coded by each device; leave "
+                "codec out, and use secagg.bits = 24 or 16 for fewer bytes"
+            )
+        if self.keep:
+            raise SettingsError(
+                "secagg and keep.answers are both set, but the masked answer of one device shows nothing that could "
+                "be measured; leave keep.answers out"
+            )
+        if problem := secagg_misfit(self.variant, self.method):
+            raise SettingsError(problem)
 
     def _check_codec(self, codec: CodecSettings) -> None:
         if self.variant.arrays is not None:
@@ -180,8 +221,8 @@ class Plan:
         """
         if codec is None or isinstance(codec, str):
             codec = stages_of(codec, self.variant.kinds.declared)
-        if codec is None:
-            return self
+        if codec is None or (self.secagg is not None and not codec.rounds):
+            return self  # Masked numbers are random, so no coding makes them smaller.
         return replace(self, codec=codec) if codec.rounds else self.with_lossless(codec)
 
     def with_lossless(self, codec: CodecSettings | None) -> Plan:
@@ -196,6 +237,11 @@ class Plan:
         changed = copy(self)  # `replace` would check the whole plan again
         object.__setattr__(changed, "lossless", codec)  # the plan is frozen
         return changed
+
+    @property
+    def summed_phases(self) -> Mapping[str, Averaged]:
+        """Return the phases whose updates the coordinator learns only as a sum."""
+        return self.variant.averaged if self.secagg is not None else {}
 
     @property
     def coding(self) -> CodecSettings | None:
@@ -224,6 +270,15 @@ class Plan:
         mutual = self.mutual or self.network
         own += [f"mutual {mutual.name}"] if self.load().mutual else []
         return ", ".join(own)
+
+    @cached_property
+    def sums(self) -> SampleSums | None:
+        """Return the sums that a device releases with noise, if the run protects single samples."""
+        of_method = self.load().sums
+        if self.dp is None or self.dp.unit != "sample" or of_method is None:
+            return None
+        model = self._model_without_memory()
+        return None if model is None else of_method(self.settings(), model, self.dp.clip)
 
     def metrics(self) -> Mapping[str, Metric]:
         """Return the user's own metrics, which are measured in addition to accuracy and loss."""
@@ -260,6 +315,11 @@ class Plan:
 
     def demand_fleet_fit(self, devices: int) -> None:
         """Raise SettingsError if the coordinator cannot serve this number of devices with these settings."""
+        if self.dp is not None and self.dp.unit == "device" and self.dp.delta * devices > 1:
+            raise SettingsError(
+                f"dp.delta is {self.dp.delta:g}, but the run has {devices} devices, so it must be at most "
+                f"{1 / devices:.2g}; lower dp.delta"
+            )
         method = self.load()
         if method.misfit_fleet is None:
             return
@@ -336,6 +396,8 @@ class Plan:
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
         half.rounds, half.validation, half.kinds = self.rounds, validation, self.variant.kinds
+        if (sums := self.sums) is not None:
+            half.sums, half.kinds = sums, declared_kinds((*self.variant.kinds.declared, SUMS))
         if method.public:
             half.public = self._public_batches(public, place)
         return half
@@ -386,11 +448,13 @@ class Plan:
     def encode(self) -> bytes:
         """Return the plan as JSON bytes.
 
-        A plan without plug-ins and codec has the same bytes as in earlier versions. The shape is left out if size and
-        channels state it, because every version knows size and channels.
+        A plan without plug-ins, codec and kept answers has the same bytes as in earlier versions. The shape is left
+        out if size and channels state it, because every version knows size and channels.
         """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
+        if not self.keep:
+            del table["keep"]
         for key in ("network", "mutual"):
             if key in table:
                 hashes[key] = table[key].pop("plugin")
@@ -404,6 +468,33 @@ class Plan:
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encode()).digest()
+
+
+def secagg_misfit(method: Method, name: str) -> str:
+    """Return why a masked sum cannot replace the updates of a method, or "" if it can."""
+    known = ", ".join(one for one in names() if fits_secagg(load(one)))
+    if method.needs_counts:
+        return (
+            f"secagg is set, but {name} needs the number of samples of each class from each device, which would be "
+            f"known beside the sum; leave secagg out, or take one of {known}"
+        )
+    if not method.averaged:
+        return (
+            f"secagg is set, but it would protect nothing: {name} uses the updates of single devices, not only "
+            f"their mean; leave secagg out, or take one of {known}"
+        )
+    if method.individual_phases or len(method.averaged) > 1:
+        phases = ", ".join(method.individual_phases)
+        return (
+            f"secagg is set, but the phase {phases} of {name} uses the updates of single devices, so a sum in "
+            f"{', '.join(method.averaged)} would protect nothing; leave secagg out, or take one of {known}"
+        )
+    return ""
+
+
+def fits_secagg(method: Method) -> bool:
+    """Return whether the coordinator may learn the updates of all phases of a method only as a sum."""
+    return len(method.averaged) == 1 and not (method.needs_counts or method.individual_phases)
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:

@@ -22,6 +22,7 @@ from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import embed
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER, has_rows, row_specs
 from protofleet.methods.parts.prototypes import table_of as class_table_of
+from protofleet.methods.parts.small_classes import CountsIfLimited, sent_classes
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 
@@ -31,7 +32,7 @@ Table: TypeAlias = tuple[Tensor, ...]
 MOST_ROWS: Final = 32_768
 
 
-class ClusteringServer(ServerHalf):
+class ClusteringServer(CountsIfLimited, ServerHalf):
     """A server half that averages the models and clusters the rows of each class.
 
     If no device of a round holds a class, the rows of this class do not change.
@@ -44,6 +45,7 @@ class ClusteringServer(ServerHalf):
     def round(self) -> Round:
         weights = weight_wants(self.model)
         replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
+        self.count_devices(replies)
         load_weights(self.model, weighted_mean(replies, weights))
         # FINCH takes the first of several equally near rows, so the rows must not be in the order of arrival.
         ordered = sorted(replies, key=lambda reply: reply.device)
@@ -86,10 +88,10 @@ class ClusteringServer(ServerHalf):
 
     def monitor(self) -> Mapping[str, float]:
         if self.table is None:
-            return {}
+            return super().monitor()
         found = self.table[1].bincount(minlength=self.model.classes).tolist()
         by_class = {f"prototypes.{label}": float(n) for label, n in enumerate(found)}
-        return {**by_class, "prototypes.all": float(sum(found))}
+        return {**by_class, "prototypes.all": float(sum(found)), **super().monitor()}
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,37 @@ def clusters_in(payload: Payload, model: Net) -> Clusters | None:
     return Clusters(rows, labels, *class_table_of({"prototypes": rows, "labels": labels}, model))
 
 
-def local_clusters(model: Net, data: Samples) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows, labels and counts of FINCH's clusters of each class.
+def local_clusters(
+    model: Net, data: Samples, least: int = 1, number: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows, labels and counts of FINCH's clusters of each class that a device sends in round `number`.
 
-    The clusters are made from all training samples, in evaluation mode.
+    The clusters are made from all training samples of the classes with at least `least` samples, in evaluation mode.
     """
     z, y = embed(model, data.x), data.y
+    sent = sent_classes(y.bincount(minlength=model.classes), least, number)
     found = []
     for label in range(model.classes):
-        held = z[y == label]
-        means, counts = finch_star(held, y.new_ones(len(held)))
+        held = z[(y == label) & sent[label]]
+        means, counts = large_clusters(*finch_star(held, y.new_ones(len(held))), least)
         found.append((means, y.new_full((len(means),), label), counts))
     rows, labels, counts = joined(found)
     return rows, labels, counts
+
+
+def large_clusters(means: Tensor, counts: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Return the clusters [J, D] with at least `least` samples; the smaller ones become one cluster of a class.
+
+    If even this cluster has fewer samples, it is left out.
+    """
+    small = counts < least
+    if not small.any():
+        return means, counts
+    total = counts[small].sum(dim=0, keepdim=True)
+    sums = (means[small].double() * counts[small].unsqueeze(1)).sum(dim=0, keepdim=True)
+    pooled = sums / total.unsqueeze(1)
+    rows, held = torch.cat([means[~small], pooled.to(means.dtype)]), torch.cat([counts[~small], total])
+    return rows[held >= least], held[held >= least]
 
 
 def cluster_wants(model: Net, cohort: Sequence[Member], *, row_per_example: bool) -> dict[str, TensorSpec]:

@@ -28,6 +28,7 @@ from protofleet.methods.contract.base import (
     ServerHalf,
 )
 from protofleet.methods.contract.cost import Sizes, eight_bytes
+from protofleet.methods.contract.private_sums import SUMS
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import same_norm
@@ -37,7 +38,13 @@ from protofleet.methods.parts.kept_answers import KeptAnswers
 from protofleet.methods.parts.local import demand_one_of, embed
 from protofleet.methods.parts.prototypes import held_row_wants, held_rows, row_specs
 from protofleet.methods.parts.rules import Linear
-from protofleet.methods.parts.small_classes import LeastSamples, devices_by_class, log, sent_classes
+from protofleet.methods.parts.small_classes import (
+    LeastSamples,
+    class_figures,
+    devices_by_class,
+    log,
+    sent_classes,
+)
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 server_log = logging.getLogger("protofleet.coordinator")
@@ -176,7 +183,9 @@ class StatisticsServer(ServerHalf):
         replies = self._capped()
         counted = sum(map(counted_samples, replies))
         total = sum(reply.examples for reply in replies)
-        holders = devices_by_class([reply.payload["labels"] for reply in replies], self.model.classes)
+        holders = class_figures(
+            devices_by_class([reply.payload["labels"] for reply in replies], self.model.classes).tolist()
+        )
         kept = {"answers.kept": float(len(replies)), "samples.counted": float(counted)}
         return {**holders, **kept, "samples.left_out": float(total - counted)}
 
@@ -210,6 +219,13 @@ class StatisticsClient(ClientHalf):
         return Linear(weight, bias, known, normalised=self.hyper.normalised)
 
     def run(self, ask: Ask) -> Payload:
+        if self.sums is not None:
+            # Classes with few samples are left out after the noise, because which classes these are is a secret too.
+            return {
+                SUMS: self.sums.vector(
+                    scaled(embed(self.model, self.data.x).double(), self.hyper), self.data.y
+                )
+            }
         z, y = self.features()
         return self.statistics(z, y)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Payload
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.received import ReceivedArrays, WrongArraysError
@@ -21,6 +22,8 @@ from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.nets.base import Net, frozen_backbones
 
 WEIGHTS: Final = ("weights",)  # The kinds that METHOD declares for weights.
+# The phases that METHOD declares as averaged if the devices send only weights, in "train".
+MEAN_OF_WEIGHTS: Final = {"train": Averaged(arrays=WEIGHTS)}
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 
 

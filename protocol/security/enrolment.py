@@ -264,5 +264,13 @@ class KnownRecords(KnownParties[Record]):
     def read(self, path: Path, name: str, now: float) -> Record:
         return self.trust.admit(read_armoured(RECORD, path), now, name=name, role=self._role)
 
+    def signed(self, name: str) -> tuple[Record, bytes]:
+        """Return the present record of this name, and the bytes that the root has signed; nothing is cached.
+
+        Raise StatementError or KeyFileError with the reason if there is no valid record.
+        """
+        data = read_armoured(RECORD, self._file(name))
+        return self.trust.admit(data, self._clock(), name=name, role=self._role), data
+
     def _names(self) -> list[str]:
         return [name for name in super()._names() if (name == COORDINATOR) == (self._role == "coordinator")]

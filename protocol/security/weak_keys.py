@@ -21,7 +21,7 @@ PROBE: Final = X25519PrivateKey.from_private_bytes(bytes(KEY))
 def check_keys(sign: bytes, receive: bytes) -> None:
     """Raise ValueError with advice if a key is weak; both keys must have the right length."""
     check_sign(sign)
-    if _is_weak(receive):
+    if is_weak(receive):
         raise ValueError(_message("receive", "everybody can open a message that is sealed to it"))
 
 
@@ -30,11 +30,12 @@ def check_sign(sign: bytes) -> None:
     # exactly if the key has a small order.
     y = int.from_bytes(sign, "little") % 2**255 % FIELD
     u = (1 + y) * pow(1 - y, -1, FIELD) % FIELD if y != 1 else 0
-    if _is_weak(u.to_bytes(KEY, "little")):
+    if is_weak(u.to_bytes(KEY, "little")):
         raise ValueError(_message("sign", "everybody can sign with it without a private key"))
 
 
-def _is_weak(receive: bytes) -> bool:
+def is_weak(receive: bytes) -> bool:
+    """Return whether an X25519 key gives no security."""
     try:
         PROBE.exchange(X25519PublicKey.from_public_bytes(receive))
     except ValueError:  # sealing a message with this key would also raise ValueError

@@ -19,6 +19,7 @@ from protofleet.protocol.wire.messages import (
     MOST_ARGS,
     MOST_BY,
     MOST_NEWS,
+    MOST_PERSONAL,
     MOST_STATE,
     BlockRequest,
     Bye,
@@ -135,8 +136,9 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             took = list(message.took or ())
             delta = _delta_fields(message.delta) if message.delta else None
             more = _said(
-                wants=tables.wanted_rows(message.wants), credit=message.credit, took=took, delta=delta
-            )
+                wants=tables.wanted_rows(message.wants), credit=message.credit, took=took, delta=delta,
+                personal=message.personal,
+            )  # fmt: skip
             if message.follows and isinstance(message.broadcast, Manifest):
                 following = _following("broadcast", message.broadcast)
                 return {**following, "seconds": _short(message.seconds), **more}
@@ -343,8 +345,18 @@ def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
     credit = whole(fields.get("credit", 0))
     seconds, took = number(fields["seconds"]), _took(fields.get("took", []))
     delta = _delta(typed(fields["delta"], dict)) if "delta" in fields else None
-    task = Task(place.round, place.phase, manifest, seconds, wants, follows is not None, credit, took, delta)
-    return task, None
+    personal = _personal(fields.get("personal", b""))
+    follow = follows is not None
+    return Task(
+        place.round, place.phase, manifest, seconds, wants, follow, credit, took, delta, personal
+    ), None
+
+
+def _personal(value: object) -> bytes:
+    sent: bytes = typed(value, bytes)
+    if len(sent) > MOST_PERSONAL:
+        raise TypeError(f"`personal` has {len(sent)} bytes; the limit is {MOST_PERSONAL}")
+    return sent
 
 
 def _delta(fields: Fields) -> Delta:

@@ -22,6 +22,8 @@ INLINE: Final = "inline"  # a broadcast of one block is sent without a request
 MANIFEST: Final = "manifest"  # a manifest may itself be sent as an object
 MANY: Final = "many"  # one request may ask for blocks of several objects
 NAMES: Final = "names"  # class names are sent and compared
+# A task may be one of the short phases of a sum of masked vectors, and may have bytes for one device only.
+SECAGG: Final = "secagg"
 RUNS: Final = "runs"  # a device takes part in several runs at the same time
 # A task says which arrays an update must have. Only a client that does not contain the code of the methods needs
 # this information.
@@ -38,6 +40,7 @@ COORDINATOR_FORMS: Final = (
     MANIFEST,
     MANY,
     NAMES,
+    SECAGG,
     WANTS,
 )
-DEVICE_FORMS: Final = (ANSWERS, BYE, CODEC, CREDIT, INLINE, MANY, MANIFEST, NAMES)
+DEVICE_FORMS: Final = (ANSWERS, BYE, CODEC, CREDIT, INLINE, MANY, MANIFEST, NAMES, SECAGG)

@@ -174,6 +174,8 @@ class Task:
     took: tuple[int, str] | None = None
     # A shorter way to the same broadcast. Sent only in a run with [codec.down], to a device that lists `codec`.
     delta: Delta | None = None
+    # Bytes for this device only, in a run with [secagg]: the shares that other devices have sealed to it.
+    personal: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ HERE: Final = "here"
 CONNECTION_LOST: Final = "connection lost"
 
 
+MOST_PERSONAL: Final = 65_536  # largest number of bytes of a task's `personal`
 MOST_STATE: Final = 512  # largest number of bytes of a hello's `last_state`
 MOST_RUNS: Final = 8  # largest number of active runs of one coordinator
 MOST_NAMED: Final = 64  # largest number of devices that a `State` message with the reason `here` lists

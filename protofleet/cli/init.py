@@ -45,11 +45,16 @@ def add_init(commands: Subparsers) -> None:
         "--queue", action="store_true",
         help="write a coordinator that stays up and conducts submitted runs, and the first run as first.toml",
     )  # fmt: skip
+    command.add_argument(
+        "--method", metavar="NAME",
+        help="method of the first run; a method that sends statistics of classes gets least_samples = 5 "
+        "(default: fedavg)",
+    )  # fmt: skip
     command.set_defaults(command=init)
 
 
 def init(options: argparse.Namespace) -> int:
-    from protofleet.deploy.fleet.setup.new_fleet import RUN_FILE, Addresses, write_fleet
+    from protofleet.deploy.fleet.setup.new_fleet import METHOD, RUN_FILE, Addresses, write_fleet
     from protofleet.protocol.settings.reader import SettingsError
 
     devices = _devices_in(options.device)
@@ -64,7 +69,8 @@ def init(options: argparse.Namespace) -> int:
     if options.broker is None or options.coordinator is None:
         raise SettingsError("a new fleet needs --broker and --coordinator; both may be on the same host")
     addresses = Addresses(options.broker, options.coordinator, devices)
-    path = write_fleet(options.folder, options.federation, addresses, common, options.queue)
+    method = options.method or METHOD
+    path = write_fleet(options.folder, options.federation, addresses, common, options.queue, method)
     count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
     print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
     if options.queue:
@@ -100,6 +106,11 @@ def _add(options: argparse.Namespace, devices: dict[str, str], common: dict[str,
     from protofleet.deploy.fleet.setup.new_fleet import FLEET_FILE, add_devices
     from protofleet.protocol.settings.reader import SettingsError
 
+    if options.method:
+        raise SettingsError(
+            f"--method is for a new fleet, and {options.folder / FLEET_FILE} exists; leave it out to add devices, "
+            "and change the method in the file"
+        )
     if options.queue:
         raise SettingsError(
             f"--queue is for a new fleet, and {options.folder / FLEET_FILE} exists; leave it out to add devices, or "

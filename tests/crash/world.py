@@ -20,6 +20,7 @@ from protofleet.edge_client.serving.settings import GLOBAL, ModelSettings
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.bridge import to_torch
+from protofleet.methods.contract.kept import KeptRound
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import read_card
@@ -180,7 +181,7 @@ class Crashing(Simulation):
 
 def crashing(
     folder: Path, method: str, deadly: Mapping[str, frozenset[int]] | None = None,
-    serves: Mapping[str, ModelSettings] = SERVES, **more,
+    serves: Mapping[str, ModelSettings] = SERVES, keep: tuple[KeptRound, ...] = (), **more,
 ) -> Crashing:  # fmt: skip
     shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
     name, coded, _ = method.partition(CODED)
@@ -188,6 +189,7 @@ def crashing(
         plan(name, ROUNDS, epochs=1, server_epochs=2),
         network=Network("mlp", 40 if coded else 8),
         codec=CodecSettings({"weights": TERNARY}, {"weights": DOWN}) if coded else None,
+        keep=keep,
     )
     if name == LOSSLESS:
         made = made.with_codec("lossless")

@@ -17,6 +17,7 @@ from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.here_timer import HERE_SECONDS
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.round.events import Deselected
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
 from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
 from protofleet.methods.contract.catalog import names
@@ -239,6 +240,22 @@ def test_the_oldest_run_that_selects_devices_which_follow_only_one_run_is_the_ru
     assert chosen == ["blue"] and not run.service.link.legacy.meter.rejected
 
 
+class Events:
+    """An observer that keeps the events of a run's machine."""
+
+    def __init__(self):
+        self.events = []
+
+    def happened(self, run, event, commands, now):
+        self.events.append(event)
+
+    def answered(self, run, update, now):
+        """Do nothing, as these tests do not look at answers."""
+
+    def stepped(self, run, step, now):
+        """Do nothing, as these tests do not look at steps."""
+
+
 def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_has_the_label(
     tmp_path,
 ):
@@ -262,8 +279,11 @@ def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_ha
     assign("device-0", "device-1")
     until(2)
     assert red.enrolled_devices() == {"device-0", "device-1"}
+    asked = Events()
+    red.observers.append(asked)
     assign("device-0")
     assert "device-1" in red.machine.roster, "it is in the open round"
+    assert asked.events == [Deselected("device-1")], "a repetition of the round does not ask it"
     until(3)
     assert cohorts[2] == {"device-0", "device-1"} and cohorts[3] == red.machine.roster == {"device-0"}
     assign("device-0", "device-1", "device-2")

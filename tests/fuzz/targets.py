@@ -27,6 +27,7 @@ from protofleet.edge_client.host.status_file import Status
 from protofleet.edge_client.state.file import encode_state_file, read_state_file
 from protofleet.methods.contract.plan import read_plan
 from protofleet.protocol.link.fetch import indices
+from protofleet.protocol.secagg.faults import SecaggError
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml, write_toml
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
@@ -37,6 +38,7 @@ from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
 from tests.deploy.fleet.boards import GOOD, NOW, WANTED
 from tests.fuzz.coded import BUNDLES, RECORDS, bundle_bytes, delta_bytes
+from tests.fuzz.secure_sums import SUMS
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import MANIFEST, ONE_OF_EACH
 from tests.support.lying_device import encoded, parts_of, with_table
@@ -212,6 +214,7 @@ TARGETS = {
     **{
         name: Target(run, Rejected, seeds, 0.005, most) for name, (run, most, seeds) in RECORDS.items()
     },
+    **{name: Target(run, SecaggError, seeds, share) for name, (run, seeds, share) in SUMS.items()},
     "block": Target(block, Rejected, golden, 0.06),
     "host_facts": Target(host_facts, SettingsError, hosts, 0.05),
     "host_state": Target(host_state, NonsenseError, service_states, 0.02),

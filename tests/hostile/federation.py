@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +31,26 @@ from tests.chaos.world import Process
 from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
 from tests.hostile.proxy import TakenOver
 from tests.support.events import events_in
-from tests.support.forked_program import forked_program
+from tests.support.forked_program import forked_program, with_fault
 from tests.support.secured_broker import start_enrolled
 
 RUN = "run"
 CLASSES, SIZE = 3, 8
 AHEAD = """
-import sys, time
-from protofleet.cli.main import program
-clock, ahead = time.time, float(sys.argv.pop(1))
-time.time = lambda: clock() + ahead
-program()
-"""
-PLANTED = """
-import sys
-from protofleet.cli.main import program
-exec(sys.argv.pop(1))
-program()
+import time
+clock = time.time
+time.time = lambda: clock() + {seconds}
 """
 
 
+@dataclass
 class ForkedProcess(Process):
     """A process of the program; its command is the list of arguments of `protofleet`."""
 
+    planted: str = ""  # Code that runs before the program.
+
     def spawn(self) -> ForkedChild:
-        return forked_program(self.command, self.log)
+        return forked_program(self.command, self.log, planted=self.planted)
 
 
 class Federation:
@@ -260,12 +255,13 @@ class Federation:
         said = {key: value for key, value in settings.items() if value != []}
         file.write_text(write_toml(said))
         arguments = [job, str(file), *options]
-        if self.forked and not (ahead or planted or through or out is not None):
-            made: Process = ForkedProcess(name, arguments, log)
+        if ahead:
+            planted = AHEAD.format(seconds=ahead) + planted
+        if self.forked and not through and out is None:
+            made: Process = ForkedProcess(name, arguments, log, planted=planted)
         else:
-            program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "protofleet"]
-            program = ["-c", PLANTED, planted] if planted else program
-            made = Process(name, [*through, sys.executable, *program, *arguments], log, out)
+            program = ["tests.support.source", with_fault(planted)] if planted else ["protofleet"]
+            made = Process(name, [*through, sys.executable, "-m", *program, *arguments], log, out)
         self.processes.append(made)
         made.start()
         return made

@@ -311,6 +311,7 @@ def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_b
     assert "connected to the broker again" in first.last_line
 
 
+@pytest.mark.parametrize("each_world", ["with certificates"], indirect=True)
 def test_a_foreign_client_that_takes_the_name_six_times_ends_the_coordinator_with_a_clear_line(each_world):
     seen = each_world.observe()
     first = each_world.start("hall-1")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
@@ -25,19 +26,22 @@ def killed_after(f, process, rounds):
     f.wait_until(lambda: len(f.rounds()) >= at + 3, "rounds without it")
 
 
-# The processes are not forked, because a device that starts again within the same second has the boot of the killed
-# one.
+def started_again(f, name):
+    """Start a device in a later second than before, because a boot is at least the second of its start."""
+    second = int(time.time())
+    f.wait_until(lambda: int(time.time()) > second, "the next second")
+    return f.device(name)
+
+
 def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
-    with Federation(
-        tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE, forked=False
-    ) as f:
+    with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE) as f:
         coordinator, mine = f.coordinator(), folder_of(f, "one")
         one, _ = f.device("one"), f.device("two")
         f.wait_until(lambda: (mine / "device.previous.json").exists(), "an answer of its own")
         killed_after(f, one, 2)
         shutil.copytree(mine, tmp_path / "copy")
         at = len(f.rounds())
-        one = f.device("one")
+        one = started_again(f, "one")
         f.wait_until(
             lambda: any("one" in r["participants"] for r in f.rounds()[at:]), "it to take part again"
         )
@@ -45,12 +49,12 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
         assert "came back holding" not in f.log_of(coordinator), "it came back as it was"
         shutil.rmtree(mine)
         shutil.copytree(tmp_path / "copy", mine)
-        one = f.device("one")
+        one = started_again(f, "one")
         held = "and came back holding what it answered in round"
         f.wait_until(lambda: held in f.log_of(coordinator), "word of the copy")
         one.kill()
         shutil.rmtree(mine)
-        f.device("one")
+        started_again(f, "one")
         f.wait_until(lambda: "and came back holding nothing" in f.log_of(coordinator), "word of the loss")
         counted = [
             f.metrics().get(f'protofleet_older_copies_total{{device="{name}",whose="device"}}', 0.0)
@@ -60,9 +64,7 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
 
 
 def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_one_line(tmp_path):
-    with Federation(
-        tmp_path, "one", "two", method={"name": "fedpall"}, rounds=100_000, policy=ALONE, forked=False
-    ) as f:
+    with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=100_000, policy=ALONE) as f:
         coordinator = f.coordinator()
         one, _ = f.device("one"), f.device("two")
         previous = folder_of(f, "one") / "device.previous.json"
@@ -72,7 +74,7 @@ def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_on
         for name in (book["half"], book["broadcast"]):
             (folder_of(f, "one") / "objects" / f"{name}.body").unlink()
         for _ in range(2):  # The second start finds the loss as well.
-            one = f.device("one")
+            one = started_again(f, "one")
             assert f.wait_for_end(one) == 1
             assert "is lost, and its broadcast is lost too; put it back" in f.log_of(one).splitlines()[-1]
             assert "Traceback" not in f.log_of(one)

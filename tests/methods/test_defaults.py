@@ -17,6 +17,7 @@ from tests.methods.contract.test_cost import METHODS
 # methods whose texts give no training budget. No text clips gradients unless it says so.
 COMMON = {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "clip": None}
 # Our choices for methods that train nothing. The papers send the mean of a single sample too, and raw features.
+EVERY_CLASS = {"least_samples": 1}  # As in the papers, in which a device sends a row of each class.
 STATISTICS = {"features": "normalised", "least_samples": 5}
 PLAIN_SGD = {"momentum": 0.0, "weight_decay": 0.0}
 SERVERS_SGD = {
@@ -60,7 +61,7 @@ DEFAULTS = {
         "epochs": 10, "batch": 32, "lambda1": 1.0, "lambda2": 1.0, "tau": 0.02, "fusion_tau": 0.001,
         "domains": (), "least_samples": 5,
     },
-    "feddistill": {"lam": 1.0, "proto_source": "training", "raw_targets": False},
+    "feddistill": {**EVERY_CLASS, "lam": 1.0, "proto_source": "training", "raw_targets": False},
     "feddyn": {"momentum": 0.0, "clip": 10.0, "alpha": 0.01, "alpha_scale": "none", "report": "server"},
     "fedga": {"gap": "accuracy", "when": "next", "step": 0.2},
     "fedgen": {
@@ -75,7 +76,7 @@ DEFAULTS = {
     },
     "fedgram": {"rank": 24, "bits": 8, "lam": None, **STATISTICS},  # The method has no paper.
     "fedheal": {"threshold": 0.3, "beta": 0.4, "table_bytes": 1 << 30},  # The last is our choice.
-    "fedhp": {
+    "fedhp": {**EVERY_CLASS,
         "weight_decay": 1e-4, "lam": 0.1, "proto_lr": 0.005, "lh_reduction": "sum", "aggregation": "normalised",
         "final_fit": True, "reset_adam": False, "init_steps": 1000, "init_lr": 0.1, "init_momentum": 0.9,
         "init_weight_decay": 1e-4,
@@ -90,12 +91,12 @@ DEFAULTS = {
         "anchors_first_round": "pretrain", "separation": "inside", "use_sep": True, "com": "vmf",
     },
     "fedncm": {"metric": "cosine", **STATISTICS},
-    "fednh": {
+    "fednh": {**EVERY_CLASS,
         "clip": 10.0, "rho": 0.9, "scale": 1.0, "fixed_scale": False, "lr_decay": 0.99,
         "final_fit": False,  # FedHP's comparison has a final fit; FedNH's own text has none.
     },
     "fednova": {},
-    "fedpall": {
+    "fedpall": {**EVERY_CLASS,
         **PLAIN_SGD, "classifier": "paper", "mu": 0.7, "delta": 0.3, "tau": 3.0, "kl": "paper",
         "infonce": "standard", "use_kl": True, "use_infonce": True, "use_global_classifier": True,
         "alpha_low": 0.8, "alpha_high": 1.0, "alpha_round": 2, "mask": "bernoulli", "beta": 0.9,
@@ -112,23 +113,23 @@ DEFAULTS = {
         "most_drawn": 100_000,  # Our choice; the paper has no limit.
         **STATISTICS,
     },
-    "fedplcc": {
+    "fedplcc": {**EVERY_CLASS,
         "epochs": 10,
         "batch": 32,  # From FedPLVM's code; the text has none.
         "alpha": 0.5, "tau": 0.07, "phi": 0.5, "lambda1": 100.0, "lambda2": None, "negative": "clamp",
         "weighted_centroid": False, "use_weights": True, "use_contra": True, "use_corr": True,
     },
-    "fedplvm": {
+    "fedplvm": {**EVERY_CLASS,
         "epochs": 2, "batch": 32, "momentum": 0.5, "alpha": 0.25, "tau": 0.07, "lam": 100.0,
         "negative": "clamp",
     },
-    "fedproto": {
+    "fedproto": {**EVERY_CLASS,
         "lam": 1.0, "aggregation": "unweighted", "proto_source": "training", "inference": "prototype",
         "average_models": False, "final_fit": False,
     },
     "fedprox": {"mu": 0.01},
     "fedrep": {"head_epochs": None, "base_epochs": 1},
-    "fedsa": {
+    "fedsa": {**EVERY_CLASS,
         "epochs": 1, "batch": 10, **PLAIN_SGD,
         "lambda1": None,  # 10 or 0.1, depending on the reading of L_R.
         "lambda2": 0.01, "lambda3": 1.0, "decay": 0.9999, "anchors": "projected", "regularisation": "samples",
@@ -136,13 +137,13 @@ DEFAULTS = {
         "aggregation": "weighted", "inference": "prototype", "send_prototypes": True, "keep_prototypes": True,
     },
     "fedsr": {"c_l2r": 0.01, "c_cmi": 5e-4, "l2r": "norm"},
-    "fedtgp": {
+    "fedtgp": {**EVERY_CLASS,
         "lam": 10.0, "inference": "prototype", "proto_source": "eval", "margin": "nearest",
         "margin_limit": 100.0, "server_epochs": 100, "server_lr": 0.01, "server_batch": 10,
     },
     "fedyogi": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
     "fml": {"kl": "classes", "targets": "fixed", "alpha": 0.5, "beta": 0.5},
-    "fpl": {"epochs": 10, "tau": 0.02, "proto_source": "training"},
+    "fpl": {**EVERY_CLASS, "epochs": 10, "tau": 0.02, "proto_source": "training"},
     "ghofl": {
         "head": "lda",  # Our choice; the paper compares the heads.
         "shrinkage": 0.05,
@@ -152,7 +153,7 @@ DEFAULTS = {
     "lgfedavg": {},
     "moon": {"mu": 1.0, "tau": 0.5},
     "perfedavg": {"beta": None},  # None means lr.
-    "rucr": {
+    "rucr": {**EVERY_CLASS,
         "mu": 0.15, "tau": 0.9, "rectify_rounds": 20, "write_head": False, "virtual": 100, "lam_low": 0.35,
         "lam_high": 0.95, "head_epochs": 50, "head_batch": 256, "head_lr": 0.01,
     },

@@ -34,7 +34,7 @@ def cost(tmp_path_factory):
             made = Federation(
                 tmp_path_factory.mktemp("f"), *NEW, OLD, taken_over=True, policy=TOGETHER, rounds=ROUNDS,
                 name="spring", network=Network("mlp", embedding_size=WIDTH), method={"name": "fedproto"},
-                codec="off", forked=False,
+                codec="off",
             )  # fmt: skip
         except BrokerError as error:
             missing(error)

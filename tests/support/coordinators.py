@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from tests.support.forked_program import forked_program
 from tests.support.secured_broker import start_enrolled
 
 PATIENCE = 60.0
-PLANTED = "import sys\nfrom protofleet.cli.main import program\nexec(sys.argv.pop(1))\nprogram()"
 WATCHER = "board-1"  # The device whose certificate an observer uses.
 ENCODED_TLS = ("ca", "cert", "key")
 
@@ -39,13 +37,7 @@ class Host(Process):
     planted: str = ""
 
     def spawn(self) -> Child:
-        if not self.planted:
-            return forked_program(self.command, self.log)
-        command, self.command = self.command, [sys.executable, "-c", PLANTED, self.planted, *self.command]
-        try:
-            return super().spawn()
-        finally:
-            self.command = command
+        return forked_program(self.command, self.log, planted=self.planted)
 
     @property
     def pid(self) -> int:

@@ -37,13 +37,24 @@ class Federation:
     clock = staticmethod(time.monotonic)
     policy = POLICY
     seconds = 60  # Seconds that each party has until its thread must end.
+    names = DEVICES
 
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
-        self.plan = plan(method)
-        self.keys = {n: Keys.new() for n in (COORDINATOR, *DEVICES)}
+        self.plan = self.make_plan(method)
+        self.keys = {n: Keys.new() for n in (COORDINATOR, *self.names)}
         self.keyring = {n: k.public for n, k in self.keys.items()}
         self.agents, self.inboxes, self.threads = {}, {}, []
+
+    def make_plan(self, method):
+        return plan(method)
+
+    def shard_of(self, i):
+        return shard(i)
+
+    def keyring_of(self, name):
+        """Return the keys that a party knows."""
+        return self.keyring
 
     def coordinator(self):
         inbox = self.coordinators_inbox()
@@ -53,7 +64,7 @@ class Federation:
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         topics = self.topics.coordinator_subscriptions()
         transport = Mqtt(f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, subscriptions=topics)
-        link = CoordinatorLink(me, self.keyring, self.topics, transport)
+        link = CoordinatorLink(me, self.keyring_of(COORDINATOR), self.topics, transport)
         context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
         run = Run(self.plan, machine, spool, context, CoordinatorRunLink(link, "test", spool.store))
@@ -69,9 +80,9 @@ class Federation:
             f"{self.topics.federation}-{name}", self.at(name), inbox, clean_start=False,
             subscriptions=self.topics.device_subscriptions(name), session_seconds=self.session_seconds,
         )  # fmt: skip
-        link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
+        link = DeviceLink(me, self.keyring_of(name), self.topics, transport, state.store)
         transport.connect(link.will(self.topics.device_state(name)))
-        data = shard(i)
+        data = self.shard_of(i)
         start_job = local_jobs(lambda p: p.client_half(data.train, name, validation=data.validation), data)
         options = AgentOptions(clock=lambda: 0.0)
         agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, ThreadWorker(inbox), options))
@@ -90,7 +101,7 @@ class Federation:
     def run(self):
         self.start(*self.coordinator())
         self.wait_until_the_coordinator_listens()
-        for i, name in enumerate(DEVICES):
+        for i, name in enumerate(self.names):
             self.start(*self.device(name, i))
         for thread in self.threads:
             thread.join(self.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from textwrap import fill
 from typing import Final
 
@@ -74,13 +75,31 @@ A mean of one sample is that sample's feature. So these methods send nothing abo
 than `method.least_samples` samples, by default 5:
 {means}.
 
+These methods have the same setting, and its default is 1, because they are implemented as in their papers:
+{papers}.
+`protofleet init --method` writes `least_samples = 5` for them. The plan of the run states the number, so each device
+knows it. A device of an earlier version refuses such a plan.
+
+- **What is left out** is the row of the class, with its label and its count. In a class with enough samples, FedPLVM
+  and FedPLCC make one cluster of all clusters with fewer samples. FedPall leaves the features of the class out of
+  `mix` too.
+- **FedHP** sends a full table. The row of such a class is the row that the device has received.
+- **What the coordinator still learns:** the number of samples that a device states, and in FedHP, TinyProto, FedGram
+  and FedGen the number of each class. A model that is sent has been trained with all samples.
+- **ADCOL** sends the feature of every sample, without labels, so it has no such setting.
+
 | method | an answer gives away | secure aggregation would fit |
 |---|---|---|
 """
 
 
-def given_away(with_least_samples: list[str]) -> str:
-    """Return the section; the argument has the methods with the setting `least_samples`."""
+def given_away(least_samples: Mapping[str, int]) -> str:
+    """Return the section; the argument has the default of the setting `least_samples` of each method that has it."""
     rows = "".join(f"| `{name}` | {what} | {fits} |\n" for name, (what, fits) in GIVEN_AWAY.items())
-    means = fill(", ".join(f"`{name}`" for name in with_least_samples), WIDTH)
-    return TOP.format(means=means) + rows
+    careful = [name for name, least in least_samples.items() if least > 1]
+    papers = [name for name in least_samples if name not in careful]
+    return TOP.format(means=listed(careful), papers=listed(papers)) + rows
+
+
+def listed(methods: Iterable[str]) -> str:
+    return fill(", ".join(f"`{name}`" for name in methods), WIDTH)

@@ -134,7 +134,8 @@ MIDDLE: Final = """
 def generate() -> str:
     found = [overview(name) for name in names()]
     first, second = "".join(map(what_it_is, found)), "".join(map(what_crosses, found))
-    careful = [name for name in names() if hasattr(load(name).Hyper(), "least_samples")]
+    settings = {name: load(name).Hyper() for name in names()}
+    careful = {name: one.least_samples for name, one in settings.items() if hasattr(one, "least_samples")}
     once = [one.title for one in found if one.method.Server.keeps_answers]
     bottom = BOTTOM.format(
         sha256=sha256_of(PublicSet().draw(HASHED)), once=", ".join(once[:-1]) + " and " + once[-1]

@@ -137,6 +137,41 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             ),
         ),
     ),
+    "sums": (
+        "| what | bound | set in | beyond |",
+        (
+            (
+                "devices of a roster",
+                "",
+                "`protofleet.protocol.secagg.field.MOST_DEVICES`",
+                "refused by the settings and by each device",
+            ),
+            (
+                "numbers of a vector",
+                "",
+                "`protofleet.protocol.secagg.terms.MOST_LENGTH`",
+                "refused by the settings and by each device",
+            ),
+            (
+                "attempts of one round, as a device counts them",
+                "",
+                "`protofleet.edge_client.secagg.past_attempts.MOST_ATTEMPTS`",
+                "the device refuses the attempt, so a coordinator cannot make it compute without end",
+            ),
+            (
+                "choices of shares that the coordinator tries for one secret",
+                "",
+                "`protofleet.coordinator.secagg.sum.MOST_CHOICES`",
+                "the attempt ends; 3 wrong shares of 20 are found within this bound",
+            ),
+            (
+                "an answer of a wrong form, signature, share or length",
+                "exact bytes for each step",
+                "`protofleet.coordinator.secagg.steps`",
+                "the device counts as missing; the sum of the others goes on",
+            ),
+        ),
+    ),
     "bans": (
         "| what | seconds | set in |",
         (

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.coordinator.config import split_method
+from protofleet.coordinator.robust.fit import accepted_rules
 from protofleet.deploy.fleet.control_plane import open_root
 from protofleet.deploy.fleet.device.roles import DEVICE
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
@@ -21,6 +23,7 @@ from protofleet.edge_client.data.catalog import find
 from protofleet.federation.enrol.authority import make_authority
 from protofleet.federation.enrol.local_federation import YEARS
 from protofleet.federation.enrol.register import REGISTER
+from protofleet.methods.contract.catalog import load
 from protofleet.protocol.security.keyfiles import write_file
 from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
@@ -37,9 +40,16 @@ LEAST_PARTS, MOST_PARTS = 4, 40  # The smallest domain has 1,438 digits, so each
 # The run takes at most about eleven days. It has more rounds than it usually needs, because `restore --from-round`
 # may skip some rounds.
 RUN: Final[Mapping[str, Any]] = {
-    "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
-    "network": {"name": "cnn23"},
+    "name": "first", "rounds": 1000, "classes": 10, "size": 32,
 }  # fmt: skip
+NETWORK: Final = {"name": "cnn23"}
+METHOD: Final = "fedavg"
+RATES: Final[Mapping[str, float]] = {
+    METHOD: 0.05
+}  # Learning rates that differ from the method's own default.
+# Least number of samples of a class about which a device sends anything, for methods that send statistics of classes.
+# The papers' own number is 1, with which an uploaded mean can be the feature of a single sample.
+LEAST_SAMPLES: Final = 5
 # The first run of a coordinator with a queue.
 RUN_FILE: Final = f"{RUN['name']}.toml"
 # A board that serves its model takes part in one run at a time, so the coordinator conducts one run at a time.
@@ -47,6 +57,8 @@ SLOTS: Final = 1
 # Seconds between two rounds. With this pause, a board writes less than 100 MB a day to its disk, which may be an SD
 # card. daily_bytes.py estimates these bytes.
 PAUSE_SECONDS: Final = 960.0
+# Rules against a device that lies, where the method of the run accepts them (docs/robust.md).
+ROBUST: Final[Mapping[str, str]] = {"weights": "cap", "prototypes": "clip_median"}
 # A run ends after this number of evaluations without an improvement; this takes about five hours.
 STOP_PATIENCE: Final = 20
 # These limits allow every device to use every domain, because any device may have digits of any domain.
@@ -98,8 +110,9 @@ class Addresses:
 
 
 def write_fleet(
-    folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any], queue: bool = False
-) -> Path:
+    folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any], queue: bool = False,
+    method: str = METHOD,
+) -> Path:  # fmt: skip
     """Write a new fleet's file, and make a root if there is none; raise SettingsError if the file exists.
 
     `common` holds the settings that all hosts share, such as the key for ssh. With `queue`, the coordinator conducts
@@ -109,7 +122,9 @@ def write_fleet(
     path, submitted = folder / FLEET_FILE, folder / RUN_FILE
     if path.exists():
         raise SettingsError(f"{path} exists already; change this file, or name another folder")
-    run = {**RUN, "policy": policy_for(len(addresses.devices))}
+    chosen = method_table(method)
+    policy = policy_for(len(addresses.devices), chosen)
+    run = {**RUN, "method": chosen, "network": NETWORK, "policy": policy}
     table = _fleet_table(addresses, common, {"slots": SLOTS} if queue else run)
     for name, host in table["hosts"].items():
         decode(Host, host, f"hosts.{name}")  # This finds a mistake before anything is written.
@@ -136,6 +151,16 @@ def write_fleet(
             submitted.unlink()
         raise
     return path
+
+
+def method_table(name: str) -> dict[str, Any]:
+    """Return the table `method` of a first run, in which methods that send statistics of classes get a limit."""
+    try:
+        settings = {one.name for one in fields(load(name).Hyper)}
+    except LookupError as error:
+        raise SettingsError(f"--method: {str(error).strip(chr(34))}") from None
+    rate = {"lr": RATES[name]} if name in RATES else {}
+    return {"name": name, **rate, **({"least_samples": LEAST_SAMPLES} if "least_samples" in settings else {})}
 
 
 def _fleet_table(
@@ -197,15 +222,25 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
     return path
 
 
-def policy_for(devices: int) -> dict[str, Any]:
+def policy_for(devices: int, method: Mapping[str, Any]) -> dict[str, Any]:
     """Return the policy of a run that waits for all devices, but needs only half of them.
 
-    If at least half of the devices are present after the wait, the run begins and continues without the others.
+    If at least half of the devices are present after the wait, the run begins and continues without the others. The
+    policy has the rules against lying devices that the method with these settings accepts.
     """
+    robust = robust_for(method)
     return {
         "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
-        "pause_seconds": PAUSE_SECONDS, "stop": {"patience": STOP_PATIENCE},
+        "pause_seconds": PAUSE_SECONDS, **({"robust": robust} if robust else {}),
+        "stop": {"patience": STOP_PATIENCE},
     }  # fmt: skip
+
+
+def robust_for(method: Mapping[str, Any]) -> dict[str, str]:
+    name, hyper = split_method(dict(method))
+    known = load(name)
+    accepted = accepted_rules(known.under(decode(known.Hyper, hyper, "method")))
+    return {setting: rule for setting, rule in ROBUST.items() if setting in accepted}
 
 
 def parts_for(devices: int) -> int:

@@ -1,4 +1,4 @@
-"""Name the classes and the devices that are not in the head of a method that asks each device once."""
+"""Name the classes that not all devices have sent, and the devices that have sent nothing."""
 
 from __future__ import annotations
 
@@ -12,24 +12,40 @@ from protofleet.protocol.wire.name_list import first_names
 # Prefix of the figures `devices.<class>`, which are the numbers of devices that have sent the class.
 PREFIX: Final = "devices."
 ANSWERED: Final = "answers.kept"  # The figure with the number of devices whose answers are in the head.
+NEVER: Final = ": never predicted"
+SETTING: Final = " (method.least_samples)"
 MOST_NAMED: Final = 12  # Largest number of classes or devices that a line names.
 
 
 def left_out_classes(run: FinishedRun) -> list[str]:
-    """Return lines about the classes that not all devices have sent; [] if all have sent all classes."""
-    figures: Mapping[str, float] = next(
-        (line["figures"] for line in reversed(run.rounds) if ANSWERED in line["figures"]), {}
-    )
-    names, total = run.summary.get("class_names") or [], int(figures.get(ANSWERED, 0))
+    """Return lines about the classes that not all devices have sent; [] if all have sent all classes.
+
+    A method that asks each device once keeps the answers. The figures of another method are those of the last round.
+    """
+    for line in reversed(run.rounds):
+        figures = line["figures"]
+        if ANSWERED in figures:
+            return words_about(run, figures, int(figures[ANSWERED]), "no device has", "all devices", NEVER)
+        if line["kind"] == "training" and sent_by_devices(figures):
+            devices, nobody = "all devices of the last round", "no device of the last round has"
+            return words_about(run, figures, len(line["participants"]), nobody, devices, SETTING)
+    return []
+
+
+def words_about(
+    run: FinishedRun, figures: Mapping[str, float], total: int, nobody: str, devices: str, end: str
+) -> list[str]:
+    """Return a line about the classes that no device has sent, and one about those that some have not sent."""
+    names = run.summary.get("class_names") or []
     sent = {class_words(label, names): count for label, count in sent_by_devices(figures).items()}
     nobodys = [name for name, count in sent.items() if not count]
     fewer = [f"{name} by {count} of {total}" for name, count in sent.items() if 0 < count < total]
     lines = []
     if nobodys:
-        lines.append(f"no device has enough samples of {first_names(nobodys, MOST_NAMED)}: never predicted")
+        lines.append(f"{nobody} enough samples of {first_names(nobodys, MOST_NAMED)}{end}")
     if fewer:
         why = "the other devices have too few samples of the class, or none"
-        lines.append(f"classes that not all devices have sent: {first_names(fewer, MOST_NAMED)}; {why}")
+        lines.append(f"classes that not {devices} have sent: {first_names(fewer, MOST_NAMED)}; {why}")
     return lines
 
 

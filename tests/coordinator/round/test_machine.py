@@ -20,6 +20,7 @@ from protofleet.coordinator.round.events import (
     Blamed,
     Budgeted,
     Close,
+    Deselected,
     Dismiss,
     Diverge,
     Drop,
@@ -57,6 +58,7 @@ EVENTS = {
     Joined: Joined("z"),
     Left: Left("a"),
     Unenrolled: Unenrolled("a"),
+    Deselected: Deselected("a"),
     Answered: Answered("a", 1, "train", b"base"),
     Advanced: Advanced("train", b"base"),
     Blamed: Blamed(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}), "train", ("d",), "too large"),
@@ -93,6 +95,7 @@ class AnyWeather(RuleBasedStateMachine):
         super().__init__()
         self.now, self.said = 0.0, []
         self.unenrolled = set()
+        self.deselected = set()
         self.reborn = 0  # number of commands of earlier processes
         # Whether a device was silent after the last step, and the rounds in which one was silent.
         self.had_silent, self.rounds_with_silent = False, set()
@@ -128,12 +131,18 @@ class AnyWeather(RuleBasedStateMachine):
     @rule(device=st.sampled_from(DEVICES))
     def join(self, device):
         self.unenrolled.discard(device)
+        self.deselected.discard(device)
         self.happen(Joined(device))
 
     @rule(device=st.sampled_from(DEVICES))
     def lose_its_record(self, device):
         self.unenrolled.add(device)
         self.happen(Unenrolled(device))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def lose_its_place_in_the_selection(self, device):
+        self.deselected.add(device)
+        self.happen(Deselected(device))
 
     @rule(device=st.sampled_from(DEVICES))
     def leave(self, device):
@@ -198,6 +207,7 @@ class AnyWeather(RuleBasedStateMachine):
             )
             self.perform(self.machine.resume(past))
         self.unenrolled = set()
+        self.deselected = set()
         for device in present:
             self.happen(Joined(device))
 
@@ -289,7 +299,7 @@ class AnyWeather(RuleBasedStateMachine):
         m = self.machine
         if m.stage is Stage.COLLECTING:
             assert m.wake_at is not None and m.wake_at <= self.now + self.policy.patience_seconds
-        if m.stage is Stage.GATHERING and len(m.roster) >= self.policy.quorum:
+        if m.stage is Stage.GATHERING and len(m.roster - self.deselected) >= self.policy.quorum:
             assert m.wake_at is not None
         if m.stage in (Stage.COMPUTING, Stage.BLAMING, Stage.FINISHED):
             assert m.wake_at is None
@@ -450,6 +460,21 @@ def test_without_it_a_quorum_that_cannot_come_any_more_is_not_waited_for():
         "it was enrolled again"
     )
     assert [c.device for c in m.handle(Advanced("train", b"base"), 4.0)] == ["b"]
+
+
+def test_a_repetition_of_a_round_asks_no_device_that_the_run_does_not_select_any_more():
+    m = machine(quorum=2, gather=3, cohort=3, patience_seconds=100.0)
+    started(m, "abc")
+    assert m.handle(Deselected("c"), 1.0) == [] and m.cohort == ("a", "b", "c")
+    answer(m, "a")
+    m.handle(Unenrolled("b"), 1.5)
+    m.handle(Joined("b"), 1.6)
+    repeated = m.handle(Woke(), 101.5)
+    assert repeated[1:] == [Save(1, 1, ("a", "b")), Advance(1, None, ())]
+    m.handle(Joined("c"), 102.0)
+    m.handle(Advanced("train", b"base"), 102.0)
+    again = m.handle(Unenrolled("b"), 103.0)
+    assert again[1] == Save(1, 2, ("a", "c")), "the run selects it again"
 
 
 def test_who_lost_its_enrolment_while_the_server_half_is_at_work_is_asked_nothing_in_a_replay_either():

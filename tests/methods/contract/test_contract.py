@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from protofleet import methods
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.lab.contract import methods as checks
 from protofleet.lab.contract.halves import (
     late_replies_count_less,
@@ -16,9 +18,10 @@ from protofleet.lab.contract.halves import (
     state_goes_round,
 )
 from protofleet.lab.contract.methods import LOSSY
+from protofleet.lab.contract.small_classes import small_classes_are_not_sent
 from protofleet.lab.contract.worlds import Subject
 from protofleet.methods.contract.catalog import load, names
-from tests.support.few_methods import SHAPES, few_steps, of_each_shape
+from tests.support.few_methods import FEW_STEPS, SHAPES, few_steps, of_each_shape
 from tests.support.small_federation import assert_same, once_each, simulation
 
 # The folder of methods of a shape that no other method has yet.
@@ -37,6 +40,8 @@ with more_methods():
     METHODS = names()
     # The methods whose server half keeps the answers of devices.
     KEEPERS = [name for name in METHODS if load(name).Server.keeps_answers]
+    # The methods that send nothing about a class with fewer samples than a setting demands.
+    CAREFUL = [name for name in METHODS if hasattr(load(name).Hyper(), "least_samples")]
 every_run = pytest.mark.parametrize("unbroken", of_each_shape(METHODS), indirect=True)
 
 
@@ -165,6 +170,20 @@ def test_nothing_of_a_reply_is_read_after_its_round(method):
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_a_state_that_was_saved_goes_on_with_the_same_bits(method):
     state_goes_round(few_steps(method))
+
+
+@pytest.mark.parametrize("method", of_each_shape(CAREFUL))
+def test_a_class_with_few_samples_is_not_sent(method):
+    small_classes_are_not_sent(few_steps(method))
+
+
+@pytest.mark.parametrize("method", of_each_shape(name for name in CAREFUL if name not in KEEPERS))
+def test_a_run_goes_on_though_no_device_has_a_class_with_enough_samples(method, tmp_path):
+    subject = Subject(method, hyper={**FEW_STEPS, "least_samples": 1000})
+    run, file = subject.simulation(tmp_path), RoundsFile(tmp_path / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
+    run.run()
+    assert [len(line["participants"]) for line in file.records[:-1]] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if load(name).buffered])

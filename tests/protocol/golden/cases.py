@@ -331,6 +331,10 @@ CASES |= {
     "task, with the update that was used last": says(
         "coordinator", 28, Task(2, "train", BROADCAST, 60.0, took=(1, "train"))
     ),
+    "task, with bytes for one device only": says(
+        "coordinator", 37, Task(2, "train.masked", BROADCAST, 30.0, personal=bytes(range(64, 148)))
+    ),
+    "hello, of one that takes part in masked sums": says("board-7", 28, replace(HELLO, can=(*CAN, "secagg"))),
     "welcome, with a codec that loses nothing": says(
         "coordinator", 33, Welcome(PLAN, About(CAN, codec=b'"exact"'))
     ),

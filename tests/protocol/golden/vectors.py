@@ -307,7 +307,7 @@ ADDED: dict[type, dict[str, Any]] = {
     },
     Welcome: {"about": About(), "instead": "", "keep": ""},
     About: {"counts": False, "codec": b""},
-    Task: {"wants": (), "follows": False, "credit": 0, "took": None, "delta": None},
+    Task: {"wants": (), "follows": False, "credit": 0, "took": None, "delta": None, "personal": b""},
     Update: {"follows": False},
     State: {"who": "", "now": None, "runs": None},
     BlockRequest: {"more": ()},

@@ -73,6 +73,7 @@ TOWARDS = {  # Key -> (the form of the receivers that get it, a message with it)
     "task.credit": ("credit", (replace(TASK, credit=1),)),
     "task.took": ("codec", (replace(TASK, took=(1, "train")),)),
     "task.delta": ("codec", (replace(TASK, delta=Delta(HASH, ONE)),)),
+    "task.personal": ("secagg", (replace(TASK, personal=bytes(84)),)),
     "want.more": ("many", (replace(WANT, more=((HASH, ((1, 2),)),)),)),
     "update.numbers": ("wants", (UPDATE, b"x", ("accuracy.test.global",))),
     "update.manifest": ("manifest", (UPDATE, BOX)),

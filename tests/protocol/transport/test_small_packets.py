@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_model_of_a_megabyte_goes_through_the_smallest_packets(tmp_path):
-    with Federation(tmp_path, "a", "b", broker=LEAST, network=MEGABYTE, rounds=2, forked=False) as federation:
+    with Federation(tmp_path, "a", "b", broker=LEAST, network=MEGABYTE, rounds=2) as federation:
         coordinator = federation.coordinator()
         devices = [federation.device(name) for name in ("a", "b")]
         assert federation.wait_for_end(coordinator) == 0, federation.last_words()
@@ -25,7 +25,7 @@ def test_a_model_of_a_megabyte_goes_through_the_smallest_packets(tmp_path):
 
 def test_a_device_that_takes_no_manifest_as_an_object_is_refused_at_the_start_with_the_way_out(tmp_path):
     with Federation(
-        tmp_path, "a", "old", broker=LEAST, network=MEGABYTE, rounds=1, policy=ALONE, forked=False
+        tmp_path, "a", "old", broker=LEAST, network=MEGABYTE, rounds=1, policy=ALONE
     ) as federation:
         coordinator = federation.coordinator()
         federation.raw("old")
@@ -39,7 +39,7 @@ def test_a_device_that_takes_no_manifest_as_an_object_is_refused_at_the_start_wi
 
 def test_a_model_that_no_manifest_can_list_is_refused_before_anybody_is_asked(tmp_path):
     huge = Network("mlp", feature_size=6000)
-    with Federation(tmp_path, "a", broker=LEAST, network=huge, rounds=1, forked=False) as federation:
+    with Federation(tmp_path, "a", broker=LEAST, network=huge, rounds=1) as federation:
         coordinator = federation.coordinator()
         assert federation.wait_for_end(coordinator) != 0
         log = federation.log_of(coordinator)

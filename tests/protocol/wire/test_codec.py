@@ -12,6 +12,7 @@ from protofleet.protocol.wire.codec import TaskId, decode, encode, task_id_of
 from protofleet.protocol.wire.messages import (
     MOST_ARGS,
     MOST_NEWS,
+    MOST_PERSONAL,
     BlockRequest,
     Bye,
     CommandOutcome,
@@ -96,6 +97,7 @@ LATER = {
         "credit": {int},
         "took": {list},
         "delta": {dict},
+        "personal": {bytes},
     },
     "update": {"numbers": {dict}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "want": {"more": {list}},
@@ -348,3 +350,10 @@ def test_no_damaged_message_does_more_than_be_refused(case):
 def test_no_values_in_the_right_places_do_more_than_be_refused(message, data):
     keys = data.draw(st.lists(st.sampled_from(sorted(FIELDS[kind(message)]) or ["x"]), max_size=2))
     reason_for(message, **{key: data.draw(VALUES) for key in keys})
+
+
+def test_a_task_with_more_bytes_for_one_device_than_the_limit_is_refused():
+    most = Task(2, "train.masked", None, 30.0, personal=bytes(MOST_PERSONAL))
+    assert there_and_back(most)[0] == most
+    with pytest.raises(Rejected, match="the limit is 65536"):
+        there_and_back(replace(most, personal=bytes(MOST_PERSONAL + 1)))

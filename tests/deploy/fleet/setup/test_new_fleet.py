@@ -15,6 +15,7 @@ from protofleet.deploy.fleet.settings import (
     queue_settings,
     read_fleet,
 )
+from protofleet.deploy.fleet.setup.new_fleet import robust_for
 from protofleet.deploy.fleet.software import Releases
 from protofleet.edge_client.group.device import runs_of
 from protofleet.federation.enrol.authority import Authority
@@ -82,6 +83,36 @@ def test_the_coordinator_of_a_new_fleet_with_a_queue_takes_its_signed_settings_a
     queue_commands(service, execute, lambda call: call())("ann", request | {"experiment": text})
     ((submission, refusal),) = said
     assert refusal == "" and (submission.rounds, submission.quorum) == (1000, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "table"),
+    [
+        ("fedproto", {"name": "fedproto", "least_samples": 5}),
+        ("fedpall", {"name": "fedpall", "least_samples": 5}),
+        ("fedavg", {"name": "fedavg", "lr": 0.05}),
+        ("fedlsa", {"name": "fedlsa"}),
+    ],
+)
+def test_a_first_run_whose_method_sends_statistics_of_classes_gets_a_limit_that_its_plan_states(
+    tmp_path, monkeypatch, method, table
+):
+    monkeypatch.chdir(tmp_path)
+    assert init("fleet", "--method", method) == 0
+    settings = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), FEDERATION)
+    assert settings.method == table
+    assert (b'"least_samples": 5' in settings.plan().encode()) == ("least_samples" in table)
+
+
+def test_a_first_run_of_an_unknown_method_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert init("fleet", "--method", "fedx") == 2
+    said = capsys.readouterr().err
+    assert "--method: no method 'fedx'; did you mean fedprox?" in said and len(said.splitlines()) == 1
+    assert not (tmp_path / "fleet").exists()
+    assert init("fleet") == 0 and capsys.readouterr()
+    assert main(["init", "fleet", "--method", "fedproto", "--device", "board-9=10.0.1.9"]) == 2
+    assert "--method is for a new fleet" in capsys.readouterr().err
 
 
 def test_a_queue_conducts_as_many_runs_at_once_as_each_board_takes_part_in(folder):
@@ -162,3 +193,11 @@ def test_plan_and_doctor_print_no_bytes_of_a_board_for_a_new_fleet_with_a_queue(
     assert line == words
     main(["deploy", step, "--fleet", "fleet/fleet.toml", "--json"])
     assert json.loads(capsys.readouterr().out)["bytes"] == words
+
+
+def test_a_new_fleet_has_the_rules_against_lying_devices_that_its_method_accepts(folder):
+    assert read_toml(folder / "first.toml")["policy"]["robust"] == {"weights": "cap"}
+    assert robust_for({"name": "fedproto"}) == {"prototypes": "clip_median"}
+    both = {"name": "fedproto", "average_models": True}
+    assert robust_for(both) == {"weights": "cap", "prototypes": "clip_median"}
+    assert robust_for({"name": "fedplcc"}) == {}

@@ -38,8 +38,18 @@ def test_classes_that_devices_left_out_are_named_at_the_end_and_in_the_report(
     assert f"<p>N{nobody.replace('<', '&lt;')}.</p><p>C{some}" in page
 
 
+def test_classes_that_devices_of_the_last_round_left_out_are_named_if_no_answers_are_kept(tmp_path):
+    figures = {"devices.0": 2.0, "devices.1": 0.0, "devices.2": 1.0}
+    folder = run_of(tmp_path, figures, ("cat", "dog<", "owl"), ({"participants": ["a", "b"]},))
+    nobody = "o device of the last round has enough samples of dog< (method.least_samples)"
+    some = "lasses that not all devices of the last round have sent: owl by 1 of 2; the other devices have too few"
+    assert f"\nn{nobody}\nc{some}" in final_table(folder)
+    page = write_report(folder).read_text()
+    assert f"<p>N{nobody.replace('<', '&lt;')}.</p><p>C{some}" in page
+
+
 @pytest.mark.parametrize("figures", [{}, {"devices.0": 1.0}, {"answers.kept": 1.0, "devices.0": 1.0}])
-def test_nothing_is_said_if_all_devices_have_sent_all_classes_or_no_answers_are_kept(tmp_path, figures):
+def test_nothing_is_said_if_all_devices_have_sent_all_classes(tmp_path, figures):
     found = final_table(run_of(tmp_path, figures))
     assert "never predicted" not in found and "not all devices" not in found
 

@@ -1,0 +1,220 @@
+"""Masked sums in whole federations: real devices and a coordinator, in virtual time."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.round.events import Stage
+from protofleet.protocol.settings.secagg import SecaggSettings
+from protofleet.protocol.wire.messages import BlockRequest
+from tests.support.small_federation import assert_same, in_blocks
+from tests.support.summed_simulation import POLICY, SETTINGS, STEPS, STEPS_OF_ROWS, SumRecorder, summed
+
+ONE_ROUND = replace(POLICY, rounds=1)
+
+
+def at(run, step, number=1):
+    """Run until the devices have been asked this step."""
+    machine = run.service.run.machine
+
+    def asked():
+        return (machine.round, machine.asked, machine.stage) == (number, step, Stage.COLLECTING)
+
+    run.run(until=asked)
+    assert asked()
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    return SumRecorder(monkeypatch)
+
+
+def test_a_run_of_masked_sums_learns_what_a_plain_run_learns(tmp_path, recorder):
+    run = summed(tmp_path / "summed").run()
+    plain = summed(tmp_path / "plain", settings=None).run()
+    assert run.service.finished and plain.service.finished and not run.service.run.diverged
+    recorder.check()
+    assert [one.survivors for one in recorder.sums] == [tuple(run.shards)] * POLICY.rounds
+    one, two = (each.service.run.server_runner.server.state() for each in (run, plain))
+    for name, value in two.items():
+        if value.is_floating_point():
+            assert (one[name] - value).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_device_that_leaves_in_a_step_costs_nothing_but_its_update(tmp_path, recorder, step):
+    run = summed(tmp_path, policy=replace(ONE_ROUND, gather=5), devices=5)
+    at(run, step)
+    run.kill("device-2")
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    survivors = recorder.sums[0].survivors
+    others = tuple(name for name in run.shards if name != "device-2")
+    assert survivors == (others if STEPS.index(step) <= STEPS.index("train.masked") else tuple(run.shards))
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedsa", "fednh"])
+def test_rows_of_classes_are_those_of_a_plain_run(tmp_path, recorder, method):
+    run = summed(tmp_path / "summed", method).run()
+    plain = summed(tmp_path / "plain", method, settings=None).run()
+    recorder.check()
+    assert [one.terms.stage for one in recorder.sums] == ["presence", "values"] * POLICY.rounds
+    one, two = (each.service.run.server_runner.server.state() for each in (run, plain))
+    assert one.keys() == two.keys()
+    for name, value in two.items():
+        if value.is_floating_point():
+            assert (one[name] - value).abs().max() < 1e-3
+
+
+def test_a_class_with_fewer_holders_than_the_setting_is_in_no_sum(tmp_path, recorder):
+    held = [(0, 1), (0, 1), (0, 2), (0, 1, 2)]  # Class 2 has two holders, and class 1 has three.
+    run = summed(tmp_path, "fedproto", policy=ONE_ROUND, held=held).run()
+    recorder.check()
+    server = run.service.run.server_runner.server
+    assert server.known.tolist() == [True, True, False]
+    (values,) = [one for one in recorder.sums if one.terms.stage == "values"]
+    assert not values.words.reshape(3, -1)[2].any() and values.words.reshape(3, -1)[1].any()
+    for words in recorder.words[values.terms.hash].values():
+        assert not words.reshape(3, -1)[2].any(), "no device sends a row of the class"
+
+
+def test_no_sum_follows_if_a_class_may_have_lost_its_holders_since_they_were_counted(tmp_path, caplog):
+    held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
+    policy = replace(ONE_ROUND, gather=6, attempts=2)
+    run = summed(
+        tmp_path, "fedproto", policy=policy, held=held, settings=replace(SETTINGS, patience_seconds=5.0)
+    )
+    at(run, "train.masked")
+    run.kill("device-0")
+    run.run(limit=600)
+    assert "class 1 may have fewer than 3 holders in the sum" in caplog.text
+    assert not run.service.run.server_runner.server.known.any()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_sum_of_rows_that_differs_by_one_device_from_the_last_sum_is_refused(tmp_path, recorder, strict):
+    settings = replace(SETTINGS, strict_cohort=strict, patience_seconds=5.0)
+    policy = replace(POLICY, gather=5, attempts=2)
+    run = summed(tmp_path, "fedproto", devices=5, policy=policy, settings=settings)
+    at(run, "train", 2)
+    run.kill("device-2")
+    run.run(limit=2000)
+    rounds = {one.terms.round for one in recorder.sums if one.terms.stage == "values"}
+    assert rounds == ({1} if strict else {1, 2})
+    assert ("differ only by device-2" in run.service.run.diverged) == strict
+
+
+@pytest.mark.parametrize("bits", [16, 24, 32])
+def test_the_bits_of_a_number_are_those_of_the_settings(tmp_path, recorder, bits):
+    run = summed(tmp_path, policy=ONE_ROUND, settings=replace(SETTINGS, bits=bits, limit=8.0)).run()
+    assert run.service.finished
+    recorder.check()
+    assert recorder.sums[0].terms.field.bits == bits
+
+
+@pytest.mark.parametrize("killed", ["coordinator", "device-1"])
+@pytest.mark.parametrize(
+    "method, step", [("fedavg", step) for step in STEPS] + [("fedproto", step) for step in STEPS_OF_ROWS]
+)
+def test_a_restart_in_a_step_changes_no_bit(tmp_path, method, step, killed):
+    whole = summed(tmp_path / "whole", method).run()
+    run = summed(tmp_path / "killed", method)
+    at(run, step, 2)
+    run.kill(killed)
+    if killed == "coordinator":
+        run.boot_coordinator()
+    else:
+        run.boot_device(killed)
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    assert_same(run, whole)
+
+
+def test_too_few_devices_for_a_sum_begin_the_round_again(tmp_path, recorder):
+    run = summed(tmp_path, policy=ONE_ROUND, devices=4)
+    at(run, "train.masked")
+    run.kill("device-0")
+    run.kill("device-1")
+    run.run(until=lambda: run.service.run.machine.attempt == 1)
+    run.boot_device("device-0")
+    run.boot_device("device-1")
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    assert len(recorder.sums) == 1 and len(recorder.words) == 2
+
+
+def test_a_device_trains_once_for_all_attempts_of_a_round(tmp_path, monkeypatch):
+    trained = []
+    run = summed(tmp_path, policy=ONE_ROUND, devices=4)
+    for agent in run.agents.values():
+        job = agent.tasks.runner.start_job
+
+        def start(plan, real=job, name=agent.link.me.name):
+            made = real(plan)
+            work = made.run
+
+            def counted(phase, number, arrays):
+                trained.append((name, phase))
+                return work(phase, number, arrays)
+
+            made.run = counted
+            return made
+
+        agent.tasks.runner.start_job = start
+    at(run, "train.masked")
+    run.kill("device-0")
+    run.kill("device-1")
+    run.run(until=lambda: run.service.run.machine.attempt == 1)
+    run.boot_device("device-0")
+    run.boot_device("device-1")
+    run.run()
+    assert run.service.finished
+    assert trained.count(("device-2", "train")) == 1
+
+
+def test_the_coordinator_cannot_fetch_what_a_device_keeps_for_itself(tmp_path, monkeypatch):
+    run = summed(tmp_path, policy=ONE_ROUND)
+    in_blocks(run, monkeypatch)
+    agent, machine = run.agents["device-1"], run.service.run.machine
+    run.run(until=lambda: machine.asked == "train.masked" and agent.link.served)
+    own = {bytes.fromhex(name) for name in agent.state.saved.masked.objects()}
+    assert len(own) == 3 and all(agent.state.store.has(name) for name in own)
+
+    def blocks():
+        return sum(
+            n for (way, kind, _), n in agent.link.meter.messages.items() if (way, kind) == ("up", "block")
+        )
+
+    run.run(until=lambda: machine.asked == "train.agree")
+    before = blocks()
+    for name in own:
+        run.service.run.link.send("device-1", BlockRequest(name, ((0, 1),), again=True))
+    run.run(until=lambda: False, limit=0.2)
+    assert blocks() == before
+
+
+def test_nothing_secret_is_left_after_the_sum(tmp_path):
+    run = summed(tmp_path, policy=ONE_ROUND)
+    at(run, "train.unmask")
+    agent = run.agents["device-1"]
+    before = agent.state.saved.masked
+    run.run()
+    after = agent.state.saved.masked
+    assert not after.payload and not after.words
+    assert not any(agent.state.store.has(bytes.fromhex(name)) for name in before.objects())
+
+
+def test_a_number_outside_of_the_limit_is_said_and_no_update_leaves(tmp_path, caplog):
+    run = summed(tmp_path, policy=ONE_ROUND, settings=SecaggSettings(limit=1e-3, metrics="each"))
+    run.run(until=lambda: "set a larger limit" in caplog.text, limit=300)
+    assert "out_of_range" in caplog.text
+
+
+def test_metrics_of_single_devices_are_off_unless_the_plan_says_each(tmp_path):
+    run = summed(tmp_path, policy=ONE_ROUND, settings=SecaggSettings(limit=64.0)).run()
+    assert run.service.finished
+    for agent in run.agents.values():
+        for answer in agent.state.saved.answers:
+            assert {name.partition(".")[0] for name in answer.metrics} <= {"seconds", "joules", "celsius"}
