@@ -13,6 +13,7 @@ from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.secagg.question import SumAsk
+from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import UpdateReader
@@ -32,7 +33,7 @@ class AnswerReceiver:
         self, spool: Spool, link: CoordinatorRunLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
         perform: Callable[[Drop], None], reader: UpdateReader, uncoded: UncodedBytes,
-        enrolments: AnswerEnrolments,
+        enrolments: AnswerEnrolments, releases: ReleaseLedger | None = None,
     ) -> None:  # fmt: skip
         """Set up the receiver; `happen` receives an event for every update that can be judged.
 
@@ -43,6 +44,7 @@ class AnswerReceiver:
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
         self._reader, self._uncoded, self._enrolments = reader, uncoded, enrolments
+        self._releases = releases
         # Updates that are on the disk and not accepted yet, by device.
         self._fetched: dict[str, Accepted] = {}
 
@@ -118,6 +120,8 @@ class AnswerReceiver:
         last_heard, holder = party.last_heard(device), party.holder_of(device)
         answer = replace(self._fetched[device], staleness=staleness)
         self._spool.accept(round, phase, answer, last_heard, holder)
+        if self._releases and phase != EVALUATE and (ask := self._question.ask_of(phase)):
+            self._releases.accepted(device, round, phase, answer.object, ask.wants)
         self._let_go(device)
         self._question.device_answered(device, answer.base, answer.object)
         party.rate_limiter.frame_was_useful(device)

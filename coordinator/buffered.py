@@ -19,6 +19,11 @@ def demand_buffered_fit(policy: Policy, plan: Plan) -> None:
             "and a server step that is a mean in which a late update can count less. Set mode = "
             f'"synchronous", or take one of {known}'
         )
+    if plan.dp is not None:
+        raise SettingsError(
+            'policy.mode is "buffered", but dp is set: a device would not know for which round its release counts. '
+            'Set mode = "synchronous", or leave dp out'
+        )
     if plan.codec is not None:
         raise SettingsError(
             'policy.mode is "buffered", but the codec rounds: a device adds what rounding has lost to its next '

@@ -36,6 +36,7 @@ from protofleet.protocol.settings.bounds import (
 )
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import (
     TASK,
     USUAL_CHANNELS,
@@ -104,6 +105,8 @@ class CoordinatorSettings:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
     secagg: SecaggSettings | None = None
     """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
     """
@@ -209,6 +212,7 @@ class CoordinatorSettings:
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
             keep=self.keep.answers,
+            dp=self.dp,
             secagg=self.secagg,
         ).with_codec(self.codec)  # fmt: skip
         plan.demand_fit()

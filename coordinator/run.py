@@ -21,6 +21,7 @@ from protofleet.coordinator.enrolments import AnswerEnrolments
 from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.judged import ValidationOfAll
 from protofleet.coordinator.models.best import delete_best
+from protofleet.coordinator.noise_words import noise_words
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.view import RunObserver, RunView
 from protofleet.coordinator.operator_commands import OperatorCommands
@@ -73,6 +74,7 @@ from protofleet.coordinator.secagg_fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.kept_rounds import KeptRounds
+from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import stages_of_updates
@@ -139,9 +141,11 @@ class Run:
             self.limits, machine, spool, self.participants.members, self.link.answers, self.queue,
             stages_of_updates(plan),
         )  # fmt: skip
+        self.releases = ReleaseLedger(spool.index, plan, link.run) if plan.dp is not None else None
         self.answer_receiver = AnswerReceiver(
             spool, self.link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
             self._tell_of_answer, self._drop, self.server_runner.reader, self.uncoded, self.enrolments,
+            self.releases,
         )  # fmt: skip
         self.budget: Budget | None = None
         if budget is not None:
@@ -173,11 +177,13 @@ class Run:
         self.view = RunView(
             plan, machine, spool, context, link, self.times, self.selection, self.participants, self.server_runner,
             self.queue, self.limits, self.isolation, lambda: self.diverged, self.uncoded,
-            self.budget.state if self.budget else None, self.generation,
+            self.budget.state if self.budget else None, self.generation, self.releases,
         )  # fmt: skip
         self.operator_commands = OperatorCommands(
             machine, spool, self.queue, self.view, self.happen, context.wall, plan.variant.fixed_rounds
         )
+        if plan.dp is not None:
+            log.info("%s", noise_words(plan, len(self.enrolled_devices())))
         self._resume()
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:

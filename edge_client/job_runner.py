@@ -12,8 +12,9 @@ from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.job_memory import JobMemory, RestorableJob
-from protofleet.edge_client.masked_sums import MaskedSums, harmless
+from protofleet.edge_client.masked_sums import MaskedSums, SummedTask, harmless
 from protofleet.edge_client.privacy import PrivacySettings
+from protofleet.edge_client.private_updates import PrivateUpdates, demand_budget, without_personal
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.state.masked import MaskedState
@@ -50,6 +51,7 @@ class JobRunner:
     )
     memory: JobMemory | None = None  # the place for the job, if jobs of several runs share it
     _plan: Plan | None = None  # plan of the job
+    _private: PrivateUpdates | None = None  # None if the updates of the run have no noise
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """Start the job of a plan from the last state on the disk."""
@@ -58,6 +60,7 @@ class JobRunner:
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
         job, self._plan = self._started(plan, state), plan
+        self._private = PrivateUpdates(plan) if plan.dp is not None else None
         if plan.coding and "weights" in plan.coding.down and not state.saved.broadcast:
             # The first broadcast may be coded against the first weights.
             state.store.put(to_numpy(first_weights(plan)))
@@ -81,6 +84,9 @@ class JobRunner:
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         # Training may go on after any evaluation, because an operator may change the number of rounds.
         before = copied(job.state()) if question.phase == EVALUATE else None
+        private = self._private if question.phase != EVALUATE else None
+        if private is not None:
+            demand_budget(private.dp, run, state.releases)
         payload, metrics, masked = self._work(job, question, state, run, arrays)
         if before is not None:
             job.restore(before)
@@ -89,6 +95,14 @@ class JobRunner:
             payload = NOTHING
         if self._hides_metrics:
             payload, metrics = NOTHING if question.phase == EVALUATE else payload, harmless(metrics)
+        release = None
+        if private is not None:
+            found = private.update(
+                run, question.round, question.phase, payload, arrays, len(self.data.train.y), state.releases
+            )
+            payload, release = found.arrays, found.release
+        if self._private is not None:
+            metrics = without_personal(metrics)
         coded = code_answer(self._plan, self.device, state, question, payload, arrays)
         name = state.store.put(coded.arrays, self.block_bytes()).object.hex()
         passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)
@@ -100,7 +114,7 @@ class JobRunner:
             len(self.data.train.y), metrics, *(question.took or ()),
         )  # fmt: skip
         is_reference = bool(self._plan and self._plan.coding and self._plan.coding.down and answer.base)
-        state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference, masked)
+        state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference, masked, release)
         return answer
 
     def _work(
@@ -111,7 +125,7 @@ class JobRunner:
         if plan is None or question.phase.partition(".")[0] not in plan.summed_phases:
             return *job.run(question.phase, question.round, arrays), None
         assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
-        found = self.sums.answer(job, question, plan, state, run, len(self.data.train.y), arrays)
+        found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))
         return found.arrays, found.metrics, found.masked
 
     @property
@@ -123,7 +137,7 @@ class JobRunner:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.of(run).saved.epoch
         took = (lost.took_round, lost.took_phase) if lost.took_round else None
         again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch, took), run)
-        if again.object != lost.object:
+        if again.object != lost.object and self._private is None:
             log.error(
                 "the update for round %d %s was computed again, and it differs from the lost update",
                 lost.round,

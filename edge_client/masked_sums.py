@@ -6,7 +6,7 @@ The update of the method stays in the device's own store, under a name that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,10 +19,12 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.work_queue import Question
-from protofleet.methods.contract.contribution import arrays_of_payload, layout_of
+from protofleet.methods.contract.averages import Averaged
+from protofleet.methods.contract.contribution import VectorLayout, apart_of, arrays_of_payload, layout_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.secagg.broadcast import (
     CONTROL,
+    PRESENCE_VECTOR,
     base_of,
     hash_of,
     is_of_attempt,
@@ -38,15 +40,20 @@ from protofleet.protocol.secagg.control_arrays import (
     array_name,
     as_array,
     bytes_in,
+    unpack_names,
 )
 from protofleet.protocol.secagg.directory import admitted, unpack_records
+from protofleet.protocol.secagg.evidence import read_evidence
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.field import Field, Words
-from protofleet.protocol.secagg.terms import Stage, Terms
+from protofleet.protocol.secagg.presence import presence_field, presence_words
+from protofleet.protocol.secagg.terms import STAGES, Stage, Terms
 from protofleet.protocol.security.trust import Trust
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import Array, Arrays
 
 VALUES: Final[Stage] = "values"
+PRESENCE: Final[Stage] = "presence"
 # Metrics that say nothing about the samples of a device.
 HARMLESS: Final = ("seconds", "joules", "celsius")
 OWN: Final = "own"  # name of the array of bytes in an object of the device's own store
@@ -61,6 +68,44 @@ class SummedAnswer:
     masked: MaskedState
 
 
+@dataclass(frozen=True)
+class SummedTask:
+    """A task of a summed phase, with what the device knows about its run."""
+
+    question: Question
+    plan: Plan
+    state: DeviceState
+    run: str
+    examples: int
+    arrays: Arrays
+
+    @property
+    def phase(self) -> str:
+        return self.question.phase.partition(".")[0]
+
+    @property
+    def step(self) -> str:
+        return self.question.phase.partition(".")[2]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages of the phase: the holders of each class first, if the phase has rows of classes."""
+        return STAGES if self.averaged.rows else (VALUES,)
+
+    @property
+    def averaged(self) -> Averaged:
+        return self.plan.summed_phases[self.phase]
+
+    @property
+    def settings(self) -> SecaggSettings:
+        assert self.plan.secagg is not None, "only a run with [secagg] has summed phases"
+        return self.plan.secagg
+
+    def sent(self, stage: Stage, part: Part) -> bytes:
+        """Return an array of bytes of the broadcast, or raise SecaggError."""
+        return bytes_in(bodies(self.arrays), array_name(stage, part))
+
+
 class MaskedSums:
     """The attempts of a device to add its update to a sum."""
 
@@ -71,121 +116,167 @@ class MaskedSums:
         self._name, self._identity, self._federation = name, identity, federation
         self._trust, self._time = trust, time
 
-    def answer(
-        self,
-        job: Job,
-        question: Question,
-        plan: Plan,
-        state: DeviceState,
-        run: str,
-        examples: int,
-        arrays: Arrays,
-    ) -> SummedAnswer:
+    def answer(self, job: Job, task: SummedTask) -> SummedAnswer:
         """Answer a task of a summed phase; raise SecaggError if the device must not go on."""
-        phase, _, step = question.phase.partition(".")
-        if not step:
-            return self._begin(job, question, plan, state, run, examples, arrays)
-        saved = state.saved.masked
-        if saved is None or not saved.book or saved.phase != phase:
+        if not task.step:
+            return self._begin(job, task)
+        saved, state = task.state.saved.masked, task.state
+        if saved is None or not saved.book or saved.phase != task.phase:
             raise SecaggError(SecaggFault.OVER, "this device has begun no attempt of this phase")
-        instance = Instance(self._name, self._identity, read_book(own_bytes(state, saved.book)))
-        if not is_of_attempt(bodies(arrays), instance.book.terms):
+        instances = {stage: self._instance(state, saved.book_of(stage)) for stage in task.stages}
+        if not is_of_attempt(bodies(task.arrays), instances[VALUES].book.terms):
             raise SecaggError(
                 SecaggFault.OVER, "the task is of another attempt than the newest of this device"
             )
         try:
-            found = self._step(instance, step, question, plan, state, saved, arrays)
+            found, saved = self._step(task, instances, saved)
         except SecaggError:
-            instance.end()
-            state.save_masked(saved.with_book(put_bytes(state, instance.book.encode())))
+            for instance in instances.values():
+                instance.end()
+            state.save_masked(_with_books(state, saved, instances))
             raise
-        book = put_bytes(state, instance.book.encode())
-        over = step == SumStep.UNMASK
-        return SummedAnswer(found, {}, saved.ended(book) if over else saved.with_book(book))
+        saved = _with_books(state, saved, instances)
+        return SummedAnswer(found, {}, saved.ended() if task.step == SumStep.UNMASK else saved)
 
-    def _begin(
-        self,
-        job: Job,
-        question: Question,
-        plan: Plan,
-        state: DeviceState,
-        run: str,
-        examples: int,
-        arrays: Arrays,
-    ) -> SummedAnswer:
+    def _instance(self, state: DeviceState, book: str) -> Instance:
+        return Instance(self._name, self._identity, read_book(own_bytes(state, book)))
+
+    def _begin(self, job: Job, task: SummedTask) -> SummedAnswer:
         """Train, encode the update, and make the keys of an attempt. If the update is known, use it again."""
-        phase, saved = question.phase, state.saved.masked
-        terms, most = read_announced(bodies(arrays), VALUES), read_most(arrays)
-        self._check(terms, most, question, plan, run, arrays)
-        received, model = method_arrays(arrays), hash_of(arrays).hex()
-        known = saved is not None and (saved.phase, saved.round, saved.model) == (
-            phase,
-            question.round,
-            model,
-        )
+        state, question, saved = task.state, task.question, task.state.saved.masked
+        terms = {stage: read_announced(bodies(task.arrays), stage) for stage in task.stages}
+        most = read_most(task.arrays)
+        self._check(task, terms, most)
+        received, model = method_arrays(task.arrays), hash_of(task.arrays).hex()
+        place = task.phase, question.round, model
+        known = saved is not None and (saved.phase, saved.round, saved.model) == place
         if saved is not None and known and saved.payload:
             payload: Arrays = state.store.load(bytes.fromhex(saved.payload))
-            metrics = state.metrics_of(phase)
+            metrics = state.metrics_of(task.phase)
         else:
-            payload, metrics = job.run(phase, question.round, received)
-        past = read_book(own_bytes(state, saved.book)).past if saved and saved.book else PastAttempts()
-        instance = Instance.begin(self._name, self._identity, terms, past)
-        words = encoded(plan, phase, terms, payload, received, examples, most)
-        masked = MaskedState(
-            phase,
-            question.round,
-            model,
-            put_bytes(state, instance.book.encode()),
-            state.store.put(payload).object.hex(),
-            put_bytes(state, words.astype("<u4").tobytes()),
-        )
-        return SummedAnswer(_parts(keys=instance.keys()), dict(metrics), masked)
+            payload, metrics = job.run(task.phase, question.round, received)
+        instances = {}
+        for stage in task.stages:
+            book = saved.book_of(stage) if saved else ""
+            past = read_book(own_bytes(state, book)).past if book else PastAttempts()
+            instances[stage] = Instance.begin(self._name, self._identity, terms[stage], past)
+        layout, words = encoded(task.plan, task.phase, terms[VALUES], payload, received, task.examples, most)
+        masked = MaskedState(*place, "", state.store.put(payload).object.hex(), put_words(state, words))
+        if PRESENCE in terms:
+            held = presence_words(terms[PRESENCE].field, layout.present(payload).astype(np.int64))
+            masked = replace(masked, held=put_words(state, held))
+        keys = {array_name(stage, "keys"): as_array(one.keys()) for stage, one in instances.items()}
+        return SummedAnswer(keys, dict(metrics), _with_books(state, masked, instances))
 
-    def _check(
-        self, terms: Terms, most: int, question: Question, plan: Plan, run: str, arrays: Arrays
-    ) -> None:
+    def _check(self, task: SummedTask, terms: Mapping[Stage, Terms], most: int) -> None:
         """Raise SecaggError if the terms are not those of the signed plan and of this task."""
-        settings = plan.secagg
-        assert settings is not None, "only a run with [secagg] has summed phases"
+        settings, given = task.settings, terms[VALUES]
+        apart = apart_of(task.averaged, settings.strict_cohort, settings.holders)
         try:
-            devices = terms.field.devices
+            devices = given.field.devices
             field = Field(devices, settings.limit, settings.fraction(devices), settings.bits)
+            expected = Terms(
+                self._federation, task.run, task.question.round, given.attempt, VALUES, base_of(task.arrays, most),
+                given.length, field, settings.least, apart,
+            )  # fmt: skip
+            presence = replace(
+                expected, stage=PRESENCE, length=task.plan.classes, field=presence_field(devices)
+            )
         except ValueError as error:
             raise SecaggError(SecaggFault.OTHER_TERMS, str(error)) from None
-        place = (self._federation, run, question.round, VALUES, base_of(arrays, most), settings.least)
-        told = (terms.federation, terms.run, terms.round, terms.stage, terms.base, terms.least)
-        if terms.field != field or told != place:
+        if terms != {stage: expected if stage == VALUES else presence for stage in task.stages}:
             raise SecaggError(
                 SecaggFault.OTHER_TERMS, "the terms of the attempt are not those of the plan and of the task"
             )
 
     def _step(
-        self, instance: Instance, step: str, question: Question, plan: Plan, state: DeviceState,
-        saved: MaskedState, arrays: Arrays,
-    ) -> Mapping[str, Array]:  # fmt: skip
-        def sent(part: Part) -> bytes:
-            return bytes_in(bodies(arrays), array_name(VALUES, part))
-
-        match step:
-            case SumStep.SHARES:
-                directory = admitted(unpack_records(sent("records")), self._trust(), self._time())
-                return _parts(shares=instance.shares(sent("roster"), directory))
+        self, task: SummedTask, instances: Mapping[Stage, Instance], saved: MaskedState
+    ) -> tuple[Mapping[str, Array], MaskedState]:
+        if task.step == SumStep.SHARES:
+            directory = admitted(unpack_records(task.sent(VALUES, "records")), self._trust(), self._time())
+            shared = {
+                array_name(stage, "shares"): as_array(one.shares(task.sent(stage, "roster"), directory))
+                for stage, one in instances.items()
+            }
+            return shared, saved
+        stage: Stage = PRESENCE if task.step.startswith(f"{PRESENCE}.") else VALUES
+        if stage not in instances:
+            raise SecaggError(SecaggFault.MALFORMED, f"the phase has no stage {stage}")
+        instance = instances[stage]
+        match task.step.rpartition(".")[2]:
             case SumStep.MASKED:
-                words = np.frombuffer(own_bytes(state, saved.words), "<u4").astype(np.uint32)
-                found = instance.masked(sent("first"), question.personal, words)
-                vector = vector_name(plan.summed_phases[saved.phase].kinds)
-                signed = _parts(signature=found.signature, opened=found.opened)
-                return {vector: as_array(found.vector), **signed}
+                return self._masked(task, stage, instances, saved)
             case SumStep.AGREE:
-                return _parts(signature=instance.agree(sent("survivors")))
+                survivors = task.sent(stage, "survivors")
+                if stage == VALUES and PRESENCE in instances:
+                    _check_holders(task, instances, saved, survivors)
+                signed = as_array(instance.agree(survivors))
+                return {array_name(stage, "signature"): signed}, saved
             case SumStep.UNMASK:
-                return _parts(released=instance.unmask(sent("signatures")))
-        raise SecaggError(SecaggFault.MALFORMED, f"there is no step {step[:32]!r}")
+                released = as_array(instance.unmask(task.sent(stage, "signatures")))
+                return {array_name(stage, "released"): released}, saved
+        raise SecaggError(SecaggFault.MALFORMED, f"there is no step {task.step[:32]!r}")
+
+    def _masked(
+        self, task: SummedTask, stage: Stage, instances: Mapping[Stage, Instance], saved: MaskedState
+    ) -> tuple[Mapping[str, Array], MaskedState]:
+        state = task.state
+        words = own_words(state, saved.held if stage == PRESENCE else saved.words)
+        vector = PRESENCE_VECTOR if stage == PRESENCE else vector_name(task.averaged.kinds)
+        if stage == VALUES and PRESENCE in instances:
+            counts = _counted_holders(task, instances[PRESENCE])
+            saved = replace(saved, counts=put_words(state, counts))
+            payload = state.store.load(bytes.fromhex(saved.payload))
+            layout = layout_of(task.averaged, arrays_of_payload(payload), task.plan.classes)
+            few = np.flatnonzero(counts < task.settings.holders)
+            words[layout.places_of(few)] = 0  # a class with few holders is absent from the sum
+        found = instances[stage].masked(task.sent(stage, "first"), task.question.personal, words)
+        arrays = {
+            vector: as_array(found.vector),
+            array_name(stage, "signature"): as_array(found.signature),
+            array_name(stage, "opened"): as_array(found.opened),
+        }
+        return arrays, saved
+
+
+def _counted_holders(task: SummedTask, presence: Instance) -> Words:
+    """Return the number of holders of each class, which the device computes itself from the evidence."""
+    roster, book = presence.book.read_roster(), presence.book
+    first, survivors = unpack_names(roster, book.first), unpack_names(roster, book.survivors)
+    evidence = read_evidence(roster, first, survivors, bodies(task.arrays))
+    return presence.checked_sum(evidence)
+
+
+def _check_holders(
+    task: SummedTask, instances: Mapping[Stage, Instance], saved: MaskedState, survivors: bytes
+) -> None:
+    """Raise SecaggError if devices have dropped out since the holders were counted, and a class may have too few.
+
+    All devices that have dropped out may be holders of the class.
+    """
+    book = instances[PRESENCE].book
+    counted = unpack_names(book.read_roster(), book.survivors)
+    left = unpack_names(instances[VALUES].book.read_roster(), survivors)
+    counts, lost = own_words(task.state, saved.counts), len(set(counted) - set(left))
+    holders = task.settings.holders
+    few = [label for label in np.flatnonzero(counts >= holders) if counts[label] < holders + lost]
+    if few:
+        raise SecaggError(
+            SecaggFault.TOO_FEW,
+            f"{lost} devices have dropped out since the holders of each class were counted, so class {few[0]} may "
+            f"have fewer than {holders} holders in the sum",
+        )
+
+
+def _with_books(state: DeviceState, saved: MaskedState, instances: Mapping[Stage, Instance]) -> MaskedState:
+    for stage, instance in instances.items():
+        saved = saved.with_book(stage, put_bytes(state, instance.book.encode()))
+    return saved
 
 
 def encoded(
     plan: Plan, phase: str, terms: Terms, payload: Arrays, received: Arrays, examples: int, most: int
-) -> Words:
+) -> tuple[VectorLayout, Words]:
     """Return the contribution of an update as words of the field, or raise SecaggError."""
     try:
         layout = layout_of(plan.summed_phases[phase], arrays_of_payload(payload), plan.classes)
@@ -196,7 +287,7 @@ def encoded(
         raise SecaggError(
             SecaggFault.OTHER_TERMS, f"the update has {len(vector)} numbers, the attempt {terms.length}"
         )
-    return terms.field.encode(vector)
+    return layout, terms.field.encode(vector)
 
 
 def harmless(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -210,10 +301,6 @@ def bodies(arrays: Arrays) -> ByteArrays:
     return {name: found for name in own if (found := arrays[name]).dtype == np.uint8}  # type: ignore[misc]
 
 
-def _parts(**parts: bytes) -> dict[str, Array]:
-    return {f"control.{VALUES}.{name}": as_array(data) for name, data in parts.items()}
-
-
 def put_bytes(state: DeviceState, data: bytes) -> str:
     """Store bytes in the device's own store, and return the name of their object."""
     return state.store.put({OWN: as_array(data)}).object.hex()
@@ -221,3 +308,12 @@ def put_bytes(state: DeviceState, data: bytes) -> str:
 
 def own_bytes(state: DeviceState, name: str) -> bytes:
     return np.asarray(state.store.load(bytes.fromhex(name))[OWN]).tobytes()
+
+
+def put_words(state: DeviceState, words: Words) -> str:
+    return put_bytes(state, words.astype("<u4").tobytes())
+
+
+def own_words(state: DeviceState, name: str) -> Words:
+    """Return a copy of the words in an object of the device's own store."""
+    return np.frombuffer(own_bytes(state, name), "<u4").astype(np.uint32)

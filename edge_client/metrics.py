@@ -23,6 +23,7 @@ from protofleet.runtime.metrics_page import (
     MeterCollector,
     exposed,
 )
+from protofleet.runtime.privacy_series import PrivacySeries
 
 SECAGG_REFUSED: Final = "secagg_refused."  # followed by the reason
 
@@ -98,6 +99,7 @@ class DeviceMetrics:
         self._bytes.begin(device.method)
         r.register(ConnectionErrors(lambda: device.connection_errors))
         r.register(BrokerCertificate(lambda: device.broker_certificate_ends))
+        r.register(PrivacySeries(lambda: device.privacy))
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(device.awaits_receipt))

@@ -11,6 +11,8 @@ from protofleet.edge_client.conversation.coordinator_watchdog import Coordinator
 from protofleet.edge_client.run_places import RunPlaces
 from protofleet.edge_client.task_handler import TaskHandler
 from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.privacy.ledger import spent_epsilon
+from protofleet.runtime.privacy_series import PrivacyState
 
 
 class AgentView:
@@ -96,6 +98,16 @@ class AgentView:
     def plan(self) -> str:
         """Return the digest of the plan to which the last updates belong."""
         return self._context.state.saved.plan
+
+    @property
+    def privacy(self) -> PrivacyState | None:
+        """Return the epsilon that this device has given away in the run; None in a run without dp."""
+        plan = self._tasks.run.plan
+        if plan is None or plan.dp is None:
+            return None
+        mine = [one for one in self._context.state.file.releases if one.run == self._tasks.run.name]
+        spent = {self._context.link.me.name: spent_epsilon(mine, plan.dp.delta)}
+        return PrivacyState(plan.dp.unit, plan.dp.epsilon, spent)
 
     @property
     def method(self) -> str:

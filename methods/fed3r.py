@@ -27,6 +27,7 @@ from functools import partial
 from typing import get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods.contract.base import Method, Payload, Reply
@@ -42,7 +43,10 @@ from protofleet.methods.maths.grams import (
 )
 from protofleet.methods.maths.heads import Penalty, penalised, solved
 from protofleet.methods.maths.means import class_means
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.class_sums import ClassSums, NoisySums, ReleasedSums
 from protofleet.methods.parts.feature_means import (
+    class_squares,
     dtype_of,
     held_mean_wants,
     held_means,
@@ -135,6 +139,25 @@ class Client(StatisticsClient):
             self.head = linear_rule(payload, self.model, bias=hyper.intercept, normalised=hyper.normalised)
 
 
+def sums(hyper: Hyper, model: Net, clip: float) -> ReleasedSums:
+    """Return the sums whose release with noise protects each sample; phi does not depend on the samples."""
+    size, width = model.embedding_size, hyper.width(model.embedding_size)
+    longest = min(clip, math.sqrt(size)) if hyper.normalised else clip
+    dtype = dtype_of(model)
+
+    def arrays(noisy: NoisySums, samples: int) -> dict[str, Tensor]:
+        means, counts = noisy.means(hyper.least_samples, samples, longest)
+        x = with_constant(means) if hyper.intercept else means
+        between = class_squares(x, counts.double() / counts.sum().clamp(min=1))
+        most = width if hyper.normalised else math.inf
+        # The constant feature is the same for all samples, so its products about the class means are 0.
+        within = noisy.within(means, counts, most - float(between.trace()))
+        mean_gram = triangle_of(between + F.pad(within, (0, width - size, 0, width - size)))
+        return {"gram": mean_gram.to(dtype), **held_means(model, x, counts, "targets")}
+
+    return ReleasedSums(ClassSums(clip, model.classes, size, products=True), arrays)
+
+
 def cost(sizes: Sizes, hyper: Hyper | None = None) -> Cost:
     """Return the cost of a round; the head goes down only in the last evaluation."""
     width, held = (hyper or Hyper()).width(sizes.D), eight_bytes(sizes.held)
@@ -146,4 +169,6 @@ def variant(hyper: Hyper) -> Method:
     return replace(METHOD, cost=partial(cost, hyper=hyper))
 
 
-METHOD = Method("arXiv:2406.01116", Hyper, Server, Client, arrays=ARRAYS, cost=cost, variant=variant)
+METHOD = Method(
+    "arXiv:2406.01116", Hyper, Server, Client, arrays=ARRAYS, cost=cost, sums=sums, variant=variant
+)

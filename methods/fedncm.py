@@ -11,6 +11,7 @@ mu_c . phi(x) - |mu_c|^2 / 2. The authors' code computes the means centrally; he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -23,8 +24,11 @@ from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.heads import unit_rows
 from protofleet.methods.maths.means import class_means
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.class_sums import ClassSums, NoisySums, ReleasedSums
+from protofleet.methods.parts.feature_means import dtype_of
 from protofleet.methods.parts.local import demand_one_of
-from protofleet.methods.parts.prototypes import HELD_ROWS
+from protofleet.methods.parts.prototypes import HELD_ROWS, held_rows
 from protofleet.methods.parts.rules import Linear
 from protofleet.methods.parts.statistics import (
     StatisticsClient,
@@ -75,6 +79,18 @@ class Client(StatisticsClient):
         return Linear(rows, bias, known, normalised=self.hyper.normalised)
 
 
+def sums(hyper: Hyper, model: Net, clip: float) -> ReleasedSums:
+    """Return the sums whose release with noise protects each sample; phi does not depend on the samples."""
+    longest = min(clip, math.sqrt(model.embedding_size)) if hyper.normalised else clip
+    dtype = dtype_of(model)
+
+    def arrays(noisy: NoisySums, samples: int) -> dict[str, Tensor]:
+        means, counts = noisy.means(hyper.least_samples, samples, longest)
+        return held_rows(means.to(dtype), counts)
+
+    return ReleasedSums(ClassSums(clip, model.classes, model.embedding_size, products=False), arrays)
+
+
 def cost(sizes: Sizes) -> Cost:
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}
@@ -82,5 +98,5 @@ def cost(sizes: Sizes) -> Cost:
 
 
 METHOD = Method(
-    "arXiv:2306.03937", Hyper, Server, Client, arrays=(*HELD_ROWS, "head"), cost=cost,
+    "arXiv:2306.03937", Hyper, Server, Client, arrays=(*HELD_ROWS, "head"), cost=cost, sums=sums,
 )  # fmt: skip

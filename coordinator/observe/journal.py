@@ -66,6 +66,7 @@ from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.progress import TransferProgress
+from protofleet.protocol.privacy.accountant import LARGEST_EPSILON
 from protofleet.protocol.wire.messages import Update
 
 EVALUATION: Final = "evaluation"  # Kind of the record of the last evaluation. The other kind is "training".
@@ -315,6 +316,9 @@ class Journal:
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
         record.uncoded = run.uncoded(record.round)
+        if (privacy := run.privacy) is not None:
+            spent = max(privacy.epsilon.values(), default=0.0)
+            record.privacy = {"epsilon": min(spent, LARGEST_EPSILON), "limit": privacy.limit}
         traffic = run.traffic_by_device()
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic

@@ -31,6 +31,7 @@ from protofleet.coordinator.observe.view import ENDS, RunView
 from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.runtime.metrics_page import MeterCollector, snapshot_of
+from protofleet.runtime.privacy_series import PrivacySeries, PrivacyState
 
 # Largest number of devices that have their own series. All further devices share one series, "other".
 MAX_DEVICES: Final = 1000
@@ -183,11 +184,24 @@ class Metrics:
         r.register(Errors(run))
         if run.budget is not None:
             r.register(BudgetSeries(lambda: run.budget))
+        if run.privacy is not None:
+            r.register(PrivacySeries(self._privacy))
         self._set_progress()
         self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))
         self.disk_space.free.set_function(lambda: float(run.free_bytes))
         for verdict in VERDICTS:  # Create each series at the start, because a missing series raises no alarm.
             self.attendance.updates.labels(verdict)
+
+    def _privacy(self) -> PrivacyState | None:
+        """Return the privacy of the run; of the devices without a series of their own, only the largest epsilon."""
+        state: PrivacyState | None = self._run.privacy
+        if state is None:
+            return None
+        largest: dict[str, float] = {}
+        for device, epsilon in sorted(state.epsilon.items()):
+            name = self._device_names.label(device)
+            largest[name] = max(epsilon, largest.get(name, 0.0))
+        return PrivacyState(state.unit, state.limit, largest)
 
     def _has_ended(self, how: str) -> float:
         return float(self._run.ended_as == how)

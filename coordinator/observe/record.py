@@ -107,6 +107,8 @@ class RoundRecord:
     # that were present ("present").
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     evaluation: EvaluationRecord | None = None
+    # In a run with dp: the largest epsilon that a device has given away so far ("epsilon"), and dp.epsilon ("limit").
+    privacy: dict[str, float] = field(default_factory=dict)
     # Reason -> number of frames and updates that were rejected.
     rejected: dict[str, int] = field(default_factory=dict)
     # The bytes of `wire` by device, in the rows that the function `divided` returns.
@@ -176,6 +178,9 @@ class Summary:
     seconds: float = 0.0
     payload: Ways = field(default_factory=lambda: Ways({}, {}))
     uncoded: dict[str, dict[str, int]] = field(default_factory=dict)
+    # In a run with dp: its numbers, and the largest epsilon of a device ("spent"). Otherwise empty.
+    privacy: dict[str, float] = field(default_factory=dict)
+    privacy_unit: str = ""  # dp.unit
     wire: Ways = field(default_factory=lambda: Ways({}, {}))
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: Accuracy = field(default_factory=Accuracy)

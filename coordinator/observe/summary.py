@@ -69,6 +69,8 @@ def summarise(
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
         "uncoded": totals(lines, "uncoded") if run.plan.coding else {},
+        "privacy": privacy_of(run, lines),
+        "privacy_unit": run.plan.dp.unit if run.plan.dp else "",
         "wire": totals(lines, "wire"),
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
         "accuracy": measured(lines, method.reports),
@@ -83,3 +85,11 @@ def summarise(
         },
         "experiment": settings.experiment,
     }  # fmt: skip
+
+
+def privacy_of(run: RunView, lines: Lines) -> dict[str, float]:
+    """Return the numbers of `[dp]` and the largest epsilon of a device so far; empty in a run without dp."""
+    if (dp := run.plan.dp) is None:
+        return {}
+    spent = max((line.get("privacy", {}).get("epsilon", 0.0) for line in lines), default=0.0)
+    return {"epsilon": dp.epsilon, "delta": dp.delta, "clip": dp.clip, "rounds": dp.rounds, "spent": spent}

@@ -26,6 +26,7 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.origin import Origin
+from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.coordinator.spool.uncoded import UncodedBytes
@@ -41,6 +42,7 @@ from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Reason
+from protofleet.runtime.privacy_series import PrivacyState
 
 FINISHED: Final = "finished"
 STOPPED: Final = "stopped"  # By an operator.
@@ -71,7 +73,7 @@ class RunView:
 
     __slots__ = (
         "_budget", "_context", "_diverged", "_generation", "_isolation", "_limits", "_link", "_machine",
-        "_participants", "_plan", "_queue", "_selection", "_server", "_spool", "_times", "_uncoded",
+        "_participants", "_plan", "_queue", "_releases", "_selection", "_server", "_spool", "_times", "_uncoded",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +81,7 @@ class RunView:
         times: RunTimes, selection: SelectedDevices, participants: Participants, server: ServerRunner,
         queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation, diverged: Callable[[], str],
         uncoded: UncodedBytes, budget: Callable[[], BudgetState] | None = None,
-        generation: Generation | None = None,
+        generation: Generation | None = None, releases: ReleaseLedger | None = None,
     ) -> None:  # fmt: skip
         self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
         self._link, self._times, self._selection = link, times, selection
@@ -87,6 +89,7 @@ class RunView:
         self._limits, self._isolation, self._diverged = limits, isolation, diverged
         self._uncoded, self._budget = uncoded, budget
         self._generation = generation or Generation(link.run)
+        self._releases = releases
 
     @property
     def plan(self) -> Plan:
@@ -336,6 +339,14 @@ class RunView:
     def budget(self) -> BudgetState | None:
         """Return the state of the budgets; None in a run without a budget."""
         return self._budget() if self._budget else None
+
+    @property
+    def privacy(self) -> PrivacyState | None:
+        """Return the epsilon that each device has given away so far; None in a run without dp."""
+        if self._releases is None:
+            return None
+        dp = self._releases.dp
+        return PrivacyState(dp.unit, dp.epsilon, dict(self._releases.epsilon))
 
     # Properties of the disk, and counts of errors of this program.
 

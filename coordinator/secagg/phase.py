@@ -7,34 +7,67 @@ of arrays. The generator draws nothing, so a coordinator that restarts repeats i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.coordinator.secagg.question import SumAsk
-from protofleet.coordinator.secagg.steps import SumQuestion, conduct
+from protofleet.coordinator.secagg.steps import SecureSum, SumConduct, SumQuestion, conduct
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply
 from protofleet.methods.contract.bridge import to_numpy, to_torch
-from protofleet.methods.contract.contribution import arrays_of_wants, layout_of
+from protofleet.methods.contract.contribution import apart_of, arrays_of_wants, layout_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.protocol.secagg.broadcast import announced, base_of, of_attempt, vector_name
+from protofleet.protocol.secagg.broadcast import (
+    PRESENCE_VECTOR,
+    announced,
+    base_of,
+    of_attempt,
+    step_name,
+    vector_name,
+)
 from protofleet.protocol.secagg.control_arrays import ByteArrays, Part, SumStep, array_name
 from protofleet.protocol.secagg.directory import Directory, pack_records
+from protofleet.protocol.secagg.evidence import evidence_arrays
 from protofleet.protocol.secagg.field import Field
 from protofleet.protocol.secagg.masks import digest
 from protofleet.protocol.secagg.packing import packed_bytes
+from protofleet.protocol.secagg.presence import presence_field
 from protofleet.protocol.secagg.roster import KEYS
 from protofleet.protocol.secagg.sealing import SEALED_PAIR
 from protofleet.protocol.secagg.shares import SHARE
 from protofleet.protocol.secagg.signing import SIGNATURE
 from protofleet.protocol.secagg.terms import NONCE, Terms
 from protofleet.protocol.settings.secagg import SecaggSettings
+from protofleet.protocol.wire.messages import Array
 from protofleet.protocol.wire.reasons import Problem, Reason
 
 SUM: Final = "sum"  # the device of the one reply
 SumPhase: TypeAlias = Generator[Ask, Sequence[Reply], Reply]
+
+
+@dataclass
+class SumStage:
+    """One of the sums of a phase: first the holders of each class, if there are classes, and then the values."""
+
+    terms: Terms
+    attempt: SumConduct
+    vector: str  # name of the array with the masked vector
+    found: SecureSum | None = None
+
+    def __post_init__(self) -> None:
+        self.question = next(self.attempt)
+
+    def send(self, answers: Mapping[str, ByteArrays]) -> None:
+        """Pass the answers of a step on, up to the next question or the sum."""
+        try:
+            self.question = self.attempt.send(answers)
+        except StopIteration as end:
+            self.found = end.value
 
 
 @dataclass(frozen=True)
@@ -64,6 +97,7 @@ class SummedPhases:
         self._plan, self._settings = plan, settings
         self._federation, self._run, self._records = federation, run, records
         self._weight_cap = weight_cap
+        self._previous: dict[str, tuple[str, ...]] = {}
 
     def sums(self, ask: Ask) -> bool:
         return ask.phase in self._plan.summed_phases
@@ -73,27 +107,52 @@ class SummedPhases:
         averaged, broadcast = self._plan.summed_phases[ask.phase], to_numpy(ask.payload)
         layout = layout_of(averaged, arrays_of_wants(ask.wants), self._plan.classes)
         most = self._most(members)
-        terms = self._terms(ask, number, attempt, len(members), base_of(broadcast, most), layout.length)
+        base = base_of(broadcast, most)
+        values = self._terms(ask, number, attempt, len(members), base, layout.length)
+        terms = [self._presence(values, layout.classes), values] if layout.classes else [values]
         known = self._records([member.device for member in members])
         directory = Directory({device: one.sign for device, one in known.items()})
         records = pack_records([known[device].record for device in directory.names])
-        vector = vector_name(averaged.kinds)
-        attempted = conduct(terms, directory, directory.names, vector, records)
-        opening = {**ask.payload, **to_torch(announced(terms, most=most))}
+        vectors = [PRESENCE_VECTOR, vector_name(averaged.kinds)][-len(terms) :]
+        opening = {**ask.payload, **to_torch(announced(*terms, most=most))}
+        stages = [
+            SumStage(
+                one, conduct(one, directory, directory.names, vector, records, self._previous_of(one)), vector
+            )
+            for one, vector in zip(terms, vectors, strict=True)
+        ]
         examples: dict[str, int] = {}
-        question = next(attempted)
-        while True:
-            replies = yield self._task(ask.phase, question, terms, vector, opening)
-            if question.step is SumStep.KEYS:
-                examples = {reply.device: min(reply.examples, most) for reply in replies}
-            try:
-                question = attempted.send({reply.device: byte_arrays(reply.payload) for reply in replies})
-            except StopIteration as end:
-                found = end.value
-                break
+        replies = yield self._together(ask.phase, stages, opening)
+        examples = {reply.device: min(reply.examples, most) for reply in replies}
+        self._advance(stages, replies)
+        self._advance(stages, (yield self._together(ask.phase, stages)))
+        evidence: Mapping[str, Array] = {}
+        for stage in stages:
+            while stage.found is None:
+                extra = evidence if stage.question.step is SumStep.MASKED else {}
+                self._advance([stage], (yield self._task(ask.phase, stage, extra)))
+            self._previous[stage.terms.stage] = stage.found.survivors
+            evidence = (
+                evidence_arrays(stage.found.roster, stage.found.evidence) if stage is not stages[-1] else {}
+            )
+        found = stages[-1].found
+        assert found is not None, "the last stage has ended"
         counted = [examples[device] for device in found.survivors]
-        mean = layout.mean(terms.field.decode(found.words), broadcast, counted, most, ask.wants)
+        mean = layout.mean(values.field.decode(found.words), broadcast, counted, most, ask.wants)
         return Reply(SUM, sum(counted), to_torch(mean))
+
+    @staticmethod
+    def _advance(stages: Sequence[SumStage], replies: Sequence[Reply]) -> None:
+        answers = {reply.device: BytesOnDemand(reply.payload) for reply in replies}
+        for stage in stages:
+            stage.send(answers)
+
+    def _previous_of(self, terms: Terms) -> tuple[str, ...]:
+        """Return the devices of the last sum of this stage, if this process has computed it.
+
+        The devices remember it in any case. So a coordinator that has restarted learns the same from their refusal.
+        """
+        return self._previous.get(terms.stage, ()) if terms.apart else ()
 
     def _most(self, members: Sequence[Member]) -> int:
         """Return the largest number of examples with which a device of the cohort counts."""
@@ -106,33 +165,69 @@ class SummedPhases:
         field = Field(devices, settings.limit, settings.fraction(devices), settings.bits)
         place = (self._federation, self._run, str(number), str(attempt), ask.phase)
         nonce = digest("attempt", *place)[:NONCE]
+        averaged = self._plan.summed_phases[ask.phase]
+        apart = apart_of(averaged, settings.strict_cohort, settings.holders)
         return Terms(
-            self._federation, self._run, number, nonce, "values", base, length, field, settings.least
+            self._federation, self._run, number, nonce, "values", base, length, field, settings.least, apart
         )
 
-    def _task(self, phase: str, question: SumQuestion, terms: Terms, vector: str, opening: Payload) -> SumAsk:
-        is_first = question.step is SumStep.KEYS
-        shared = to_torch({**question.shared, **of_attempt(terms)})
+    @staticmethod
+    def _presence(values: Terms, classes: int) -> Terms:
+        """Return the terms of the stage that counts the devices which hold each class."""
+        return replace(values, stage="presence", length=classes, field=presence_field(values.field.devices))
+
+    def _together(self, phase: str, stages: Sequence[SumStage], opening: Payload | None = None) -> SumAsk:
+        """Return one task for the keys, or for the shares of keys, of all stages."""
+        asks = [self._task(phase, stage, {}, opening) for stage in stages]
+        last = asks[-1]
+        return replace(
+            last,
+            payload={name: value for ask in asks for name, value in ask.payload.items()},
+            wants={name: spec for ask in asks for name, spec in ask.wants.items()},
+            least=max(ask.least for ask in asks),
+            verify=lambda device, payload: next(
+                (problem for ask in asks if (problem := ask.verify(device, payload))), None
+            ),
+        )
+
+    def _task(
+        self, phase: str, stage: SumStage, extra: Mapping[str, Array], opening: Payload | None = None
+    ) -> SumAsk:
+        question, terms = stage.question, stage.terms
+        shared = to_torch({**question.shared, **of_attempt(terms), **extra})
         return SumAsk(
-            phase if is_first else f"{phase}.{question.step.value}",
-            opening if is_first else shared,
-            _wants(question.step, terms, vector),
+            phase if opening is not None else f"{phase}.{step_name(question.step, terms.stage)}",
+            shared if opening is None else opening,
+            _wants(question.step, terms, stage.vector),
             {
                 device: b"".join(arrays[name].tobytes() for name in sorted(arrays))
                 for device, arrays in question.personal.items()
             },
             question.enough,
-            0.0 if is_first else self._settings.patience_seconds,
+            0.0 if opening is not None else self._settings.patience_seconds,
             lambda device, payload: _problem(question, device, payload),
         )
 
 
-def byte_arrays(payload: Payload) -> ByteArrays:
-    return {name: payload[name].numpy() for name in payload}
+class BytesOnDemand(ByteArrays):
+    """The arrays of an update, each read when it is used."""
+
+    def __init__(self, payload: Payload) -> None:
+        self._payload = payload
+
+    def __getitem__(self, name: str) -> NDArray[np.uint8]:
+        found: NDArray[np.uint8] = self._payload[name].numpy()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._payload)
+
+    def __len__(self) -> int:
+        return len(self._payload)
 
 
 def _problem(question: SumQuestion, device: str, payload: Payload) -> Problem | None:
-    error = question.check(device, byte_arrays(payload))
+    error = question.check(device, BytesOnDemand(payload))
     return Problem(Reason.WRONG_ARRAYS, f"secagg {error.why.value}: {error.detail}") if error else None
 
 

@@ -45,11 +45,16 @@ from protofleet.protocol.secagg.total import unmasked_sum
 
 
 class AttemptEndedError(Exception):
-    """The error for an attempt that gives no sum; `suspects` are devices that may have caused it."""
+    """The error for an attempt that gives no sum; `suspects` are devices that may have caused it.
+
+    If `spent` is true, devices may have helped to unmask the sum. They join no other attempt of this round and stage,
+    so only a later round can have a sum.
+    """
 
     def __init__(self, step: SumStep, why: SecaggFault, detail: str, suspects: Collection[str] = ()) -> None:
         super().__init__(detail)
         self.step, self.why, self.detail, self.suspects = step, why, detail, tuple(sorted(suspects))
+        self.spent = step is SumStep.UNMASK
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,9 @@ OPTIONAL_TABLES: Final = {
     "budgeted": "one INTEGER PRIMARY KEY CHECK (one = 1), published INTEGER, month INTEGER, name TEXT",
     # Milliseconds that devices have worked for the run, and its lift among the runs that share the devices, or NULL.
     "device_time": "one INTEGER PRIMARY KEY CHECK (one = 1), worked INTEGER, lift INTEGER",
+    # Updates with noise that were accepted, in a run with [dp].
+    "releases": "device TEXT, object BLOB, run TEXT, round INTEGER, phase TEXT, attempt INTEGER, kind TEXT, "
+    "unit TEXT, sigma REAL, sensitivity REAL, numbers INTEGER, delta REAL",
     "spent": "device TEXT PRIMARY KEY, own INTEGER, since INTEGER, before_month INTEGER, largest INTEGER",
 }
 UNIQUE: Final = {
@@ -108,7 +111,7 @@ UNIQUE: Final = {
     "used": "device, round, phase",
     "commands": "id",
 }
-Value = str | int | bytes | None
+Value = str | int | float | bytes | None
 
 
 @dataclass(frozen=True, slots=True)

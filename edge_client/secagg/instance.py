@@ -42,7 +42,11 @@ class MaskedAnswer:
 
 
 class Instance:
-    """A device in one attempt."""
+    """A device in one attempt.
+
+    A device has one instance for each run and stage. When it begins another attempt, it forgets the instance of the
+    attempt before, so it never helps to unmask two sums of a round.
+    """
 
     def __init__(self, name: str, identity: Ed25519PrivateKey, book: Book) -> None:
         """Continue an attempt from its book, for example after a restart."""

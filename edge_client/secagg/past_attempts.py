@@ -18,7 +18,11 @@ MOST_ATTEMPTS: Final = 64  # attempts of one round that a device takes part in
 
 @dataclass(frozen=True, slots=True)
 class PastAttempts:
-    """The attempts of one run and stage that a device remembers; they outlive the keys of an attempt."""
+    """The attempts of one run and stage that a device remembers; they outlive the keys of an attempt.
+
+    A round has one sum for each stage. So a method with two summed phases in a round would need a memory for each of
+    these phases.
+    """
 
     round: int = 0  # newest round in which the device has begun an attempt
     nonces: tuple[bytes, ...] = ()  # of the attempts in this round

@@ -18,6 +18,7 @@ from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.state.recovery import recovery_advice
 from protofleet.edge_client.state.residuals import Residuals
 from protofleet.edge_client.state.table import StateTable, TakenOverError
+from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import Arrays
@@ -61,6 +62,11 @@ class DeviceState:
     def saved(self) -> RunEntry:
         """Return the stored entry of this run; it is empty before the run has begun."""
         return self._table.saved.entry(self._run)
+
+    @property
+    def releases(self) -> list[PrivateRelease]:
+        """Return the ledger: all updates with noise that this device has made, in all runs."""
+        return self._table.saved.releases
 
     @property
     def folder(self) -> Path:
@@ -157,12 +163,13 @@ class DeviceState:
 
     def save_answer(
         self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = (),
-        is_reference: bool = False, masked: MaskedState | None = None,
+        is_reference: bool = False, masked: MaskedState | None = None, release: PrivateRelease | None = None,
     ) -> None:  # fmt: skip
         """Save the state, the update, its residuals and the epoch of the task, all in one step.
 
         `is_reference` says that a later broadcast may be a delta from the broadcast of the task. `masked` is the
         attempt to which the update belongs, in a run that sums masked updates; None keeps the saved attempt.
+        `release` is the line of the ledger for an update with noise.
         """
         name = self.store.put(half).object.hex() if half else ""
         with self._table.locked():
@@ -176,7 +183,7 @@ class DeviceState:
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None, residuals=list(residuals),
                 masked=masked or before.masked,
             )  # fmt: skip
-            self._table.save_answer(saved)
+            self._table.save_answer(saved, release)
 
     def save_masked(self, masked: MaskedState) -> None:
         """Save the end of an attempt to which this device does not answer any more."""

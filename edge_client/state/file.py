@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.state.residuals import Residuals, objects_in
+from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
@@ -96,6 +97,8 @@ class StateFile:
     # Whether the coordinator led several runs when a run was begun last.
     several: bool = False
     runs: list[RunEntry] = field(default_factory=list)  # the run that was begun last is at the end
+    # All releases with noise of this device in all runs. No release is ever removed, because it cannot be undone.
+    releases: list[PrivateRelease] = field(default_factory=list)
 
     def entry(self, run: str) -> RunEntry:
         """Return the entry of a run; if there is none, return an empty entry."""
@@ -120,6 +123,8 @@ def encode_state_file(saved: StateFile) -> bytes:
     if saved.several:
         table["several"] = True
     table["runs"] = [_entry_row(entry) for entry in saved.runs]
+    if saved.releases:
+        table["releases"] = [asdict(one) for one in saved.releases]
     return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table}).encode()
 
 
@@ -174,8 +179,11 @@ def _read_runs(table: Mapping[str, Any]) -> StateFile:
     _refuse_other_keys(table, "format", "seal", "book")
     book = read_checked(table, "book")
     entries = [_read_entry(row) for row in book.pop("runs")]
+    releases = [
+        decode(PrivateRelease, row, f"releases[{i}]") for i, row in enumerate(book.pop("releases", []))
+    ]
     saved = decode(StateFile, book)
-    saved.runs = entries
+    saved.runs, saved.releases = entries, releases
     return saved
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from protofleet.protocol.secagg.terms import Stage
+
 
 @dataclass(frozen=True, slots=True)
 class MaskedState:
@@ -15,13 +17,20 @@ class MaskedState:
     book: str  # book of the attempt
     payload: str = ""  # update of the method, as the server half would get it
     words: str = ""  # encoded update
+    presence: str = ""  # book of the stage that counts the holders of each class
+    held: str = ""  # encoded classes of the device
+    counts: str = ""  # number of holders of each class, which the device has computed itself
 
     def objects(self) -> set[str]:
-        return {self.book, self.payload, self.words}
+        objects = {self.book, self.payload, self.words, self.presence, self.held, self.counts}
+        return objects - {""}
 
-    def with_book(self, book: str) -> MaskedState:
-        return replace(self, book=book)
+    def book_of(self, stage: Stage) -> str:
+        return self.presence if stage == "presence" else self.book
 
-    def ended(self, book: str) -> MaskedState:
+    def with_book(self, stage: Stage, book: str) -> MaskedState:
+        return replace(self, presence=book) if stage == "presence" else replace(self, book=book)
+
+    def ended(self) -> MaskedState:
         """Return the entry after the device has helped to unmask the sum; the update is not needed any more."""
-        return replace(self, book=book, payload="", words="")
+        return replace(self, payload="", words="", held="", counts="")

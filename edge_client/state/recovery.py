@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from protofleet.edge_client.state.file import RunEntry, StateFile, read_state_file
 from protofleet.edge_client.state.residuals import objects_in
+from protofleet.protocol.privacy.ledger import joined
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 
 log = logging.getLogger("protofleet.device")
@@ -81,7 +82,10 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
         for entry in saved.runs
     ]
     kept = [one for one in earlier if not damaged and not _missing(store, *_needed(one, answers=False))]
-    return RecoveredState(replace(saved, runs=entries), bool(fault or damaged), kept)
+    # No copy may forget a release: an older copy of the ledger would allow the device to give away more.
+    ledgers = [found.releases for found in (saved, newest, *copies, previous) if isinstance(found, StateFile)]
+    saved = replace(saved, runs=entries, releases=joined(*ledgers))
+    return RecoveredState(saved, bool(fault or damaged), kept)
 
 
 def _before(entry: RunEntry, earlier: list[RunEntry], store: ObjectStore) -> RunEntry | None:

@@ -15,6 +15,7 @@ from protofleet.edge_client.state.file import RunEntry, StateFile, encode_state_
 from protofleet.edge_client.state.holders import NAME, Holders, read_holders, write_holders
 from protofleet.edge_client.state.recovery import StateFiles, recover
 from protofleet.protocol.link.clocks import MOST_AHEAD
+from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk, write_whole
 from protofleet.protocol.storage.folder_lock import held
@@ -125,7 +126,7 @@ class StateTable:
                 others.remove(next(one for one in others if one.over))
             epoch = max(self.saved.epoch, entry.epoch) if self.several else entry.epoch
             runs = [*others, entry]
-            self.save(StateFile(self.saved.boot, epoch, self.several, runs))
+            self.save(StateFile(self.saved.boot, epoch, self.several, runs, self.saved.releases))
             self._replaces.pop(entry.run, None)
             if others:
                 return
@@ -154,13 +155,16 @@ class StateTable:
             self.check_not_taken_over()
             self.save(self.saved.with_entry(entry))
 
-    def save_answer(self, entry: RunEntry) -> None:
+    def save_answer(self, entry: RunEntry, release: PrivateRelease | None = None) -> None:
         """Save the entry of a run with a new update, and keep the state before the update.
 
-        The caller has locked the folder.
+        `release` is the line of the ledger for an update with noise. The caller has locked the folder.
         """
         before = self.saved.runs
-        saved = replace(self.saved.with_entry(entry), epoch=max(entry.epoch, self.saved.epoch))
+        releases = [*self.saved.releases, release] if release else self.saved.releases
+        saved = replace(
+            self.saved.with_entry(entry), epoch=max(entry.epoch, self.saved.epoch), releases=releases
+        )
         self.save(saved, keep=True)
         self.previous = before
 

@@ -18,7 +18,7 @@ import torch
 from protofleet.edge_client.data.own import Checked, Data
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples
-from protofleet.edge_client.trainer.job import TRAIN, LocalJob
+from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
 from protofleet.lab.api.errors import public_errors
 from protofleet.lab.api.experiments import plain
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
@@ -308,9 +308,9 @@ class Federation:
         sent = crossed(to_numpy(ask.payload))
         self._bytes_down += size(sent)
         answer, metrics = self._jobs[device].run(ask.phase, number, sent)
-        self._metrics[device] = (
-            {**self._metrics.get(device, {}), **metrics} if ask.phase == TRAIN else metrics
-        )
+        # A phase after the training measures nothing, and must not delete what the training has measured.
+        earlier = {} if ask.phase == EVALUATE else self._metrics.get(device, {})
+        self._metrics[device] = {**earlier, **metrics}
         return crossed(answer)
 
     def _accuracy(self) -> dict[str, dict[str, float]]:

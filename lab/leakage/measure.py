@@ -22,6 +22,7 @@ class LeakageQuery:
     devices: Sequence[str]
     attacker: Attacker = "A1"
     kinds: frozenset[str] = frozenset()
+    thorough: bool = False  # Whether slow attacks run, too.
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def measured(observed: Observed, query: LeakageQuery, number: int | None = None)
     for scene in scenes(observed, query.devices, number).values():
         kinds = kinds_in(scene)
         for attack in ATTACKS:
-            if not kinds.intersection(attack.kinds) or not _wanted(attack, query.kinds):
+            if not kinds.intersection(attack.kinds) or not _wanted(attack, query):
                 continue
             results = list(attack.find(scene))
             kept = [
@@ -79,8 +80,10 @@ def measured(observed: Observed, query: LeakageQuery, number: int | None = None)
     return Measured(query, found, pooled, missing)
 
 
-def _wanted(attack: Attack, kinds: Collection[str]) -> bool:
-    return not kinds or bool(set(kinds).intersection(attack.kinds))
+def _wanted(attack: Attack, query: LeakageQuery) -> bool:
+    if attack.thorough and not query.thorough:
+        return False
+    return not query.kinds or bool(query.kinds.intersection(attack.kinds))
 
 
 def finding_of(one: MembershipScores, result: Membership, device: str | None = None) -> Finding:

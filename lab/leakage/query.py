@@ -11,7 +11,12 @@ from protofleet.protocol.settings.suggest import there_are
 
 
 def query_of(
-    observed: Observed | None, device: str, attacker: str, kinds: str, number: int | None = None
+    observed: Observed | None,
+    device: str,
+    attacker: str,
+    kinds: str,
+    number: int | None = None,
+    thorough: bool = False,
 ) -> LeakageQuery:
     """Return the query; raise SettingsError if a value is unknown. Without `observed`, devices are not checked."""
     chosen = next((one for one in ATTACKERS if one == attacker), None)
@@ -22,7 +27,7 @@ def query_of(
     if unknown := [kind for kind in wanted if kind not in known]:
         raise SettingsError(f"--kinds has {unknown[0]!r}; {there_are(unknown[0], known)}")
     if observed is None:
-        return LeakageQuery([], chosen, frozenset(wanted))
+        return LeakageQuery([], chosen, frozenset(wanted), thorough)
     devices = observed.devices
     if device and device not in devices:
         raise SettingsError(f"--device is {device!r}; {there_are(device, devices)}")
@@ -30,4 +35,4 @@ def query_of(
     if number is not None and number not in rounds:
         have = ", ".join(map(str, rounds))
         raise SettingsError(f"--round is {number}, but there are only answers of round {have}")
-    return LeakageQuery([device] if device else devices, chosen, frozenset(wanted))
+    return LeakageQuery([device] if device else devices, chosen, frozenset(wanted), thorough)

@@ -44,6 +44,7 @@ from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
@@ -216,6 +217,8 @@ class Experiment:
     """Coding of arrays in fewer bytes, as the name of a codec or as stages; if left out, no number is
     rounded, and arrays that have not changed are not sent again.
     """
+    dp: DpSettings | None = None
+    """Noise on the updates, so that they give away at most an epsilon; if left out, no noise is added."""
     secagg: SecaggSettings | None = None
     """Masked sums, so that the coordinator learns only the sum of the updates; if left out, it gets each update.
     """
@@ -623,7 +626,8 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
-        secagg=e.secagg, policy=e.effective_policy, budget=e.budget, keep=e.keep, broker=broker,
+        secagg=e.secagg, dp=e.dp, policy=e.effective_policy, budget=e.budget, keep=e.keep,
+        broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, page_port=e.page_port,

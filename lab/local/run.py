@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 import torch
 
+from protofleet.coordinator.noise_words import noise_words
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.round_bytes import describe_budget, round_bytes
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
@@ -136,6 +137,8 @@ def run_processes(
         progress.print(f"broker: {broker.description}")
         if experiment.budget is not None:
             progress.print(f"budget: {forecast(experiment, experiment.budget, folder)}")
+        if experiment.dp is not None:
+            progress.print(noise_words(experiment.plan, len(experiment.shards)))
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
             progress.print(f"processes: each process starts a new interpreter, because {NO_FORK}")
         if compute != experiment.compute:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from protofleet.coordinator.observe.curves import rounds_done
 from protofleet.lab.report.comparison import AccuracyTarget, ComparedRun, Group, best_by_validation
 from protofleet.lab.report.flat_names import Numbers, by_way_and_kind, named, part
+from protofleet.lab.report.leakage_file import read_leakage
 
 OF_A_RUN: Final = (
     "experiment", "run", "folder", "method", "view", "network", "seed", "rounds", "rounds_done",
@@ -55,6 +56,8 @@ def numbers_of(group: Group, run: ComparedRun, target: AccuracyTarget | None) ->
     if "seconds" in run.summary:
         found["total/seconds"] = run.summary["seconds"]
     found |= named("total/joules", run.summary.get("energy", {}))
+    if (leakage := read_leakage(run.folder)) and leakage.headline and leakage.headline.value is not None:
+        found[f"leakage/membership_auc/{leakage.headline.attacker}"] = leakage.headline.value
     if target and (reached := target.first_point(run, group.view)):
         found |= {f"{TARGET}/bytes": reached.bytes, f"{TARGET}/rounds": reached.rounds}
         found |= {f"{TARGET}/joules": reached.joules} if run.summary.get("energy") else {}

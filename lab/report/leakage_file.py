@@ -78,7 +78,7 @@ def read_leakage(folder: Path) -> LeakageFile | None:
                 f"{path} has the format {form}, and this version knows {FORMAT}: run leakage again"
             )
         return decode(LeakageFile, table)
-    except (ValueError, KeyError, AttributeError, SettingsError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, SettingsError) as error:
         raise RunError(f"{path} cannot be read ({str(error)[:80]}): run protofleet leakage again") from None
 
 

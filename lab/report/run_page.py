@@ -21,6 +21,7 @@ from protofleet.lab.report.sections.features import feature_sections
 from protofleet.lab.report.sections.left_out_classes import left_out_classes, left_out_devices
 from protofleet.lab.report.sections.own_metrics import own_metrics_section
 from protofleet.lab.report.sections.participation import participation_section
+from protofleet.lab.report.sections.privacy import privacy_claim
 from protofleet.lab.report.sections.small_tests import few_test_images
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
@@ -58,7 +59,7 @@ def write_report(folder: Path) -> Path:
     summary, target = run.summary, folder / "report.html"
     notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary)
     notices += robust_notice(summary) + small_test_notice(run)
-    left_out = [*left_out_classes(run), *left_out_devices(run)]
+    left_out = [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]
     notices += "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in left_out)
     sections = "".join(section(run) for section in SECTIONS)
     title = f"{summary['name']}: {summary['method']}"
@@ -211,6 +212,6 @@ def final_table(folder: Path) -> str:
     rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
     rows += [stopped_words(summary)] if summary.get("stopped") else []
     rows += [words] if (words := few_test_images(run)) else []
-    rows += [*left_out_classes(run), *left_out_devices(run)]
+    rows += [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]
     rows += [run.faults] if run.faults else []
     return "\n".join(rows)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.averages import Averaged, demand_averaged
 from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.private_sums import SampleSums
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.contract.wants import TensorSpec, problem_with
 from protofleet.methods.nets.base import Encoder, Net
@@ -208,6 +209,8 @@ class ClientHalf(ABC):
     validation: Samples | None = None
     public: Sequence[Tensor] = ()  # Batches of the public set, for methods whose field `public` is true.
     domain: str = ""  # Domain that the device states; "" stands for the device's name.
+    # If set, the half returns the array SUMS with these sums. The device adds noise, and makes the update from them.
+    sums: SampleSums | None = None
     # True if the half uses its samples in another way than as the input of the network `model`, for example if it
     # changes pictures or trains another network. Otherwise a device replaces the samples by their features if the
     # backbone of `model` is frozen.
@@ -335,6 +338,9 @@ class Method:
     # Phases in which the server half needs the updates of single devices. A method with such a phase cannot be used
     # with masked sums ([secagg]), although another phase is averaged.
     individual_phases: tuple[str, ...] = ()
+    # Function that gets the settings, the run's network and `dp.clip`. It returns the sums that a device releases
+    # with noise under `dp.unit = "sample"`. A method whose features depend on the training samples must not have it.
+    sums: Callable[[Any, Net, float], SampleSums] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
     # Function that gets the settings. It returns a copy of this method, in which the fields above have the values for
     # these settings.
@@ -377,7 +383,7 @@ class Method:
             raise ValueError(
                 f"Method(reports={self.reports!r}): reports must be one of {', '.join(self.VIEWS)}"
             )
-        for name in ("cost", "variant", "misfit", "misfit_network", "misfit_fleet"):
+        for name in ("cost", "sums", "variant", "misfit", "misfit_network", "misfit_fleet"):
             if not ((call := getattr(self, name)) is None or callable(call)):
                 raise TypeError(f"Method({name}={call!r}): this argument must be a function")
         if not (self.arrays is None or isinstance(self.arrays, tuple)):

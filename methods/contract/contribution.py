@@ -200,3 +200,12 @@ def _within(value: Vector, spec: TensorSpec) -> Vector:
     """
     rounded = value if spec.is_float else np.rint(value)
     return np.clip(rounded, spec.low, spec.high) if (spec.low, spec.high) != (None, None) else rounded
+
+
+def apart_of(averaged: Averaged, strict: bool, holders: int) -> int:
+    """Return by how many devices the cohorts of two sums must differ, if they are not equal; 0 means no limit.
+
+    Rows of classes change little from round to round, so the difference of two sums shows single devices. The
+    difference of weights does not.
+    """
+    return holders if averaged.rows and strict else 0

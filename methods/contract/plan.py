@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,9 +20,11 @@ from torch import Tensor
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.dp_fit import demand_dp_fit
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.kept import KeptRound, problem_with
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
+from protofleet.methods.contract.private_sums import SUMS, SampleSums
 from protofleet.methods.contract.public import (
     DRAWN,
     HASHED,
@@ -47,11 +50,13 @@ from protofleet.protocol.settings.bounds import (
     Width,
 )
 from protofleet.protocol.settings.codec import CodecSettings
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.named_codecs import CodecName, short_table, stages_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
+from protofleet.protocol.wire.kinds import declared_kinds
 
 DEFAULT_NETWORK: Final = "cnn23"
 MOST_LISTED: Final = 12  # Most domains that an error message lists.
@@ -141,6 +146,8 @@ class Plan:
     codec: CodecSettings | None = None
     # Rounds whose answers the coordinator keeps. If it is empty, the plan has the form of earlier versions.
     keep: tuple[KeptRound, ...] = ()
+    # Differential privacy of the updates. If None, no noise is added, and the plan has the form of earlier versions.
+    dp: DpSettings | None = None
     # Settings of masked sums; None means that each update is sent as it is, and the plan has the form of earlier
     # versions.
     secagg: SecaggSettings | None = None
@@ -178,11 +185,18 @@ class Plan:
 
         if self.codec is not None:
             self._check_codec(self.codec)
+        if self.dp is not None:
+            demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None)
         if self.secagg is not None:
             self._check_secagg()
 
     def _check_secagg(self) -> None:
         """Raise SettingsError if a masked sum cannot replace the updates of this run."""
+        if self.dp is not None:
+            raise SettingsError(
+                "secagg and dp are both set, but noise that devices share under a masked sum is not implemented; "
+                "leave secagg out, and each device adds the whole noise, or leave dp out"
+            )
         if self.codec is not None:
             raise SettingsError(
                 "secagg and codec are both set, but a sum of masked numbers cannot be coded by each device; leave "
@@ -257,6 +271,15 @@ class Plan:
         own += [f"mutual {mutual.name}"] if self.load().mutual else []
         return ", ".join(own)
 
+    @cached_property
+    def sums(self) -> SampleSums | None:
+        """Return the sums that a device releases with noise, if the run protects single samples."""
+        of_method = self.load().sums
+        if self.dp is None or self.dp.unit != "sample" or of_method is None:
+            return None
+        model = self._model_without_memory()
+        return None if model is None else of_method(self.settings(), model, self.dp.clip)
+
     def metrics(self) -> Mapping[str, Metric]:
         """Return the user's own metrics, which are measured in addition to accuracy and loss."""
         return metrics_of(self.plugins.get("metrics", ""))
@@ -292,6 +315,11 @@ class Plan:
 
     def demand_fleet_fit(self, devices: int) -> None:
         """Raise SettingsError if the coordinator cannot serve this number of devices with these settings."""
+        if self.dp is not None and self.dp.unit == "device" and self.dp.delta * devices > 1:
+            raise SettingsError(
+                f"dp.delta is {self.dp.delta:g}, but the run has {devices} devices, so it must be at most "
+                f"{1 / devices:.2g}; lower dp.delta"
+            )
         method = self.load()
         if method.misfit_fleet is None:
             return
@@ -368,6 +396,8 @@ class Plan:
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
         half.rounds, half.validation, half.kinds = self.rounds, validation, self.variant.kinds
+        if (sums := self.sums) is not None:
+            half.sums, half.kinds = sums, declared_kinds((*self.variant.kinds.declared, SUMS))
         if method.public:
             half.public = self._public_batches(public, place)
         return half
@@ -459,19 +489,12 @@ def secagg_misfit(method: Method, name: str) -> str:
             f"secagg is set, but the phase {phases} of {name} uses the updates of single devices, so a sum in "
             f"{', '.join(method.averaged)} would protect nothing; leave secagg out, or take one of {known}"
         )
-    if not fits_secagg(method):
-        return (
-            f"secagg is set, but {name} sends rows of classes, and the sum of a class that one device holds would "
-            f"show this device's row; leave secagg out, or take one of {known}"
-        )
     return ""
 
 
 def fits_secagg(method: Method) -> bool:
     """Return whether the coordinator may learn the updates of all phases of a method only as a sum."""
-    rows = any(one.rows for one in method.averaged.values())
-    several = len(method.averaged) != 1
-    return not (several or rows or method.needs_counts or method.individual_phases)
+    return len(method.averaged) == 1 and not (method.needs_counts or method.individual_phases)
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:

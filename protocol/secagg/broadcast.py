@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.protocol.secagg.control_arrays import ByteArrays, as_array, bytes_in
+from protofleet.protocol.secagg.control_arrays import ByteArrays, SumStep, as_array, bytes_in
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.masks import digest
 from protofleet.protocol.secagg.terms import Stage, Terms, read_terms
@@ -20,11 +20,18 @@ MOST: Final = "control.most"  # largest number of examples with which a device c
 ATTEMPT: Final = (
     "control.attempt"  # nonce of the attempt; without it, two attempts could have equal broadcasts
 )
+PRESENCE_VECTOR: Final = "control.presence.masked"
 MASKED: Final = "masked"  # last part of the name of a masked vector; the first part is a kind of the method
 
 
 def terms_name(stage: Stage) -> str:
     return f"control.{stage}.terms"
+
+
+def step_name(step: SumStep, stage: Stage) -> str:
+    """Return the name of a step in the name of its phase, such as `masked` or `presence.masked`."""
+    together = step in (SumStep.KEYS, SumStep.SHARES)  # Both stages have these steps in one task.
+    return step.value if stage == "values" or together else f"{stage}.{step.value}"
 
 
 def base_of(arrays: Arrays, most: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Decide which classes are uploaded, from the number of devices that hold samples of each class.
+"""Encode which classes a device holds, for the sum that gives the number of holders of each class.
 
 The stage `presence` is an attempt of its own, with its own keys and seeds: shares that open one sum must not open the
 other. The vector has 1 for each class that the device holds and 0 for the others.
@@ -6,16 +6,10 @@ other. The vector has 1 for each class that the device holds and 0 for the other
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.protocol.secagg.field import Field, Words
-
-# A class with fewer holders is not uploaded. Holders that work with the coordinator do not protect the others, so
-# against f such devices the number must be f + 2.
-HOLDERS: Final = 3
 
 
 def presence_field(devices: int) -> Field:
@@ -26,9 +20,3 @@ def presence_field(devices: int) -> Field:
 def presence_words(field: Field, counts: NDArray[np.int64]) -> Words:
     """Return the vector of a device with so many samples of each class."""
     return field.encode((counts > 0).astype(np.float64))
-
-
-def uploaded_classes(field: Field, total: Words, holders: int = HOLDERS) -> NDArray[np.bool_]:
-    """Return True for each class with at least so many holders in the sum of the vectors."""
-    found: NDArray[np.bool_] = field.signed(total) >= holders
-    return found

@@ -28,6 +28,12 @@ class SecaggSettings:
     """
     least: SumDevices = 3
     """Fewest devices whose sum the coordinator may learn."""
+    holders: SumDevices = 3
+    """Fewest devices that must hold a class for its row to be in a sum, for methods that send rows of classes."""
+    strict_cohort: bool = True
+    """If true, a method that sends rows of classes sums only the devices of the last sum, or a cohort that differs by
+    at least `holders` devices; otherwise the difference of two sums shows single devices.
+    """
     patience_seconds: PositiveSeconds = 30.0
     """Seconds that the devices have for each of the short phases after the training."""
     metrics: Metrics = "off"

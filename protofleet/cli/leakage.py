@@ -48,6 +48,11 @@ def add_leakage(commands: Subparsers) -> None:
         help="run the experiment again in this process; no answer need be kept",
     )
     command.add_argument(
+        "--thorough",
+        action="store_true",
+        help="also bound the information in features, which takes seconds a device",
+    )
+    command.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
@@ -73,7 +78,9 @@ def leakage(options: argparse.Namespace) -> int:
     demand_fitting_options(options)
     query_of(None, options.device, options.attacker, options.kinds, options.round)  # Before the slow work.
     folder, name, observed = _observed(options, listing)
-    query = query_of(observed, options.device, options.attacker, options.kinds, options.round)
+    query = query_of(
+        observed, options.device, options.attacker, options.kinds, options.round, options.thorough
+    )
     found = file_of(observed, measured(observed, query, options.round))
     write_leakage(folder, found)
     page = write_leakage_page(found, name, options.page or folder / PAGE)

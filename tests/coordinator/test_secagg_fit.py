@@ -23,7 +23,6 @@ def plan(method="fedavg", secagg=SETTINGS, **more):
     ("fedplcc", "would protect nothing: fedplcc uses the updates of single devices"),
     ("fedpall", "the phase mix of fedpall uses the updates of single devices"),
     ("fedhp", "needs the number of samples of each class"),
-    ("fedproto", "rows of classes"),
     ("fedtgp", "would protect nothing"),
 ])  # fmt: skip
 def test_a_method_for_which_a_sum_protects_nothing_is_refused(method, words):
@@ -32,8 +31,8 @@ def test_a_method_for_which_a_sum_protects_nothing_is_refused(method, words):
     assert "leave secagg out, or take one of" in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa"])
-def test_methods_of_weights_take_masked_sums(method):
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh"])
+def test_methods_of_weights_and_of_prototypes_take_masked_sums(method):
     assert [*plan(method).summed_phases] == ["train"]
     assert not plan(method, secagg=None).summed_phases
 

@@ -8,7 +8,7 @@ from protofleet.coordinator.round.events import Stage
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
 from tests.support.small_federation import assert_same, in_blocks
-from tests.support.summed_simulation import POLICY, SETTINGS, STEPS, SumRecorder, summed
+from tests.support.summed_simulation import POLICY, SETTINGS, STEPS, STEPS_OF_ROWS, SumRecorder, summed
 
 ONE_ROUND = replace(POLICY, rounds=1)
 
@@ -34,7 +34,7 @@ def test_a_run_of_masked_sums_learns_what_a_plain_run_learns(tmp_path, recorder)
     plain = summed(tmp_path / "plain", settings=None).run()
     assert run.service.finished and plain.service.finished and not run.service.run.diverged
     recorder.check()
-    assert [survivors for _, _, survivors, _, _ in recorder.sums] == [tuple(run.shards)] * POLICY.rounds
+    assert [one.survivors for one in recorder.sums] == [tuple(run.shards)] * POLICY.rounds
     one, two = (each.service.run.server_runner.server.state() for each in (run, plain))
     for name, value in two.items():
         if value.is_floating_point():
@@ -49,9 +49,60 @@ def test_a_device_that_leaves_in_a_step_costs_nothing_but_its_update(tmp_path, r
     run.run()
     assert run.service.finished and not run.service.run.diverged
     recorder.check()
-    (_, _, survivors, _, _) = recorder.sums[0]
+    survivors = recorder.sums[0].survivors
     others = tuple(name for name in run.shards if name != "device-2")
     assert survivors == (others if STEPS.index(step) <= STEPS.index("train.masked") else tuple(run.shards))
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedsa", "fednh"])
+def test_rows_of_classes_are_those_of_a_plain_run(tmp_path, recorder, method):
+    run = summed(tmp_path / "summed", method).run()
+    plain = summed(tmp_path / "plain", method, settings=None).run()
+    recorder.check()
+    assert [one.terms.stage for one in recorder.sums] == ["presence", "values"] * POLICY.rounds
+    one, two = (each.service.run.server_runner.server.state() for each in (run, plain))
+    assert one.keys() == two.keys()
+    for name, value in two.items():
+        if value.is_floating_point():
+            assert (one[name] - value).abs().max() < 1e-3
+
+
+def test_a_class_with_fewer_holders_than_the_setting_is_in_no_sum(tmp_path, recorder):
+    held = [(0, 1), (0, 1), (0, 2), (0, 1, 2)]  # Class 2 has two holders, and class 1 has three.
+    run = summed(tmp_path, "fedproto", policy=ONE_ROUND, held=held).run()
+    recorder.check()
+    server = run.service.run.server_runner.server
+    assert server.known.tolist() == [True, True, False]
+    (values,) = [one for one in recorder.sums if one.terms.stage == "values"]
+    assert not values.words.reshape(3, -1)[2].any() and values.words.reshape(3, -1)[1].any()
+    for words in recorder.words[values.terms.hash].values():
+        assert not words.reshape(3, -1)[2].any(), "no device sends a row of the class"
+
+
+def test_no_sum_follows_if_a_class_may_have_lost_its_holders_since_they_were_counted(tmp_path, caplog):
+    held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
+    policy = replace(ONE_ROUND, gather=6, attempts=2)
+    run = summed(
+        tmp_path, "fedproto", policy=policy, held=held, settings=replace(SETTINGS, patience_seconds=5.0)
+    )
+    at(run, "train.masked")
+    run.kill("device-0")
+    run.run(limit=600)
+    assert "class 1 may have fewer than 3 holders in the sum" in caplog.text
+    assert not run.service.run.server_runner.server.known.any()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_sum_of_rows_that_differs_by_one_device_from_the_last_sum_is_refused(tmp_path, recorder, strict):
+    settings = replace(SETTINGS, strict_cohort=strict, patience_seconds=5.0)
+    policy = replace(POLICY, gather=5, attempts=2)
+    run = summed(tmp_path, "fedproto", devices=5, policy=policy, settings=settings)
+    at(run, "train", 2)
+    run.kill("device-2")
+    run.run(limit=2000)
+    rounds = {one.terms.round for one in recorder.sums if one.terms.stage == "values"}
+    assert rounds == ({1} if strict else {1, 2})
+    assert ("differ only by device-2" in run.service.run.diverged) == strict
 
 
 @pytest.mark.parametrize("bits", [16, 24, 32])
@@ -59,14 +110,16 @@ def test_the_bits_of_a_number_are_those_of_the_settings(tmp_path, recorder, bits
     run = summed(tmp_path, policy=ONE_ROUND, settings=replace(SETTINGS, bits=bits, limit=8.0)).run()
     assert run.service.finished
     recorder.check()
-    assert recorder.sums[0][-1] == bits
+    assert recorder.sums[0].terms.field.bits == bits
 
 
-@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("killed", ["coordinator", "device-1"])
-def test_a_restart_in_a_step_changes_no_bit(tmp_path, step, killed):
-    whole = summed(tmp_path / "whole").run()
-    run = summed(tmp_path / "killed")
+@pytest.mark.parametrize(
+    "method, step", [("fedavg", step) for step in STEPS] + [("fedproto", step) for step in STEPS_OF_ROWS]
+)
+def test_a_restart_in_a_step_changes_no_bit(tmp_path, method, step, killed):
+    whole = summed(tmp_path / "whole", method).run()
+    run = summed(tmp_path / "killed", method)
     at(run, step, 2)
     run.kill(killed)
     if killed == "coordinator":

@@ -4,13 +4,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.secagg import SecaggSettings
 from tests.support.federation_over_broker import Federation
 from tests.support.run_policy import RunPolicy
 from tests.support.small_enrolment import SmallEnrolment
-from tests.support.small_federation import plan
+from tests.support.small_federation import CLASSES, SHAPE, Shard, TensorSamples, plan
 from tests.support.summed_simulation import STEPS, SumRecorder
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,7 @@ class Summed(Federation):
     )
     settings = SETTINGS
     network = Network("mlp")
+    method, classes = "fedavg", CLASSES
     lost_at = ""
 
     def __init__(self, *given):
@@ -35,7 +37,13 @@ class Summed(Federation):
         self.enrolment = SmallEnrolment(self.folder / "records", self.topics.federation, self.keys)
 
     def make_plan(self, method):
-        return replace(plan(method, 1), secagg=self.settings, network=self.network)
+        made = replace(plan(self.method, 1), classes=self.classes, network=self.network)
+        return replace(made, secagg=self.settings)
+
+    def shard_of(self, i):
+        """Return a device's samples of all classes."""
+        train = samples(self.classes, seed=i)
+        return Shard("all", train, train, train, self.classes)
 
     def keyring_of(self, name):
         return self.enrolment.keyring_of(name)
@@ -47,6 +55,13 @@ class Summed(Federation):
             take = agent.tasks.take
             agent.tasks.take = lambda question: question.phase == self.lost_at or take(question)
         return agent, inbox
+
+
+def samples(classes, seed):
+    """Return four samples of each class."""
+    dice = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat(4)
+    return TensorSamples(torch.randn(len(labels), *SHAPE, generator=dice), labels)
 
 
 @contextmanager
@@ -66,19 +81,33 @@ def test_a_fifth_of_20_devices_falls_silent_in_a_step_and_the_sum_has_the_bits_o
     with ran(tmp_path, broker, federation, lost_at=step) as run:
         assert run.service.finished and not run.service.run.diverged
     recorder.check()
-    (_, _, survivors, _, _) = recorder.sums[-1]
+    survivors = recorder.sums[-1].survivors
     lost = LOST if STEPS.index(step) <= STEPS.index("train.masked") else []
     assert survivors == tuple(name for name in MANY if name not in lost)
     assert len(recorder.sums) == 1
 
 
 def test_masked_weights_cost_at_most_a_twentieth_more_than_plain_weights(tmp_path, broker, federation):
-    network = Network("mlp", feature_size=256)
-    up = []
-    for settings in (None, SETTINGS):
-        changes = {"settings": settings, "network": network}
-        with ran(tmp_path / str(len(up)), broker, f"{federation}{len(up)}", **changes) as run:
-            assert run.service.finished
-            meter = run.service.run.link.meter
-            up.append(sum(size for (way, _), size in meter.wire.items() if way == "up"))
-    assert up[1] / up[0] <= 1.05, up
+    plain, masked = bytes_up(tmp_path, broker, federation, SETTINGS, network=Network("mlp", feature_size=256))
+    assert masked / plain <= 1.05, (plain, masked)
+
+
+def test_masked_prototypes_of_24_bits_cost_at_most_15_percent_more_than_plain_ones(
+    tmp_path, broker, federation
+):
+    """Ten prototypes of 512 numbers; the steps of both stages are in the bytes."""
+    settings = replace(SETTINGS, bits=24)
+    ten = {"method": "fedproto", "classes": 10, "network": Network("mlp", embedding_size=512)}
+    plain, masked = bytes_up(tmp_path, broker, federation, settings, **ten)
+    assert masked / plain <= 1.15, (plain, masked)
+
+
+def bytes_up(folder, broker, federation, settings, **changes):
+    """Return the bytes that all devices send in a plain run and in a run of masked sums."""
+    found = []
+    for number, chosen in enumerate((None, settings)):
+        with ran(folder / str(number), broker, f"{federation}{number}", settings=chosen, **changes) as run:
+            assert run.service.finished and not run.service.run.diverged
+            wire = run.service.run.link.meter.wire
+            found.append(sum(size for (way, _), size in wire.items() if way == "up"))
+    return found

@@ -49,6 +49,9 @@ class Federation:
     def make_plan(self, method):
         return plan(method)
 
+    def shard_of(self, i):
+        return shard(i)
+
     def keyring_of(self, name):
         """Return the keys that a party knows."""
         return self.keyring
@@ -79,7 +82,7 @@ class Federation:
         )  # fmt: skip
         link = DeviceLink(me, self.keyring_of(name), self.topics, transport, state.store)
         transport.connect(link.will(self.topics.device_state(name)))
-        data = shard(i)
+        data = self.shard_of(i)
         start_job = local_jobs(lambda p: p.client_half(data.train, name, validation=data.validation), data)
         options = AgentOptions(clock=lambda: 0.0)
         agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, ThreadWorker(inbox), options))

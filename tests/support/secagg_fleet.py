@@ -11,11 +11,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.coordinator.secagg.steps import SecureSum, SumQuestion, conduct
-from protofleet.edge_client.secagg import answers
 from protofleet.edge_client.secagg.book import read_book
 from protofleet.edge_client.secagg.instance import Instance
 from protofleet.edge_client.secagg.past_attempts import PastAttempts
-from protofleet.protocol.secagg.control_arrays import SumStep
+from protofleet.protocol.secagg.control_arrays import SumStep, array_name, as_array, bytes_in
 from protofleet.protocol.secagg.directory import Directory
 from protofleet.protocol.secagg.field import Field
 from protofleet.protocol.secagg.terms import Terms
@@ -82,18 +81,28 @@ class Fleet:
         """Return a device's answer to a question, as arrays."""
         instance = self.instances[name]
         arrays = {**question.shared, **question.personal.get(name, {})}
+
+        def asked(part):
+            return bytes_in(arrays, array_name(self.terms.stage, part))
+
         match question.step:
             case SumStep.KEYS:
-                return answers.answer_keys(instance)
+                parts = {"keys": instance.keys()}
             case SumStep.SHARES:
-                return answers.answer_shares(instance, arrays, self.enrolled)
+                parts = {"shares": instance.shares(asked("roster"), self.enrolled)}
             case SumStep.MASKED:
                 words = self.terms.field.encode(self.vectors[name])
-                return answers.answer_masked(instance, arrays, words, VECTOR)
+                masked = instance.masked(asked("first"), asked("shares"), words)
+                parts = {"signature": masked.signature, "opened": masked.opened, VECTOR: masked.vector}
             case SumStep.AGREE:
-                return answers.answer_agree(instance, arrays)
+                parts = {"signature": instance.agree(asked("survivors"))}
             case SumStep.UNMASK:
-                return answers.answer_unmask(instance, arrays)
+                parts = {"released": instance.unmask(asked("signatures"))}
+        stage = self.terms.stage
+        return {
+            part if part == VECTOR else array_name(stage, part): as_array(data)
+            for part, data in parts.items()
+        }
 
     def answers(self, question: SumQuestion) -> dict[str, dict[str, Any]]:
         """Return the answers of the devices that have not fallen out before this step or in it."""

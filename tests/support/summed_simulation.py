@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,12 +10,16 @@ from protofleet.coordinator.secagg import phase
 from protofleet.edge_client.secagg.instance import Instance
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.lab.simulation.network import NetworkConditions
+from protofleet.protocol.secagg.field import Words
+from protofleet.protocol.secagg.terms import Terms
 from protofleet.protocol.settings.secagg import SecaggSettings
 from tests.support.run_policy import RunPolicy
 from tests.support.small_enrolment import SmallEnrolment
-from tests.support.small_federation import plan, shard
+from tests.support.small_federation import CLASSES, plan, shard
 
 STEPS = ("train", "train.shares", "train.masked", "train.agree", "train.unmask")
+PRESENCE_STEPS = tuple(f"train.presence.{step}" for step in ("masked", "agree", "unmask"))
+STEPS_OF_ROWS = (*STEPS[:2], *PRESENCE_STEPS, *STEPS[2:])
 SETTINGS = SecaggSettings(bits=32, limit=64.0, metrics="each")
 POLICY = RunPolicy(
     rounds=2, quorum=3, gather=4, patience_seconds=60.0, settle_seconds=0.5, straggler_factor=0.0
@@ -32,29 +36,40 @@ class SummedSimulation(Simulation):
         return self.enrolment.keyring_of(name)
 
 
-def summed(folder, method="fedavg", devices=4, policy=POLICY, settings=SETTINGS, hyper=None, **more):
-    """Return a simulation of a small run with masked sums."""
-    shards = {f"device-{i}": shard(i) for i in range(devices)}
+def summed(
+    folder, method="fedavg", devices=4, policy=POLICY, settings=SETTINGS, hyper=None, held=None, **more
+):
+    """Return a simulation of a small run with masked sums; `held` has the classes of each device."""
+    held = held or [range(CLASSES)] * devices
+    shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
     made = replace(plan(method, policy.rounds, **(hyper or {})), secagg=settings)
     return SummedSimulation(made, shards, policy, folder, more.pop("conditions", NetworkConditions()), **more)
+
+
+@dataclass(frozen=True)
+class RecordedSum:
+    """A sum that the coordinator has computed."""
+
+    terms: Terms
+    survivors: tuple[str, ...]
+    words: Words
 
 
 class SumRecorder:
     """The words that each device has masked, and the sums that the coordinator has computed."""
 
     def __init__(self, monkeypatch) -> None:
-        self.words: dict[tuple[int, bytes], dict[str, np.ndarray]] = {}
-        self.sums: list[tuple[int, bytes, tuple[str, ...], np.ndarray, int]] = []
+        self.words: dict[bytes, dict[str, Words]] = {}  # Hash of the terms -> device -> words.
+        self.sums: list[RecordedSum] = []
         masked, conduct = Instance.masked, phase.conduct
 
         def noted(instance, first, sealed, words):
-            terms = instance.book.terms
-            self.words.setdefault((terms.round, terms.attempt), {})[instance.name] = words.copy()
+            self.words.setdefault(instance.book.terms.hash, {})[instance.name] = words.copy()
             return masked(instance, first, sealed, words)
 
         def conducted(terms, *given):
             found = yield from conduct(terms, *given)
-            self.sums.append((terms.round, terms.attempt, found.survivors, found.words, terms.field.bits))
+            self.sums.append(RecordedSum(terms, found.survivors, found.words))
             return found
 
         monkeypatch.setattr(Instance, "masked", noted)
@@ -63,7 +78,7 @@ class SumRecorder:
     def check(self) -> None:
         """Check that each sum has the bits of the plain sum of the words of its devices."""
         assert self.sums
-        for number, attempt, survivors, words, bits in self.sums:
-            each = self.words[number, attempt]
-            plain = np.sum([each[name].astype(np.int64) for name in survivors], axis=0)
-            assert np.array_equal(words, (plain & ((1 << bits) - 1)).astype(np.uint32))
+        for one in self.sums:
+            each, bits = self.words[one.terms.hash], one.terms.field.bits
+            plain = np.sum([each[name].astype(np.int64) for name in one.survivors], axis=0)
+            assert np.array_equal(one.words, (plain & ((1 << bits) - 1)).astype(np.uint32))

@@ -134,6 +134,17 @@ def federation() -> dict[str, Any]:
                 description="they get no task, because their budget does not hold one more round",
             ),
             time_series(
+                "Privacy budgets",
+                "percentunit",
+                (
+                    f"protofleet_privacy_epsilon{CHOSEN} / on (instance, run, unit) group_left () "
+                    f"protofleet_privacy_epsilon_limit{CHOSEN}",
+                    "{{run}} {{device}}: used epsilon",
+                ),
+                floor=0,
+                description="in a run with dp (docs/dp.md)",
+            ),
+            time_series(
                 "Answers",
                 "none",
                 (f"increase(protofleet_updates_total{CHOSEN}[5m])", "{{run}} {{verdict}}"),

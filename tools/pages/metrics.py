@@ -47,6 +47,7 @@ from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.kinds import MOST_KINDS
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import BrokerCertificate, ConnectionErrors, MeterCollector
+from protofleet.runtime.privacy_series import PrivacySeries
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
 INTRO: Final = f"""\
@@ -55,7 +56,7 @@ INTRO: Final = f"""\
 A coordinator or a device with a `metrics_port` serves these metrics under `/metrics` at its `metrics_host`.
 All times are Unix times. The labels have these limits:
 
-- Only three gauges and three counters have the name of a device as a label.
+- Only four gauges and three counters have the name of a device as a label.
 - The labels for names and domains have at most {MAX_DEVICES:,} values each; further values are counted as `other`.
   For bytes by device, the limit is {MOST_DEVICES} names.
 - Each of the two metrics of bytes by device has at most {SERIES_BY_DEVICE:,} series:
@@ -105,6 +106,7 @@ def register_common(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
     r.register(ConnectionErrors(lambda: 0))
     r.register(BrokerCertificate(lambda: None))
+    r.register(PrivacySeries(lambda: None))
     r.register(HostMetrics("", "", Path(), BrokerAddress()))
 
 

@@ -19,6 +19,7 @@ from protofleet.lab.leakage.finding import Attacker, Finding, MembershipScores
 from protofleet.lab.leakage.maths.intervals import STRICT, Figure
 from protofleet.lab.leakage.maths.membership import Scores
 from protofleet.lab.leakage.maths.mixing import unmixed
+from protofleet.lab.leakage.maths.mutual_information import mutual_information
 from protofleet.lab.leakage.maths.recovery import (
     clustered,
     clustered_r2,
@@ -32,6 +33,7 @@ from protofleet.lab.leakage.scene import AnsweredTask, Scene
 
 Numbers = NDArray[np.float64]
 KIND = "features"
+LARGEST_NULL = 0.3  # Nats that shuffled pairs may have.
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,26 @@ def _explained(
         attack, KIND, "R2", attacker, device, figure, base, control, "shuffled pairs", control.low <= max(base, 0.0),
         gates=True, note=note,
     )  # fmt: skip
+
+
+def information(scene: Scene) -> list[Finding]:
+    """Return a lower bound of the information that the upload has about the true features."""
+    given = rows_and_features(scene)
+    if given is None:
+        return []
+    rows, _, members, _ = given
+    x, y = torch.from_numpy(members), torch.from_numpy(rows.sent)
+    bound = mutual_information(x, y)
+    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    null = mutual_information(x, y[shuffled])
+    words = (
+        "saturated: it says only that the information is large" if bound.saturated else "a loose lower bound"
+    )
+    note = f"{words}; at most {bound.cap:.2f} can be found; it gates nothing"
+    return [
+        Finding("information in the upload", KIND, "nats, at least", "A0", scene.device, Figure(bound.nats),
+                0.0, Figure(null.nats, 0.0, null.nats), "shuffled pairs", null.nats < LARGEST_NULL, note=note)
+    ]  # fmt: skip
 
 
 def membership(scene: Scene) -> list[MembershipScores]:

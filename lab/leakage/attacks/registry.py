@@ -22,6 +22,7 @@ class Attack:
     find: Find
     needs_truth: bool = True
     needs_network: bool = False  # Whether the attacker needs the network that makes the features.
+    thorough: bool = False  # Whether it takes seconds on each device, so that it runs only on request.
 
 
 MEANS: Final = ("prototypes", "means", "targets")
@@ -31,6 +32,9 @@ ATTACKS: Final = (
     Attack("membership by the nearest row", ("features",), feature_rows.membership, needs_network=True),
     Attack("retrieval", ("features",), feature_rows.retrieval, needs_network=True),
     Attack("inversion of rows", ("features",), feature_rows.inversion, needs_network=True),
+    Attack(
+        "information in the upload", ("features",), feature_rows.information, needs_network=True, thorough=True
+    ),
     Attack("membership by the class row", MEANS, class_rows.membership, needs_network=True),
     Attack("inversion of class rows", MEANS, class_rows.inversion, needs_network=True),
     Attack("smallest class and label distribution", ("counts",), class_rows.small_classes, needs_truth=False),
@@ -51,6 +55,10 @@ def kinds_in(scene: Scene) -> set[str]:
     return {of(name) for task in scene.tasks for name in task.answer}
 
 
+# Kinds of arrays that only describe other arrays, and are read together with them.
+DESCRIBING: Final = frozenset({"labels", "scales", "samples", "tail", "steps", "lacks"})
+
+
 def without_attack(kinds: set[str]) -> set[str]:
     """Return the kinds to which no attack applies."""
-    return kinds - {kind for attack in ATTACKS for kind in attack.kinds}
+    return kinds - DESCRIBING - {kind for attack in ATTACKS for kind in attack.kinds}

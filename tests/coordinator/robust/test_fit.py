@@ -3,14 +3,17 @@
 import pytest
 
 import protofleet
+from protofleet.cli.main import main
+from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.robust.fit import accepted_rules, demand_covered, demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.robust import RULES, Robust
+from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.support.few_methods import few_steps
 
 BUFFERED = {"mode": "buffered", "buffer": 2}
@@ -85,3 +88,36 @@ def test_a_phase_that_requests_an_array_outside_its_mean_is_refused_before_the_t
     with pytest.raises(SettingsError, match="but this phase also requests steps, which is not averaged"):
         demand_covered("mine", Averaged(("weights",)), ask)
     demand_covered("mine", Averaged(("weights", "steps")), ask)
+
+
+REFUSED = 'policy.robust.weights is "cap", but fedproto averages no weights over its devices'
+ROBUST = {"robust": {"weights": "cap"}}
+
+
+def test_a_coordinators_settings_with_a_rule_that_the_method_refuses_are_refused():
+    with pytest.raises(SettingsError, match=REFUSED):
+        decode(
+            CoordinatorSettings,
+            {"name": "run", "rounds": 2, "classes": 3, "method": {"name": "fedproto"}, "policy": ROBUST},
+        )
+
+
+def test_a_submitted_run_with_a_rule_that_the_method_refuses_is_refused():
+    service = ServiceSettings.of({"slots": 1})
+    text = 'rounds = 2\nclasses = 3\n[method]\nname = "fedproto"\n[policy.robust]\nweights = "cap"\n'
+    with pytest.raises(SettingsError, match=REFUSED):
+        service.of_run("run", text)
+
+
+def test_an_experiment_of_a_script_with_a_rule_that_the_method_refuses_is_refused():
+    with pytest.raises(protofleet.SettingsError, match=REFUSED):
+        protofleet.run({"name": "run", "rounds": 2, "method": {"name": "fedproto"}, "policy": ROBUST})
+
+
+def test_a_rule_that_is_misspelt_is_refused_in_one_line_with_exit_code_2(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(
+        'name = "run"\nrounds = 2\n[method]\nname = "fedavg"\n[policy.robust]\nweights = "trim"\n'
+    )
+    assert main(["run", str(tmp_path / "run.toml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'policy.robust.weights is "trim", but must be one of "mean", "cap", "clip_median"' in line

@@ -56,7 +56,7 @@ def test_up_to_two_devices_fall_out_and_the_sum_is_plain_or_the_attempt_ends(dev
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last", itertools.product((None, *STEPS), repeat=2), ids=str)
+@pytest.mark.parametrize("last", list(itertools.product((None, *STEPS), repeat=2)), ids=str)
 @pytest.mark.parametrize("devices", [3, 4, 5])
 def test_each_fate_gives_the_plain_sum_or_ends_the_attempt(devices, last):
     """Split the fates by those of the last two devices, because all fates of five devices take minutes."""

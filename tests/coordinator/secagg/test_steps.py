@@ -260,6 +260,16 @@ def test_too_few_answers_end_the_attempt_and_name_the_missing_devices():
     assert all(name in str(error.value) for name in falls)
 
 
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_only_an_attempt_that_ends_in_its_last_step_has_spent_the_round(step):
+    """Devices that have helped to unmask join no other attempt of the round; all others do."""
+    fleet = Fleet(terms(4), numbers(4), dict.fromkeys(NAMES[:2], step))
+    with pytest.raises(AttemptEndedError, match="but 3 are needed") as error:
+        fleet.run()
+    spent = [device.book.past.spent for device in fleet.instances.values()]
+    assert error.value.spent is any(spent) is (step is SumStep.UNMASK)
+
+
 def test_a_cohort_close_to_the_last_one_ends_the_attempt_before_anything_is_unmasked():
     fleet = Fleet(terms(6, apart=3), numbers(6), {NAMES[5]: SumStep.MASKED})
     with pytest.raises(AttemptEndedError, match=f"differ only by {NAMES[5]}; they must be the same") as error:

@@ -170,6 +170,15 @@ def test_too_few_shares_that_open_are_refused_before_anything_is_masked():
     assert not world.devices[FIRST].book.vector
 
 
+def test_too_few_devices_that_shared_keys_are_refused_before_anything_is_masked():
+    world = World(6, least=6).share()
+    with refused(SecaggFault.TOO_FEW):
+        world.masked(FIRST, first=world.names[:5])
+    with refused(SecaggFault.WRONG_SET):
+        world.devices[FIRST].masked(pack_names(world.roster, world.names[1:]), b"", np.zeros(4, np.uint32))
+    assert not world.devices[FIRST].book.vector
+
+
 def test_a_second_set_of_devices_that_shared_keys_is_refused():
     world = World(6).share()
     world.masked(FIRST)
@@ -352,10 +361,12 @@ def test_a_device_helps_to_unmask_one_sum_of_a_round():
 def test_a_nonce_is_used_once_and_an_older_round_never():
     past = PastAttempts()
     for attempt in range(MOST_ATTEMPTS):
-        past = past.with_attempt(terms(3, attempt=bytes([attempt]) * 16))
-    for nonce in (bytes(16), bytes([200]) * 16):
+        agreed = terms(3, attempt=bytes([attempt]) * 16)
+        past = past.with_attempt(agreed)
         with refused(SecaggFault.SEEN_ATTEMPT):
-            past.with_attempt(terms(3, attempt=nonce))
+            past.with_attempt(agreed)
+    with refused(SecaggFault.SEEN_ATTEMPT):
+        past.with_attempt(terms(3, attempt=bytes([200]) * 16))
     with refused(SecaggFault.OLD_ROUND):
         past.with_attempt(terms(3, attempt=bytes([200]) * 16, round=2))
     assert past.with_attempt(terms(3, attempt=bytes(16), round=4)).nonces == (bytes(16),)

@@ -178,11 +178,11 @@ def test_a_limit_of_the_whole_run_that_holds_no_round_is_refused_before_anything
     )
 
 
-ROUNDS = 25
+ROUNDS = 12
 
 
 def start(place, held=None):
-    """Start a run of 25 rounds, or as many as `held` lets it have."""
+    """Start a run of ROUNDS rounds, or as many as `held` lets it have."""
     environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command("run", "small.toml", "--set", f"rounds={ROUNDS}"),

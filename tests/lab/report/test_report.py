@@ -74,6 +74,15 @@ def test_a_run_that_was_not_sealed_says_so_in_red(folder, security):
     assert "NOT sealed" in final_table(folder)
 
 
+def test_the_rules_that_replaced_a_mean_are_named(folder):
+    assert "policy.robust" not in write_report(folder).read_text(), "an earlier version wrote no rules"
+    summary = json.loads((folder / "summary.json").read_text())
+    rules = {"weights": "cap", "prototypes": "clip_median"}
+    (folder / "summary.json").write_text(json.dumps({**summary, "robust": rules}))
+    words = "Rules of policy.robust replaced the mean of prototypes by clip_median and of weights by cap."
+    assert words in write_report(folder).read_text()
+
+
 def test_the_report_of_a_run_that_has_diverged_says_how_many_of_its_rounds_it_has_done(folder):
     assert "4 rounds, 2 devices" in write_report(folder).read_text(), (
         "an earlier version wrote no rounds_done"

@@ -361,6 +361,8 @@ def as_its_source_asks(lived, target):
 EMPTY = {
     'protofleet_budget_used_ratio{run=~"$run"}',
     'protofleet_budget_devices_spent{run=~"$run"}',
+    'protofleet_privacy_epsilon{run=~"$run"} / on (instance, run, unit) group_left () '
+    'protofleet_privacy_epsilon_limit{run=~"$run"}',
     'sum by (direction) (protofleet_uncoded_bytes_total{run=~"$run", method=~"$method"})',
     'max(protofleet_device_temperature_celsius{device=~"$device"})',
     'protofleet_device_temperature_celsius{device=~"$device"}',

@@ -161,6 +161,16 @@ CASES = {
         {'protofleet_budget_devices_spent{instance="c", limit="run"}': "0x10 1x50"},
         {'protofleet_budget_devices_spent{instance="c", limit="run"}': "0x60"}, 15,
     ),
+    "PrivacyBudgetNearlySpent": (
+        {
+            'protofleet_privacy_epsilon{instance="c", device="d1", unit="sample"}': "1x10 6.5x50",
+            'protofleet_privacy_epsilon_limit{instance="c", unit="sample"}': "8x60",
+        },
+        {
+            'protofleet_privacy_epsilon{instance="c", device="d1", unit="sample"}': "1x10 6.3x50",
+            'protofleet_privacy_epsilon_limit{instance="c", unit="sample"}': "8x60",
+        }, 15,
+    ),
     "FilesDamaged": (
         {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "1x60"},
         {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "0x60",

@@ -15,6 +15,7 @@ from protofleet.deploy.fleet.settings import (
     queue_settings,
     read_fleet,
 )
+from protofleet.deploy.fleet.setup.new_fleet import robust_for
 from protofleet.deploy.fleet.software import Releases
 from protofleet.edge_client.group.device import runs_of
 from protofleet.federation.enrol.authority import Authority
@@ -192,3 +193,11 @@ def test_plan_and_doctor_print_no_bytes_of_a_board_for_a_new_fleet_with_a_queue(
     assert line == words
     main(["deploy", step, "--fleet", "fleet/fleet.toml", "--json"])
     assert json.loads(capsys.readouterr().out)["bytes"] == words
+
+
+def test_a_new_fleet_has_the_rules_against_lying_devices_that_its_method_accepts(folder):
+    assert read_toml(folder / "first.toml")["policy"]["robust"] == {"weights": "cap"}
+    assert robust_for({"name": "fedproto"}) == {"prototypes": "clip_median"}
+    both = {"name": "fedproto", "average_models": True}
+    assert robust_for(both) == {"weights": "cap", "prototypes": "clip_median"}
+    assert robust_for({"name": "fedplcc"}) == {}

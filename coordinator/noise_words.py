@@ -1,0 +1,35 @@
+"""Describe before a run with `[dp]` begins what its noise means for this number of devices."""
+
+from __future__ import annotations
+
+import math
+
+from protofleet.coordinator.spool.releases import released_numbers
+from protofleet.methods.contract.dp_fit import mechanism_of
+from protofleet.methods.contract.plan import Plan
+
+# With fewer devices, noise for the unit "device" has never left a useful model in what we know.
+FEW_DEVICES = 100
+
+
+def noise_words(plan: Plan, devices: int) -> str:
+    """Return the noise on each number and in the mean of so many devices; the plan has `dp`."""
+    dp = plan.dp
+    assert dp is not None, "a run without dp has no noise"
+    sums = plan.sums
+    numbers = released_numbers(plan)
+    mechanism = mechanism_of(dp, numbers, sums)
+    share = mechanism.deviation / dp.clip
+    words = (
+        f"dp: epsilon {dp.epsilon:g} at delta {dp.delta:g} for each {dp.unit}, in at most {dp.rounds} releases of a "
+        f"device. Each device adds noise of {share:.3g} times dp.clip to each of {numbers:,} numbers"
+    )
+    if dp.unit == "sample":
+        return f"{words}. In the sum of {devices} devices, this is {share * math.sqrt(devices):.3g} times dp.clip"
+    length = mechanism.multiplier * math.sqrt(numbers) / max(1, devices)
+    words += (
+        f". In the mean of {devices} devices, the noise is {length:.3g} times as long as the longest update"
+    )
+    if devices < FEW_DEVICES:
+        words += f". With fewer than about {FEW_DEVICES} devices, such a run learns almost nothing"
+    return words

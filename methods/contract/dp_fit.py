@@ -1,0 +1,63 @@
+"""Check that noise on the updates of a method protects the unit of `[dp]`, and make the mechanism of a release."""
+
+from __future__ import annotations
+
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.private_sums import SampleSums
+from protofleet.protocol.privacy.mechanism import Mechanism, PrivacyBudget
+from protofleet.protocol.settings.dp import DpSettings, PrivacyUnit
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def demand_dp_fit(dp: DpSettings, name: str, method: Method, rounds: int, coded: bool) -> None:
+    """Raise SettingsError if the updates of a run cannot have this differential privacy.
+
+    `method` is the method for the settings of the run, and `coded` says that its codec rounds.
+    """
+    if coded:
+        raise SettingsError(
+            "dp and codec are both set, but a codec that rounds would change numbers with noise; leave codec out"
+        )
+    if not method.Server.keeps_answers and dp.rounds < rounds:
+        raise SettingsError(
+            f"dp.rounds is {dp.rounds}, but the run has {rounds} rounds, and each is a release; raise dp.rounds to "
+            f"at least {rounds}, which makes the noise larger, or lower rounds"
+        )
+    if problem := misfit(method, dp.unit):
+        known = ", ".join(one for one in names() if not misfit(load(one), dp.unit))
+        raise SettingsError(
+            f'dp.unit is "{dp.unit}", but {name} {problem}; leave dp out, or take one of the methods {known}'
+        )
+
+
+def misfit(method: Method, unit: PrivacyUnit) -> str:
+    """Return why noise on the updates of a method does not protect this unit, or "" if it does."""
+    if unit == "sample" and method.sums is None:
+        return (
+            "has features that depend on the training samples, or sends no sums of features, so noise on its updates "
+            "hides no sample"
+        )
+    if method.needs_counts:
+        return "sends the number of samples of each class without noise"
+    if unit == "sample":
+        return ""
+    means = method.averaged.values()
+    if not means or any(one.rows is not None for one in means) or method.individual_phases:
+        return "sends more than weights that are averaged"
+    if method.reports != "global":
+        return "reports the accuracy of the model that a device has trained, which is a release without noise"
+    return ""
+
+
+def mechanism_of(dp: DpSettings, numbers: int, sums: SampleSums | None = None) -> Mechanism:
+    """Return the mechanism of a release of so many numbers; raise SettingsError if the budget allows none.
+
+    `sums` are the sums of the method under `dp.unit = "sample"`.
+    """
+    clip = dp.clip if sums is None else sums.sensitivity
+    try:
+        multiplier = PrivacyBudget(dp.epsilon, dp.delta, dp.rounds).multiplier(numbers)
+        return Mechanism(dp.unit, clip, numbers, multiplier)
+    except ValueError as error:
+        raise SettingsError(f"dp: {error}") from None

@@ -1,0 +1,40 @@
+"""Sums over the samples of a device, which may be released with noise for each sample.
+
+Noise protects a sample only if the sample changes nothing but its own row. So a method can have these sums only if
+its features do not depend on the training samples: the network is as the run begins, and nothing is trained. If a
+network was trained on the sample, the rows of all other samples carry the sample too, and no noise on the sums hides
+it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from torch import Tensor
+
+SUMS: Final = "sums"  # Name of the array with the sums; it stays on the device.
+
+
+class SampleSums(Protocol):
+    """The sums of a method: one vector, and the arrays of the update that are made from the vector."""
+
+    @property
+    def numbers(self) -> int:
+        """Return the count of numbers in the vector."""
+        ...
+
+    @property
+    def sensitivity(self) -> float:
+        """Return the largest length of the part of one sample in the vector."""
+        ...
+
+    def vector(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return the sum [L] over the samples with the features z [N, D] and the classes y [N], in float64."""
+        ...
+
+    def payload(self, vector: Tensor, samples: int) -> dict[str, Tensor]:
+        """Return the arrays of an update from the vector with noise.
+
+        `samples` is the number of samples that the device states. Nothing else about the samples is used.
+        """
+        ...

@@ -1,0 +1,39 @@
+"""The [dp] table: what the releases of a run may give away about one device, or about one sample of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, TypeAlias
+
+from protofleet.protocol.settings.bounds import Rounds, Within
+from protofleet.protocol.settings.reader import demand_within
+
+LARGEST_EPSILON: Final = 30.0  # A larger epsilon protects nothing.
+LARGEST_CLIP: Final = 1e6
+PrivacyUnit: TypeAlias = Literal["device", "sample"]
+Epsilon = Annotated[float, Within(0, LARGEST_EPSILON, above=True)]
+Delta = Annotated[float, Within(0, 0.1, above=True)]
+Clip = Annotated[float, Within(0, LARGEST_CLIP, above=True)]
+
+
+@dataclass(frozen=True)
+class DpSettings:
+    """The [dp] table: the differential privacy of the updates."""
+
+    unit: PrivacyUnit
+    """What is protected, `device` (all training samples of a device together) or `sample` (one training sample)."""
+    epsilon: Epsilon
+    """Largest epsilon of all releases of a device together."""
+    delta: Delta
+    """Delta of this epsilon; it must be below 1 / devices, or below 1 / samples of each device."""
+    clip: Clip
+    """Largest length of what is limited: with `device`, the change of all weights in a round; with `sample`, the
+    features of one sample.
+    """
+    rounds: Rounds
+    """Number of updates for which a device may release numbers; the noise is made for this number. A round that
+    begins again is one more.
+    """
+
+    def __post_init__(self) -> None:
+        demand_within(self)

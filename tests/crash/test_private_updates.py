@@ -1,0 +1,104 @@
+"""Whichever party dies at whatever point, no update with noise leaves a device that is not in its ledger.
+
+The noise is new after each death, so a broken run has other bits than an unbroken one. What must hold is the ledger.
+`make crash` has the deaths of other runs; this file has all points of a run with `[dp]` in its slow test.
+"""
+
+import random
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.settings.dp import DpSettings
+from tests.crash.points import SECOND
+from tests.crash.world import DEVICES, POLICY, ROUNDS, TURN_SECONDS, Crashing
+from tests.support.small_federation import plan, shard
+
+# The budget holds more releases than the run has rounds, because a lost update is a release too.
+DP = DpSettings("device", 8.0, 1e-4, 1.0, 10 * ROUNDS)
+VICTIM = DEVICES[1]
+SOME = 23  # Every 23rd point is in the quick test.
+
+
+class Watched(Crashing):
+    """A run that notes each update that a device hands to its connection."""
+
+    def __post_init__(self):
+        self.left = {}  # Device -> the objects of updates of a training that have left it.
+        self.unnamed = []  # Updates that left before the ledger on the disk named them.
+        super().__post_init__()
+
+    def boot_device(self, device):
+        super().boot_device(device)
+        if device in self.agents:
+            agent = self.agents[device]
+            agent.link.send_update = partial(self._sent, agent, agent.link.send_update)
+
+    def _sent(self, agent, send_update, update, name):
+        if update.phase != "evaluate":
+            left = self.left.setdefault(update.device, set())
+            left.add(name)
+            if len(agent.state.releases) < len(left):
+                self.unnamed.append((update.device, update.round))
+        send_update(update, name)
+
+
+def watched(folder, deadly=None, **settings):
+    shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
+    made = replace(plan("fedavg", ROUNDS, epochs=1), network=Network("mlp", 8), dp=DP)
+    return Watched(made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, **settings)
+
+
+@lru_cache
+def points():
+    with TemporaryDirectory() as folder:
+        run = watched(Path(folder)).live()
+        return {name: len(run.points[name].passed) for name in ("coordinator", VICTIM)}
+
+
+def problems(party, point, fate):
+    """Return what is wrong with the ledgers after this death; an empty list means nothing."""
+    deadly = {point, point + SECOND} if fate == "killed twice" else {point}
+    dice = random.Random(f"{party}/{point}") if fate == "torn" else None
+    power = {} if fate.startswith("killed") else {"power": True, "dice": dice}
+    with TemporaryDirectory() as folder:
+        run = watched(Path(folder), {party: frozenset(deadly)}, **power).live()
+        return list(wrong_ledgers(run))
+
+
+def wrong_ledgers(run):
+    yield from (
+        f"{device} sent its update of round {n} before its ledger named it" for device, n in run.unnamed
+    )
+    accepted = run.service.run.releases
+    for device in DEVICES:
+        if device not in run.agents:
+            continue
+        ledger = run.agents[device].state.releases
+        if len(set(ledger)) < len(ledger):
+            yield f"{device} names a release twice"
+        if len(run.left[device]) > len(ledger):
+            yield f"{device} has sent {len(run.left[device])} updates, and its ledger names {len(ledger)}"
+        if len(accepted.releases(device)) < ROUNDS:
+            yield f"the coordinator names {len(accepted.releases(device))} releases of {device}"
+        if len(accepted.releases(device)) > len(ledger):
+            yield f"the coordinator names more releases of {device} than the device"
+
+
+@pytest.mark.parametrize("party", ["coordinator", VICTIM])
+def test_no_update_leaves_a_device_before_its_ledger_names_it(party):
+    fates = ("killed", "unplugged", "torn", "killed twice")
+    for i, point in enumerate(range(5, points()[party] + 1, SOME)):
+        assert problems(party, point, fates[i % len(fates)]) == [], f"at point {point}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["killed", "killed twice", "unplugged", "torn"])
+@pytest.mark.parametrize("party", ["coordinator", VICTIM])
+def test_no_point_of_a_death_lets_an_update_leave_without_its_release(party, fate):
+    found = {point: problems(party, point, fate) for point in range(1, points()[party] + 1)}
+    assert {point: words for point, words in found.items() if words} == {}

@@ -1,0 +1,122 @@
+"""The methods whose updates can have differential privacy, and the reasons for which others are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.dp_fit import misfit
+from protofleet.methods.contract.plan import Network, read_plan
+from protofleet.protocol.settings.codec import CodecSettings, CodecStage
+from protofleet.protocol.settings.dp import DpSettings
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.settings.secagg import SecaggSettings
+from tests.support.small_federation import plan
+
+SAMPLE = {"fed3r", "fedncm"}
+DEVICE = {"fedadagrad", "fedadam", "fedavg", "fedavgm", "fedlsa", "fedprox", "fedsr", "fedyogi", "moon"}
+
+
+def dp(unit="device", rounds=3, **more):
+    return DpSettings(unit, 8.0, 1e-5, 1.0, rounds, **more)
+
+
+def private(method, unit="device", rounds=3):
+    return replace(plan(method, 3), network=Network("mlp", 8), dp=dp(unit, rounds))
+
+
+def test_only_features_that_do_not_depend_on_the_samples_protect_a_sample():
+    assert {name for name in names() if not misfit(load(name), "sample")} == SAMPLE
+
+
+def test_only_averaged_weights_protect_a_device():
+    assert {name for name in names() if not misfit(load(name), "device")} == DEVICE
+
+
+@pytest.mark.parametrize("method", ["fedpall", "fedproto", "fedsa", "fedhp", "fedplcc", "fedavg"])
+def test_a_method_that_trains_on_the_samples_is_refused_for_samples_with_the_reason(method):
+    with pytest.raises(SettingsError) as found:
+        private(method, "sample")
+    text = str(found.value)
+    assert text.startswith(f'dp.unit is "sample", but {method} ')
+    assert "noise on its updates hides no sample" in text
+    assert text.endswith("take one of the methods fed3r, fedncm")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("fedpall", "sends more than weights"), ("fedproto", "sends more than weights"),
+     ("fedbn", "reports the accuracy"), ("fedgram", "sends the number of samples of each class")],
+)  # fmt: skip
+def test_a_method_that_sends_more_than_averaged_weights_is_refused_for_devices(method, reason):
+    with pytest.raises(SettingsError, match=reason):
+        private(method)
+
+
+def test_settings_that_make_a_method_report_personal_models_are_refused():
+    with pytest.raises(SettingsError, match="the accuracy of the model that a device has trained"):
+        replace(plan("fedavg", 3, final_fit=True), dp=dp())
+
+
+def test_a_run_with_more_rounds_than_its_budget_is_refused_with_both_numbers():
+    with pytest.raises(SettingsError, match=r"dp\.rounds is 2, but the run has 3 rounds"):
+        private("fedavg", rounds=2)
+
+
+def test_a_method_that_asks_each_device_once_needs_one_release_for_any_number_of_rounds():
+    assert private("fedncm", "sample", rounds=1).dp.rounds == 1
+
+
+def test_a_budget_without_a_number_of_rounds_is_refused():
+    with pytest.raises(SettingsError, match="rounds"):
+        decode(DpSettings, {"unit": "device", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}, "dp")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("epsilon", 0.0), ("epsilon", 31.0), ("delta", 0.0), ("clip", -1.0), ("unit", "row")]
+)
+def test_a_value_out_of_its_bounds_is_refused_by_name(key, value):
+    table = {"unit": "device", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "rounds": 3, key: value}
+    with pytest.raises(SettingsError, match=rf"dp\.{key}"):
+        decode(DpSettings, table, "dp")
+
+
+def test_a_codec_that_rounds_is_refused():
+    codec = CodecSettings({"weights": CodecStage("ternary", "broadcast", keep=4)}, {})
+    with pytest.raises(SettingsError, match="dp and codec are both set"):
+        replace(private("fedavg"), codec=codec)
+
+
+def test_masked_sums_are_refused():
+    with pytest.raises(SettingsError, match="secagg and dp are both set"):
+        replace(private("fedavg"), secagg=SecaggSettings())
+
+
+def test_a_delta_above_one_over_the_devices_is_refused():
+    made = private("fedavg")
+    made.demand_fleet_fit(100_000)
+    with pytest.raises(SettingsError, match=r"dp\.delta is 1e-05, but the run has 100001 devices"):
+        made.demand_fleet_fit(100_001)
+
+
+def test_a_plan_without_dp_has_the_bytes_of_earlier_versions():
+    assert b'"dp"' not in plan("fedavg", 3).encode()
+
+
+def test_a_plan_with_dp_is_read_back_as_it_was():
+    made = private("fedavg")
+    assert read_plan(made.encode()) == made
+    assert made.digest != replace(made, dp=None).digest
+
+
+def test_the_sums_of_a_method_have_no_part_of_a_sample_that_is_longer_than_their_sensitivity():
+    generator = torch.Generator().manual_seed(1)
+    for name in sorted(SAMPLE):
+        sums = private(name, "sample").sums
+        z = torch.randn(40, 16, generator=generator, dtype=torch.float64) * 30
+        for one, label in zip(z, range(40), strict=True):
+            part = sums.vector(one.unsqueeze(0), torch.tensor([label % 3]))
+            assert len(part) == sums.numbers
+            assert float(part.norm()) <= sums.sensitivity * (1 + 1e-12)
