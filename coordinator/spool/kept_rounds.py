@@ -216,7 +216,7 @@ def read_about(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def text_of(about: Mapping[str, Any]) -> bytes:
-    return json.dumps(about, sort_keys=True).encode()
+    return json.dumps(about, sort_keys=True, allow_nan=False).encode()
 
 
 def size_of(arrays: Arrays) -> int:
