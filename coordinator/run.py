@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from protofleet.coordinator.answers import AnswerReceiver
@@ -597,8 +598,11 @@ class Run:
         base = step.manifest.object if step.manifest else b""
         kept = self.enrolments.valid(step.kept, step.round + 1)
         if step.ask is not None:
-            least, seconds = (step.ask.least, step.ask.seconds) if isinstance(step.ask, SumAsk) else (0, 0.0)
-            self.happen(Advanced(step.ask.phase, base, step.fault, kept=kept, least=least, seconds=seconds))
+            opened = Advanced(step.ask.phase, base, step.fault, kept=kept)
+            if isinstance(step.ask, SumAsk):
+                ask = step.ask
+                opened = replace(opened, least=ask.least, seconds=ask.seconds, final=ask.final)
+            self.happen(opened)
             return
         if step.ended:
             self.happen(Advanced(None, ended=step.ended))

@@ -49,11 +49,16 @@ from protofleet.protocol.secagg.field import Field, Words
 from protofleet.protocol.secagg.presence import presence_field, presence_words
 from protofleet.protocol.secagg.terms import STAGES, Stage, Terms
 from protofleet.protocol.security.trust import Trust
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import Array, Arrays
 
 VALUES: Final[Stage] = "values"
 PRESENCE: Final[Stage] = "presence"
+NO_ENROLMENT: Final = (
+    "the run sums masked updates ([secagg]), but this device has only key files, so it cannot check the keys of "
+    "other devices; enrol the device"
+)
 # Metrics that say nothing about the samples of a device.
 HARMLESS: Final = ("seconds", "joules", "celsius")
 OWN: Final = "own"  # name of the array of bytes in an object of the device's own store
@@ -149,6 +154,8 @@ class MaskedSums:
         self._check(task, terms, most)
         received, model = method_arrays(task.arrays), hash_of(task.arrays).hex()
         place = task.phase, question.round, model
+        if saved is not None and not saved.book and saved.round >= question.round:
+            raise SecaggError(SecaggFault.OVER, "a damaged disk has lost the attempts of this round")
         known = saved is not None and (saved.phase, saved.round, saved.model) == place
         if saved is not None and known and saved.payload:
             payload: Arrays = state.store.load(bytes.fromhex(saved.payload))
@@ -159,6 +166,8 @@ class MaskedSums:
         for stage in task.stages:
             book = saved.book_of(stage) if saved else ""
             past = read_book(own_bytes(state, book)).past if book else PastAttempts()
+            if stage == PRESENCE and terms[stage].apart:
+                past = replace(past, spent=False)  # `apart` limits how the cohort of another count may differ
             instances[stage] = Instance.begin(self._name, self._identity, terms[stage], past)
         layout, words = encoded(task.plan, task.phase, terms[VALUES], payload, received, task.examples, most)
         masked = MaskedState(*place, "", state.store.put(payload).object.hex(), put_words(state, words))
@@ -272,6 +281,12 @@ def _with_books(state: DeviceState, saved: MaskedState, instances: Mapping[Stage
     for stage, instance in instances.items():
         saved = saved.with_book(stage, put_bytes(state, instance.book.encode()))
     return saved
+
+
+def demand_enrolment(plan: Plan, sums: MaskedSums | None) -> None:
+    """Raise SettingsError if a run sums masked updates and this device cannot take part."""
+    if plan.secagg is not None and sums is None:
+        raise SettingsError(NO_ENROLMENT)
 
 
 def encoded(

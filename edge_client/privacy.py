@@ -10,6 +10,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 
 Refused: TypeAlias = Literal["keep"]
+Required: TypeAlias = Literal["secagg"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,18 @@ class PrivacySettings:
     refuse: tuple[Refused, ...] = ()
     """Uses of this device's answers that it refuses; `keep` refuses a run whose coordinator keeps answers."""
 
+    require: tuple[Required, ...] = ()
+    """Protections without which the device takes part in no run; `secagg` requires masked sums, so that the
+    coordinator learns only the sum of the updates.
+    """
+
     def check(self, plan: Plan) -> None:
-        """Raise SettingsError if the plan has what this device refuses."""
+        """Raise SettingsError if the plan has what this device refuses, or lacks what it requires."""
+        if "secagg" in self.require and plan.secagg is None:
+            raise SettingsError(
+                "this device takes part only in runs of masked sums, but the coordinator of this run gets each "
+                'update: privacy.require has "secagg"; add the table [secagg] to the run, or change privacy.require'
+            )
         if "keep" in self.refuse and plan.keep:
             raise SettingsError(
                 f"the coordinator keeps the answers of {words_of(plan.keep)} (keep.answers), and this device refuses "

@@ -6,7 +6,6 @@ If a task arrives again, the handler reads the earlier update from the disk and 
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from protofleet.edge_client.active_runs import ActiveRuns
 from protofleet.edge_client.context import DeviceContext
@@ -16,6 +15,7 @@ from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExcha
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.masked_sums import demand_enrolment
 from protofleet.edge_client.received_delta import delta_reader
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
@@ -35,11 +35,6 @@ from protofleet.protocol.wire.messages import Bye, Welcome
 from protofleet.protocol.wire.reasons import DisconnectReason
 
 log = logging.getLogger("protofleet.device")
-
-NO_ENROLMENT: Final = (
-    "the run sums masked updates ([secagg]), but this device has only key files, so it cannot check the keys of "
-    "other devices; enrol the device"
-)
 
 
 class TaskHandler:
@@ -130,8 +125,7 @@ class TaskHandler:
                 raise SettingsError(f"this device does not support {', '.join(missing)}; update its software")
             plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
             self.runner.privacy.check(plan)
-            if plan.secagg is not None and self.runner.sums is None:
-                raise SettingsError(NO_ENROLMENT)
+            demand_enrolment(plan, self.runner.sums)
             if about.codec:
                 plan = plan.with_lossless(read_codec(about.codec, plan.variant.kinds.declared))
         except SettingsError as error:

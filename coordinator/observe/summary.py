@@ -15,6 +15,7 @@ from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.settings.reader import encode
 from protofleet.runtime.host.machine import machine_words, parts_of
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -79,6 +80,7 @@ def summarise(
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
         "robust": dict(run.policy.robust.rules) if run.policy.robust else {},
+        **({"secagg": encode(run.plan.secagg)} if run.plan.secagg else {}),
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
             "machine": machine_words(), **built,

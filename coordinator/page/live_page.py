@@ -181,7 +181,7 @@ class LivePage:
         state, words, until = self._stage()
         asks = state == "running"
         return {
-            "run": run.name, "federation": run.federation, "method": run.plan.method, "view": self._view,
+            "run": run.name, "federation": run.federation, "method": run.plan.method_words, "view": self._view,
             "state": state, "words": short(words), "misfits": short(run.misfits), "until": until, "round": run.round,
             "planned": run.rounds_planned, "phase": self._phase if asks else "", "asked": self._asked if asks else 0,
             "answered": self._answered if asks else 0, "since": round(self._since, 1), "present": self._here,

@@ -84,6 +84,8 @@ class Advanced:
     # Fewest updates with which the phase of a masked sum closes; 0 for other phases, which need policy.quorum.
     least: int = 0
     seconds: float = 0.0  # Seconds for a short phase of a masked sum; 0 means policy.patience_seconds.
+    # True if a device that answers this phase takes part in no other attempt of the round.
+    final: bool = False
     ended: str = ""  # Reason why this attempt of the round has no result, so that the round begins again.
 
 

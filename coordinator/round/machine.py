@@ -105,6 +105,8 @@ class RoundMachine:
     # Devices of the cohort whose updates are neither accepted nor refused yet, while the phase is open.
     _missing: set[str] = field(default_factory=set)
     _least: int = 0  # Fewest updates of the open phase, if it is a phase of a masked sum; otherwise 0.
+    # True if a device that answers the open phase takes part in no other attempt of the round.
+    _final: bool = False
     _short: bool = False  # True if the open phase is a short phase of a masked sum.
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Absent device of the cohort -> time since which it is absent.
@@ -530,7 +532,7 @@ class RoundMachine:
         if event.ended:
             return self._begin_again(event.ended, (), now, limited=True)
         if event.phase is not None:
-            self._least, self._short = event.least, event.seconds > 0
+            self._least, self._short, self._final = event.least, event.seconds > 0, event.final
             return self._open(event.phase, event.base, now, event.seconds or self.policy.patience_seconds)
         if event.fault:
             return self._blame(self._suspected_round, event.fault, server_half=True)
@@ -963,6 +965,11 @@ class RoundMachine:
 
     def _begin_again(self, why: str, missing: Iterable[str], now: float, limited: bool) -> Iterator[Command]:
         """Begin the round again. If the attempts are `limited`, end the run after policy.attempts of them."""
+        if self._final:
+            yield from self._diverge(
+                f"{why}; who has answered {self.asked} takes part in no other sum of the round"
+            )
+            return
         most = self.policy.attempts_of(len(self._present))
         if limited and 0 < most <= self.attempt + 1:
             yield from self._diverge(

@@ -57,6 +57,7 @@ class SumStage:
     terms: Terms
     attempt: SumConduct
     vector: str  # name of the array with the masked vector
+    follows: bool = False  # True if another stage was before it
     found: SecureSum | None = None
 
     def __post_init__(self) -> None:
@@ -117,7 +118,10 @@ class SummedPhases:
         opening = {**ask.payload, **to_torch(announced(*terms, most=most))}
         stages = [
             SumStage(
-                one, conduct(one, directory, directory.names, vector, records, self._previous_of(one)), vector
+                one,
+                conduct(one, directory, directory.names, vector, records, self._previous_of(one)),
+                vector,
+                follows=one is not terms[0],
             )
             for one, vector in zip(terms, vectors, strict=True)
         ]
@@ -205,8 +209,20 @@ class SummedPhases:
             },
             question.enough,
             0.0 if opening is not None else self._settings.patience_seconds,
+            self._is_final(question.step, terms, stage.follows),
             lambda device, payload: _problem(question, device, payload),
         )
+
+    @staticmethod
+    def _is_final(step: SumStep, terms: Terms, follows: bool) -> bool:
+        """Return whether devices that answer this step take part in no other attempt of the round.
+
+        A device counts the holders of classes again only if `apart` limits how the cohort may differ.
+        """
+        ends = step is SumStep.UNMASK
+        if terms.apart:
+            return ends and terms.stage == "values"
+        return ends or (follows and step not in (SumStep.KEYS, SumStep.SHARES))
 
 
 class BytesOnDemand(ByteArrays):

@@ -16,5 +16,7 @@ class SumAsk(Ask):
     personal: Mapping[str, bytes] = field(default_factory=dict)  # device -> bytes for this device only
     least: int = 0  # fewest updates with which the phase closes
     seconds: float = 0.0  # seconds that the devices have; 0 means policy.patience_seconds
+    # True if a device that has answered takes part in no other attempt of the round.
+    final: bool = False
     # Function that returns why the update of a device cannot be used, or None.
     verify: Callable[[str, Payload], Problem | None] = field(default=lambda device, payload: None, repr=False)

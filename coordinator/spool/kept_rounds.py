@@ -26,6 +26,7 @@ from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.kept import keeps, keeps_last
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.storage.disk import is_full
+from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.arrays import encode, parts
 from protofleet.protocol.wire.messages import Arrays
 
@@ -80,6 +81,8 @@ class KeptRounds:
                 raise
             log.warning("round %d %s is not kept: the disk is full", number, phase)
             self._sweep()
+        except DamagedError as error:
+            log.warning("round %d %s is not kept: %s", number, phase, error)
 
     def round_ended(self, advance: Advance) -> None:
         """Delete the other rounds that were kept only because each of them was the last one at its time.
@@ -213,7 +216,7 @@ def read_about(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def text_of(about: Mapping[str, Any]) -> bytes:
-    return json.dumps(about, sort_keys=True).encode()
+    return json.dumps(about, sort_keys=True, allow_nan=False).encode()
 
 
 def size_of(arrays: Arrays) -> int:

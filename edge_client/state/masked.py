@@ -31,6 +31,10 @@ class MaskedState:
     def with_book(self, stage: Stage, book: str) -> MaskedState:
         return replace(self, presence=book) if stage == "presence" else replace(self, book=book)
 
+    def lost(self) -> MaskedState:
+        """Return the entry after the disk has lost an object; the device joins no other attempt of the round."""
+        return MaskedState(self.phase, self.round, self.model, "")
+
     def ended(self) -> MaskedState:
         """Return the entry after the device has helped to unmask the sum; the update is not needed any more."""
         return replace(self, payload="", words="", held="", counts="")

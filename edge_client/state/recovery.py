@@ -126,7 +126,8 @@ def _fall_back(
     again = ", and computes that update again" if lost else ""
     when = "" if here or not lost else " when its task arrives again, because the broadcast is missing too"
     log.error("%s; the device goes back to the state before the last update%s%s", fault, again, when)
-    return replace(_without_lost_objects(fallback, store), epoch=newest.epoch, lost=lost)
+    masked = newest.masked.lost() if newest.masked else None
+    return replace(_without_lost_objects(fallback, store), epoch=newest.epoch, lost=lost, masked=masked)
 
 
 def _unrecoverable(files: StateFiles, *faults: str) -> DamagedError:
@@ -181,4 +182,8 @@ def _without_lost_objects(saved: RunEntry, store: ObjectStore) -> RunEntry:
             )
     here = saved.broadcast and store.has(bytes.fromhex(saved.broadcast))
     references = {phase: name for phase, name in saved.references.items() if store.has(bytes.fromhex(name))}
-    return replace(saved, answers=answers, broadcast=saved.broadcast if here else "", references=references)
+    masked = saved.masked
+    if masked and _missing(store, *masked.objects()):
+        masked = masked.lost()
+    broadcast = saved.broadcast if here else ""
+    return replace(saved, answers=answers, broadcast=broadcast, references=references, masked=masked)

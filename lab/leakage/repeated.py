@@ -59,6 +59,11 @@ def unrepeatable(experiment: Experiment) -> str:
     policy, coding = experiment.effective_policy, experiment.plan.codec
     if coding is not None:
         return "the codec rounds the arrays of a run; repeat it with `codec` left out"
+    plan = experiment.plan
+    if plan.secagg is not None or plan.dp is not None:
+        return "its devices mask or noise their answers (secagg, dp), and the repetition would show plain answers"
+    if policy.robust is not None:
+        return "its coordinator has a robust rule (policy.robust), which the repetition does not apply"
     if experiment.networks:
         return "its devices have different networks (devices.networks)"
     if policy.buffered or policy.cohort:

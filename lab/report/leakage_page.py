@@ -38,8 +38,8 @@ LIMITS: Final = (
     "An attack that finds nothing does not show that an upload is safe: a better attack may exist.",
     "The headline is the worst device, because a mean hides one bad device.",
     "A row is struck out if its control is not where it must be. Its figure then says nothing.",
-    "The bound of information is loose. FedPall's paper finds less information after noise, mixing and mask; this order "
-    "was not reproduced here, and a map that can be undone takes no information away.",
+    "The bound of information is loose. FedPall's paper finds less information after noise, mixing and mask. "
+    "This order was not reproduced here: a map that can be undone takes no information away.",
     "Membership: AUC 0.5 is chance. The bootstrap draws classes of devices, because samples of a class are alike.",
 )
 

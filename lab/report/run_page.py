@@ -109,7 +109,22 @@ def security_notice(summary: Mapping[str, Any]) -> str:
     A run of an earlier version signed its messages but did not seal them.
     """
     style = "" if summary["security"] == "sealed" else ' class="danger"'
-    return f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
+    words = f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
+    return words + sum_notice(summary.get("secagg", {}))
+
+
+def sum_notice(secagg: Mapping[str, Any]) -> str:
+    """Return a notice that the coordinator got only sums, or "" for other runs."""
+    if not secagg:
+        return ""
+    figures = {
+        "off": "Accuracy and loss of single devices were not sent.",
+        "each": "Accuracy and loss of single devices were sent beside the sum.",
+    }
+    return (
+        f"<p>The coordinator got only the sums of at least {int(secagg['least'])} updates, in numbers of "
+        f"{int(secagg['bits'])} bits. {figures.get(secagg['metrics'], '')}</p>"
+    )
 
 
 def robust_notice(summary: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.settings import ModelSettings
@@ -82,6 +83,7 @@ class Simulation:
     make_disk: Callable[[str], Disk] = disk_without_fsync
     class_names: tuple[str, ...] = ()
     plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)  # Demands of every device on a plan.
     budget: BudgetSettings | None = None
     wall: Callable[[], float] = time.time  # Function that returns the Unix time of the coordinator.
     # The settings of those devices that serve models, by device name.
@@ -173,7 +175,9 @@ class Simulation:
         data = self.shards[device]
         publish = self._publisher(device, state, data)
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data, publish)
-        options = AgentOptions(clock=no_clock, plugins=self.plugins, runs=self.runs, stays=self.runs > 1)
+        options = AgentOptions(
+            clock=no_clock, plugins=self.plugins, privacy=self.privacy, runs=self.runs, stays=self.runs > 1
+        )
         agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, worker, options))
         self.agents[device] = agent
         if publish is not None:

@@ -262,6 +262,11 @@ class Plan:
         return self.load().under(self.settings())
 
     @property
+    def method_words(self) -> str:
+        """Return the name of the method, and that its updates are summed, if they are."""
+        return f"{self.method}, masked sums" if self.secagg is not None else self.method
+
+    @property
     def network_words(self) -> str:
         """Return a description of the networks of the run, their first weights and their frozen parts."""
         own = [self.network.name]

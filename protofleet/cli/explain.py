@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from protofleet.lab.local.own_plugins import own_plugins
+from protofleet.lab.report.leakage_file import control_words, interval
+from protofleet.lab.report.measured_leakage import read_measured_leakage
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.overview import Reference
@@ -23,7 +25,24 @@ def explanation(name: str) -> str:
     networks = "each device may have a network of its own" if method.mixed_networks else "one network for all"
     head = f"{doc}\n\nIts paper reports the {method.reports} model; {networks}.\n\n[method] settings"
     hints = get_type_hints(method.Hyper)
-    return "\n".join([head, *(setting(f, hints[f.name]) for f in fields(method.Hyper))])
+    settings = [setting(f, hints[f.name]) for f in fields(method.Hyper)]
+    return "\n".join([head, *settings, *given_away(name)])
+
+
+def given_away(name: str) -> list[str]:
+    """Return what attacks on the answers of a built-in method have found; nothing if it was not measured."""
+    found = read_measured_leakage().get(name)
+    if found is None:
+        return []
+    figures = [
+        f"  {row.attacker}  {row.attack}: {row.measure} {interval(row)}, control {control_words(row) or 'none'}"
+        for row in found.worst
+        if row.sound
+    ]
+    head = (
+        f"An answer gives away (bundled digits, {found.planned_rounds} rounds, worst device; docs/leakage.md)"
+    )
+    return ["", head, *(figures or ["  nothing that was attacked"])]
 
 
 def settings_of(name: str) -> dict[str, Any]:

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Stage
+from protofleet.edge_client.privacy import PrivacySettings
+from protofleet.lab.report.run_page import sum_notice
+from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
 from tests.support.small_federation import assert_same, in_blocks
@@ -79,7 +84,7 @@ def test_a_class_with_fewer_holders_than_the_setting_is_in_no_sum(tmp_path, reco
         assert not words.reshape(3, -1)[2].any(), "no device sends a row of the class"
 
 
-def test_no_sum_follows_if_a_class_may_have_lost_its_holders_since_they_were_counted(tmp_path, caplog):
+def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no_sum(tmp_path, caplog):
     held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
     policy = replace(ONE_ROUND, gather=6, attempts=2)
     run = summed(
@@ -89,7 +94,7 @@ def test_no_sum_follows_if_a_class_may_have_lost_its_holders_since_they_were_cou
     run.kill("device-0")
     run.run(limit=600)
     assert "class 1 may have fewer than 3 holders in the sum" in caplog.text
-    assert not run.service.run.server_runner.server.known.any()
+    assert not run.service.run.server_runner.server.known[1]
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -218,3 +223,65 @@ def test_metrics_of_single_devices_are_off_unless_the_plan_says_each(tmp_path):
     for agent in run.agents.values():
         for answer in agent.state.saved.answers:
             assert {name.partition(".")[0] for name in answer.metrics} <= {"seconds", "joules", "celsius"}
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, None])
+def test_a_device_that_requires_masked_sums_leaves_a_run_without_them(tmp_path, settings):
+    run = summed(tmp_path, policy=ONE_ROUND, settings=settings)
+    agent = run.agents["device-1"]
+    agent.tasks.runner.privacy = PrivacySettings(require=("secagg",))
+    run.run()
+    assert run.service.finished
+    assert ("takes part only in runs of masked sums" in agent.view.problem) == (settings is None)
+    assert bool(agent.state.saved.answers) == (settings is not None)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, None])
+def test_the_records_of_a_run_say_that_updates_were_summed(tmp_path, settings):
+    run = summed(tmp_path / "run", policy=ONE_ROUND, settings=settings)
+    file = RoundsFile(tmp_path / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
+    run.run()
+    phases = [phase["phase"] for phase in file.records[0]["phases"]]
+    assert phases == ([*STEPS] if settings else ["train"])
+    assert run.plan.method_words == ("fedavg, masked sums" if settings else "fedavg")
+    notice = sum_notice(encode(settings) if settings else {})
+    assert ("only the sums of at least 3 updates, in numbers of 32 bits" in notice) == bool(settings)
+
+
+def test_a_round_of_which_a_sum_may_have_been_unmasked_is_not_begun_again(tmp_path):
+    run = summed(tmp_path, policy=ONE_ROUND)
+    at(run, "train.unmask")
+    run.kill("device-0")
+    run.kill("device-1")
+    run.run(limit=600)
+    assert "takes part in no other sum of the round" in run.service.run.diverged
+    assert run.service.run.machine.attempt == 0
+
+
+def test_the_holders_are_counted_again_by_the_same_devices(tmp_path, recorder):
+    run = summed(tmp_path, "fedproto", policy=ONE_ROUND)
+    at(run, "train.masked")
+    for name in ("device-0", "device-1"):
+        run.kill(name)
+    run.run(until=lambda: run.service.run.machine.attempt == 1)
+    for name in ("device-0", "device-1"):
+        run.boot_device(name)
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    assert [one.terms.stage for one in recorder.sums] == ["presence", "presence", "values"]
+
+
+def test_a_device_whose_disk_has_lost_its_attempt_joins_no_other_attempt_of_the_round(tmp_path, caplog):
+    run = summed(tmp_path, policy=ONE_ROUND, settings=replace(SETTINGS, patience_seconds=5.0))
+    at(run, "train.masked")
+    state = run.agents["device-1"].state
+    book = state.saved.masked.book
+    run.kill("device-1")
+    for path in state.store.folder.glob(f"{book}*"):
+        path.unlink()
+    run.boot_device("device-1")
+    run.run(limit=600)
+    assert run.service.finished and not run.service.run.diverged
+    assert not run.agents["device-1"].state.saved.masked.book

@@ -7,6 +7,7 @@ from tools.pages import (
     arrays,
     bounds,
     codec_figures,
+    leakage_figures,
     limits,
     methods,
     metrics,
@@ -21,7 +22,7 @@ from tools.pages import (
 for page in (bounds, methods, metrics):
     page.PAGE.write_text(page.generate(), encoding="utf-8")
 for page in (
-    alerts, arrays, codec_figures, limits, newer_methods, one_message, other_features, reasons, security_limits,
-    stages,
+    alerts, arrays, codec_figures, leakage_figures, limits, newer_methods, one_message, other_features, reasons,
+    security_limits, stages,
 ):  # fmt: skip
     page.PAGE.write_text(page.generate(page.PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -66,6 +66,8 @@ GIVEN_AWAY: Final = {
 TOP: Final = """
 ## What an answer gives away
 
+[leakage.md](leakage.md) shows what attacks on an answer of each method have found.
+
 The coordinator reads every answer. protofleet has no secure aggregation, with which it would see only sums. The last
 column says which methods need no more than sums.
 

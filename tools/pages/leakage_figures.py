@@ -12,7 +12,7 @@ import argparse
 import json
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +21,18 @@ from protofleet.lab.leakage.measure import LeakageQuery, measured
 from protofleet.lab.leakage.repeated import repeated
 from protofleet.lab.leakage.rows import file_of
 from protofleet.lab.local.experiment import Experiment, read_experiment
-from protofleet.lab.report.measured_leakage import PATH
+from protofleet.lab.report.leakage_file import control_words, interval
+from protofleet.lab.report.measured_leakage import PATH, MeasuredLeakage, read_measured_leakage
 from protofleet.methods.contract import catalog
-from tools.pages.generated_table import DOCS
+from tools.pages.generated_table import DOCS, replace_table
+from tools.pages.measured_figures import markdown_table
 
 PAGE: Final = DOCS / "leakage.md"
 EXPERIMENTS: Final = DOCS.parent / "experiments"
+MODULE: Final = "tools.pages.leakage_figures"
 ROUNDS: Final = 3
+HEAD: Final = ("attack", "on", "attacker", "worst device", "figure [95 %]", "without", "control [99 %]")
+STRUCK: Final = "struck out: the control is off"
 
 
 def experiment_of(method: str, rounds: int) -> tuple[Experiment, str]:
@@ -64,6 +69,27 @@ def write_method(method: str, table: dict[str, Any], path: Path = PATH) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
+def generate(page: str, methods: Mapping[str, MeasuredLeakage] | None = None) -> str:
+    found = read_measured_leakage() if methods is None else methods
+    return replace_table(page, MODULE, "".join(section_of(name, one) for name, one in sorted(found.items())))
+
+
+def section_of(name: str, one: MeasuredLeakage) -> str:
+    """Return the heading, the table and the attacks without a figure of one method."""
+    rounds = "1 round" if one.rounds == (1,) else f"{one.planned_rounds} rounds"
+    head = f"\n**`{name}`** (`{one.experiment}`, {rounds}, {one.date}, commit {one.commit})\n\n"
+    rows = [
+        [
+            row.attack, row.kind, row.attacker, row.device, f"{row.measure} {interval(row)}" if row.sound else STRUCK,
+            "" if row.baseline is None else f"{row.baseline:.3g}", control_words(row),
+        ]
+        for row in one.worst
+    ]  # fmt: skip
+    table = markdown_table(HEAD, rows, ()) if rows else "No array was sent, so nothing was attacked.\n"
+    tried = sorted({f"{row.attack} on `{row.kind}`: {row.unmeasured}" for row in one.missing})
+    return head + table + "".join(f"\nNo figure: {words}.\n" for words in tried)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure what the answers of methods give away.")
     parser.add_argument("methods", nargs="*")
@@ -80,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{method} is not measured: {type(error).__name__}: {error}", flush=True)
             else:
                 print(method, time.strftime("%H:%M:%S"), flush=True)
+    PAGE.write_text(generate(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

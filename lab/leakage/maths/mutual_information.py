@@ -2,7 +2,7 @@
 
 A critic learns on one part of the pairs, is chosen on a second part, and gives the value on a third part. A critic
 that was not chosen on other pairs has given -5 nats for independent rows. The bound is at least 0, the value of a
-constant critic, and at most the log of the number of pairs in a batch. Near this cap, the value says only "saturated".
+constant critic, and at most the log of the number of pairs in a batch. Near it, the value says only "saturated".
 The bound is loose: for Gaussian pairs of 2.88 nats it finds about 1. A map that can be undone with two known numbers
 takes away no information, so a smaller bound says something of the estimator, too.
 """

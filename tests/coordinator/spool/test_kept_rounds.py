@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits
-from protofleet.coordinator.spool.kept_rounds import KEPT, kept_folders, read_about
+from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.spool.kept_rounds import KEPT, KeptRounds, kept_folders, read_about
 from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.lab.simulation.federation import Simulation, build_half
 from protofleet.methods.contract.bridge import to_numpy
@@ -171,7 +172,7 @@ def test_a_full_disk_keeps_no_answers_and_does_not_stop_the_run(tmp_path, caplog
 
 
 class SmallDisk(Disk):
-    """A disk whose free space is just enough for the next save."""
+    """A disk with a number of free bytes that a test sets."""
 
     room = 1 << 40
 
@@ -181,13 +182,19 @@ class SmallDisk(Disk):
 
 def test_answers_are_not_kept_if_they_would_take_the_room_of_the_next_save(tmp_path, caplog):
     disk = SmallDisk(durable=False)
-    run = federation(tmp_path, (1,), make_disk=lambda name: disk)
-    run.run(lambda: len(run.service.run.machine.answered) == 2)
-    disk.room = run.service.run.spool.bytes_of_a_save + 1000
-    run.run()
-    assert run.service.finished and not folders(run)
+    run = federation(tmp_path, (), make_disk=lambda name: disk)
+    run.run(lambda: run.service.run.machine.round == 2)
+    spool, reader = run.service.run.spool, run.service.run.server_runner.reader
+    kept = KeptRounds(replace(run.plan, keep=(1,)), spool, reader, 1 << 40)
+    used = Advance(1, "train", DEVICES), [], spool.answers(1, "train"), dict.fromkeys(DEVICES, "")
+    disk.room = spool.bytes_of_a_save + 500
+    kept.keep(*used)
+    assert not folders(run)
     assert "1.train is not kept: its answers and their broadcast take" in caplog.text
-    assert "but beside the next save the disk has room for 1,000" in caplog.text
+    assert "but beside the next save the disk has room for 500" in caplog.text
+    disk.room = 1 << 40
+    kept.keep(*used)
+    assert list(folders(run)) == ["1.train"]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +214,17 @@ def test_a_device_can_refuse_a_run_that_keeps_answers():
     with pytest.raises(SettingsError, match=words) as error:
         careful.check(replace(made, keep=(1, "last")))
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_device_that_refuses_leaves_the_run_before_it_sends_an_answer(tmp_path):
+    sent = {}
+    run = federation(tmp_path, (1,), answers=sent, privacy=PrivacySettings(refuse=("keep",)))
+    run.run(lambda: all(agent.view.problem for agent in run.agents.values()), 100)
+    for agent in run.agents.values():
+        assert (
+            "cannot follow the run's plan: the coordinator keeps the answers of round 1" in agent.view.problem
+        )
+    assert not sent and not folders(run)
 
 
 def test_a_run_with_masked_sums_keeps_no_answers():
