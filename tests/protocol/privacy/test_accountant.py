@@ -18,8 +18,12 @@ from protofleet.protocol.privacy.accountant import (
 )
 from protofleet.protocol.privacy.mechanism import SIGMA, Mechanism, PrivacyBudget
 
-# sigma / sensitivity, number of releases, epsilon at delta 1e-5 as dp-accounting 0.6.0 computes it by convolution.
-CONVOLVED = [(1, 1, 4.3772), (2, 10, 7.5113), (5, 10, 2.5944), (10, 100, 4.3772), (3, 100, 19.1308)]
+# sigma / sensitivity, number of releases, epsilon at delta 1e-5 as dp-accounting 0.6.0 computes it (PLDAccountant), by
+# convolution. dp-accounting needs attrs below 24, which other tools of the tests exclude, so its values are stored.
+CONVOLVED = [
+    (1, 1, 4.3772), (2, 10, 7.5113), (5, 10, 2.5944), (10, 100, 4.3772), (3, 100, 19.1308), (0.6, 1, 8.0037),
+    (1.9, 10, 7.9903), (37.3, 100, 1.0002), (4, 12, 3.7086), (2, 5, 4.9833), (7, 33, 3.487),
+]  # fmt: skip
 
 
 def releases(sigma, count):
@@ -57,14 +61,6 @@ def test_the_epsilon_agrees_with_a_convolution_of_the_losses(sigma, count):
     rounded_up = epsilon_by_convolution(sigma, count, 1e-5)
     # Each loss is rounded up by at most a step of the grid.
     assert rounded_up - STEP * count - 1e-4 <= epsilon_of(releases(sigma, count), 1e-5) <= rounded_up + 1e-4
-
-
-@pytest.mark.parametrize(("sigma", "count", "epsilon"), CONVOLVED)
-def test_the_epsilon_agrees_with_dp_accounting(sigma, count, epsilon):
-    library = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    accountant = library.pld.PLDAccountant()
-    accountant.compose(library.GaussianDpEvent(sigma), count)
-    assert epsilon_of(releases(sigma, count), 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), abs=2e-3)
 
 
 def test_releases_with_different_noise_add_their_squares():
