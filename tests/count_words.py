@@ -1,9 +1,9 @@
 """`python -m tests.count_words` prints the number of words of each page in docs/, generated text separately.
 
-The total has the pages that existed when the limit was set. The pages in OTHERS and the sections in OTHER_SECTIONS, which
-were requested in addition, are not in the total. A word is what `wc -w` counts. Generated text is: the text between <!-- generated ... --> and
-<!-- end of generated -->, the tables of MEASURED pages, and the bytes of ```hex blocks, which a test compares with
-their vectors.
+The total has the pages that existed when the limit was set. The pages in OTHERS and the sections in OTHER_SECTIONS,
+which were requested in addition, are not in the total. A word is what `wc -w` counts. Generated text is: the text
+between <!-- generated ... --> and <!-- end of generated -->, the tables of MEASURED pages, and the bytes of ```hex
+blocks, which a test compares with their vectors.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from protofleet.protocol.privacy.accountant import (
 )
 from protofleet.protocol.privacy.mechanism import SIGMA, Mechanism, PrivacyBudget
 
-# sigma / sensitivity, number of releases, epsilon at delta 1e-5 as dp-accounting 0.6.0 computes it (PLDAccountant), by
-# convolution. dp-accounting needs attrs below 24, which other tools of the tests exclude, so its values are stored.
+# sigma / sensitivity, number of releases, epsilon at delta 1e-5 as PLDAccountant of dp-accounting 0.6.0 computes it.
+# dp-accounting needs attrs below 24, which other tools of the tests exclude, so its values are stored.
 CONVOLVED = [
     (1, 1, 4.3772), (2, 10, 7.5113), (5, 10, 2.5944), (10, 100, 4.3772), (3, 100, 19.1308), (0.6, 1, 8.0037),
     (1.9, 10, 7.9903), (37.3, 100, 1.0002), (4, 12, 3.7086), (2, 5, 4.9833), (7, 33, 3.487),
