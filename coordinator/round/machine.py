@@ -960,10 +960,12 @@ class RoundMachine:
         if self._short:
             answers = f"{len(self._answered)} of {len(self.cohort)} answers to {self.asked} are in"
             words = f"{answers}, and the sum needs {self._least}"
-        why, missing = words + self.verdicts.words_of_the_refused(), sorted(self._missing)
+        why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
         yield from self._begin_again(why, missing, now, limited=self._short)
 
-    def _begin_again(self, why: str, missing: Iterable[str], now: float, limited: bool) -> Iterator[Command]:
+    def _begin_again(
+        self, why: str, missing: tuple[str, ...], now: float, limited: bool
+    ) -> Iterator[Command]:
         """Begin the round again. If the attempts are `limited`, end the run after policy.attempts of them."""
         if self._final:
             yield from self._diverge(
@@ -978,7 +980,7 @@ class RoundMachine:
             return
         self.attempt += 1
         self.stage, self._deadline, self._closed = Stage.GATHERING, None, {}
-        yield Rollback(why, tuple(missing))
+        yield Rollback(why, missing)
         yield from self._maybe_start(now)
 
     def _fail_by_broken_answers(self) -> Iterator[Command]:
