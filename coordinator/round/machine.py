@@ -105,7 +105,8 @@ class RoundMachine:
     # Devices of the cohort whose updates are neither accepted nor refused yet, while the phase is open.
     _missing: set[str] = field(default_factory=set)
     _least: int = 0  # Fewest updates of the open phase, if it is a phase of a masked sum; otherwise 0.
-    # True if a device that answers the open phase takes part in no other attempt of the round.
+    # True if a device that answers the open phase takes part in no other attempt of the round. Then too few updates
+    # do not make the round begin again: it ends without a result.
     _final: bool = False
     _short: bool = False  # True if the open phase is a short phase of a masked sum.
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -699,7 +700,7 @@ class RoundMachine:
         known, self.verdicts.refused = self.verdicts.known(phase, base), {}
         closed = self._closed.get(phase)
         # A phase that needs no update may have been closed without any update.
-        if closed or (closed is not None and not self._quorum):
+        if closed or (closed is not None and (self._final or not self._quorum)):
             self.cohort = closed
             if known.issuperset(closed):
                 yield self._next_step(phase, closed)
@@ -847,7 +848,7 @@ class RoundMachine:
         if now >= self._deadline:
             silent = self._missing - self._absent.keys() - self.at_work
             self.silent.gave_no_answer(silent, (self.round, self.asked, self.base))
-        if len(self._answered) < self._quorum:
+        if len(self._answered) < self._quorum and not self._final:
             yield from self._repeat_round(now)
             return
         self.cohort = tuple(sorted(self._answered))  # only these devices are asked in later phases
@@ -967,11 +968,6 @@ class RoundMachine:
         self, why: str, missing: tuple[str, ...], now: float, limited: bool
     ) -> Iterator[Command]:
         """Begin the round again. If the attempts are `limited`, end the run after policy.attempts of them."""
-        if self._final:
-            yield from self._diverge(
-                f"{why}; who has answered {self.asked} takes part in no other sum of the round"
-            )
-            return
         most = self.policy.attempts_of(len(self._present))
         if limited and 0 < most <= self.attempt + 1:
             yield from self._diverge(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.coordinator.secagg.question import SumAsk
-from protofleet.coordinator.secagg.steps import SecureSum, SumConduct, SumQuestion, conduct
+from protofleet.coordinator.secagg.steps import AttemptEndedError, SecureSum, SumConduct, SumQuestion, conduct
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply
 from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.contribution import apart_of, arrays_of_wants, layout_of
@@ -69,6 +69,20 @@ class SumStage:
             self.question = self.attempt.send(answers)
         except StopIteration as end:
             self.found = end.value
+        except AttemptEndedError as end:
+            end.spent = self.is_final
+            raise
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether devices that answer the present step take part in no other attempt of the round.
+
+        A device counts the holders of classes again only if `apart` limits how the cohort may differ.
+        """
+        step, ends = self.question.step, self.question.step is SumStep.UNMASK
+        if self.terms.apart:
+            return ends and self.terms.stage == "values"
+        return ends or (self.follows and step not in (SumStep.KEYS, SumStep.SHARES))
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,15 @@ class SummedPhases:
         assert found is not None, "the last stage has ended"
         counted = [examples[device] for device in found.survivors]
         mean = layout.mean(values.field.decode(found.words), broadcast, counted, most, ask.wants)
-        return Reply(SUM, sum(counted), to_torch(mean))
+        holders = self._holders(stages[0]) if stages[0] is not stages[-1] else None
+        return Reply(SUM, sum(counted), to_torch(mean), devices_of_class=holders)
+
+    @staticmethod
+    def _holders(stage: SumStage) -> dict[int, int]:
+        """Return the number of devices that hold each class, from the sum of the stage that counts them."""
+        assert stage.found is not None, "the stage has ended"
+        total = stage.terms.field.decode(stage.found.words)
+        return {label: round(number) for label, number in enumerate(total.tolist()) if round(number)}
 
     @staticmethod
     def _advance(stages: Sequence[SumStage], replies: Sequence[Reply]) -> None:
@@ -209,20 +231,9 @@ class SummedPhases:
             },
             question.enough,
             0.0 if opening is not None else self._settings.patience_seconds,
-            self._is_final(question.step, terms, stage.follows),
+            stage.is_final,
             lambda device, payload: _problem(question, device, payload),
         )
-
-    @staticmethod
-    def _is_final(step: SumStep, terms: Terms, follows: bool) -> bool:
-        """Return whether devices that answer this step take part in no other attempt of the round.
-
-        A device counts the holders of classes again only if `apart` limits how the cohort may differ.
-        """
-        ends = step is SumStep.UNMASK
-        if terms.apart:
-            return ends and terms.stage == "values"
-        return ends or (follows and step not in (SumStep.KEYS, SumStep.SHARES))
 
 
 class BytesOnDemand(ByteArrays):

@@ -130,7 +130,7 @@ class ServerRunner:
         except (Rejected, RunMismatchError, AuthorError, SettingsError):
             raise
         except AttemptEndedError as end:
-            return Step(advance.round, None, None, phase=advance.phase, ended=str(end))
+            return self._end_without_sum(advance, end)
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None
             if is_ours(error) or nobody_has_answered:
@@ -143,6 +143,18 @@ class ServerRunner:
             words = words[:MAX_FAULT_LETTERS]
             aside = self._stepper.aside
             return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
+
+    def _end_without_sum(self, advance: Advance, end: AttemptEndedError) -> Step:
+        """Return the step after an attempt without a sum.
+
+        Devices that have helped to unmask a sum join no other attempt of this round. So the round ends with the model
+        with which it began.
+        """
+        if not end.spent:
+            return Step(advance.round, None, None, phase=advance.phase, ended=str(end))
+        log.warning("round %d ends without a sum, and the model stays as it was: %s", advance.round, end)
+        self.restore()
+        return Step(advance.round, None, None, phase=advance.phase)
 
     def _step(
         self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int,

@@ -57,7 +57,7 @@ FAULTS = {
         "tuple(sorted(self._answered, reverse=True))  #",
     ),
     "goes on below the quorum": (
-        "if len(self._answered) < self._quorum:\n            yield from self._repeat_round",
+        "if len(self._answered) < self._quorum and not self._final:\n            yield from self._repeat_round",
         "if not self._answered:\n            yield from self._repeat_round",
     ),
     "takes the same answer twice": (
