@@ -21,18 +21,18 @@ class DpSettings:
     """The [dp] table: the differential privacy of the updates."""
 
     unit: PrivacyUnit
-    """What is protected, `device` (all training samples of a device together) or `sample` (one training sample)."""
+    """Protected unit, `device` (all training samples of a device together) or `sample` (one training sample)."""
     epsilon: Epsilon
     """Largest epsilon of all releases of a device together."""
     delta: Delta
     """Delta of this epsilon; it must be below 1 / devices, or below 1 / samples of each device."""
     clip: Clip
-    """Largest length of what is limited: with `device`, the change of all weights in a round; with `sample`, the
-    features of one sample.
+    """Largest length of the change of all weights in a round with `device`, and of the features of one sample with
+    `sample`.
     """
     rounds: Rounds
-    """Number of updates for which a device may release numbers; the noise is made for this number. A round that
-    begins again is one more.
+    """Number of updates for which a device may release numbers, also when a round begins again; the noise is made for
+    this number.
     """
 
     def __post_init__(self) -> None:

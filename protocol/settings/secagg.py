@@ -11,6 +11,7 @@ from protofleet.protocol.settings.reader import demand_within
 MOST_DEVICES: Final = 512  # devices of one sum
 LEAST_FRACTION: Final = 6  # fewest bits behind the point with which a sum is useful
 BITS: Final = (16, 24, 32)
+Bits = Annotated[int, Within(min(BITS), max(BITS))]
 Limit = Annotated[float, Within(1e-3, 65_536)]
 SumDevices = Annotated[int, Within(3, MOST_DEVICES)]
 Metrics: TypeAlias = Literal["off", "each"]
@@ -20,7 +21,7 @@ Metrics: TypeAlias = Literal["off", "each"]
 class SecaggSettings:
     """The [secagg] table: the coordinator gets only the sum of what the devices send."""
 
-    bits: int = 32
+    bits: Bits = 32
     """Bits of each number that a device sends, 16, 24 or 32."""
     limit: Limit = 8.0
     """Largest absolute value of a number that a device sends; a device with a larger number takes no part in the

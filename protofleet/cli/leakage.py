@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from protofleet.runtime.command.arguments import Subparsers
+from protofleet.runtime.command.arguments import ROUND, Subparsers
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_leakage(commands: Subparsers) -> None:
         "--kinds", default="", metavar="KIND,...", help="attack only these kinds of arrays, such as features"
     )
     command.add_argument(
-        "--round", type=int, metavar="N", help="round whose answers are attacked (default: the last one)"
+        "--round", type=ROUND, metavar="N", help="round whose answers are attacked (default: the last one)"
     )
     command.add_argument(
         "--page", type=Path, metavar="FILE", help=f"where the page goes (default: {PAGE} there)"

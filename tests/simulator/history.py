@@ -18,9 +18,11 @@ from protofleet.edge_client.conversation.answer_delivery import PendingAnswer
 from protofleet.edge_client.run_follower import RunFollower
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
+from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.state.residuals import Residuals
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.link.clocks import ahead
+from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.messages import Arrays, Receipt
 from tests.simulator.clock import Clock
@@ -287,11 +289,11 @@ def observed_state(base: type[DeviceState], histories: Mapping[str, History]) ->
 
         def save_answer(
             self, answer: Answer, half: Arrays, epoch: int = 0, residuals: Sequence[Residuals] = (),
-            is_reference: bool = False,
+            is_reference: bool = False, masked: MaskedState | None = None, release: PrivateRelease | None = None,
         ) -> None:  # fmt: skip
             before = self.saved.epoch
             try:
-                super().save_answer(answer, half, epoch, residuals, is_reference)
+                super().save_answer(answer, half, epoch, residuals, is_reference, masked, release)
             except Killed:  # The file may have its name already, without a sync of its folder.
                 histories[self.saved.run].perhaps[self.folder] = self._work(answer, half)
                 raise
