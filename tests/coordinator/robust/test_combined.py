@@ -221,7 +221,7 @@ def test_small_slices_give_the_same_arrays(monkeypatch):
 def test_a_payload_names_the_arrays_of_the_task_and_no_others():
     found = one([answer(0), answer(1), answer(2)], every("cap")).payload
     assert [*found] == [*WANTS] and len(found) == len(WANTS) and "weights.b" not in found
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="weights.b"):
         found["weights.b"]
 
 
