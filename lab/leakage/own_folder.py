@@ -121,9 +121,14 @@ def _object(store: ObjectStore, name: str) -> Arrays | None:
 def restored_half(
     plan: Plan, settings: DeviceSettings, truth: Truth, store: ObjectStore, entry: RunEntry, exchanges: list[Exchange]
 ) -> ClientHalf:  # fmt: skip
-    """Return the client half in the state after the last answer."""
+    """Return the client half in the state after the last answer, with what the coordinator has sent last."""
     half = plan.client_half(truth.samples, settings.name, settings.network)
     half.begin(max((one.number for one in exchanges), default=entry.last_round))
+    if newest := _object(store, entry.broadcast):
+        with contextlib.suppress(
+            WrongArraysError, KeyError
+        ):  # It may have other arrays, such as those of a delta.
+            half.receive(to_torch(newest))
     if state := _object(store, entry.half):
         half.restore(to_torch(state))
     with contextlib.suppress(WrongArraysError, KeyError):  # A part that is sent is not a part of the state.
