@@ -8,9 +8,6 @@ from protofleet.coordinator.spool.releases import released_numbers
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Plan
 
-# With fewer devices, noise for the unit "device" has never left a useful model in what we know.
-FEW_DEVICES = 100
-
 
 def noise_words(plan: Plan, devices: int) -> str:
     """Return the noise on each number and in the mean of so many devices; the plan has `dp`."""
@@ -26,10 +23,14 @@ def noise_words(plan: Plan, devices: int) -> str:
     )
     if dp.unit == "sample":
         return f"{words}. In the sum of {devices} devices, this is {share * math.sqrt(devices):.3g} times dp.clip"
-    length = mechanism.multiplier * math.sqrt(numbers) / max(1, devices)
+    # The noises of the devices are independent, so their mean is shorter by the root of their number.
+    length = mechanism.multiplier * math.sqrt(numbers) / math.sqrt(max(1, devices))
     words += (
         f". In the mean of {devices} devices, the noise is {length:.3g} times as long as the longest update"
     )
-    if devices < FEW_DEVICES:
-        words += f". With fewer than about {FEW_DEVICES} devices, such a run learns almost nothing"
+    if length > 1:
+        words += (
+            ", so the run learns almost nothing; it needs more devices, fewer rounds, a larger dp.epsilon or a "
+            "smaller network"
+        )
     return words

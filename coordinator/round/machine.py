@@ -967,11 +967,17 @@ class RoundMachine:
     def _begin_again(
         self, why: str, missing: tuple[str, ...], now: float, limited: bool
     ) -> Iterator[Command]:
-        """Begin the round again. If the attempts are `limited`, end the run after policy.attempts of them."""
+        """Begin the round again. If the attempts are `limited`, end the run after many of them.
+
+        An experiment may allow one attempt only, because broken updates stay broken. A masked sum fails if a few
+        devices are away for a moment, so it has as many attempts as there are devices, and one more.
+        """
         most = self.policy.attempts_of(len(self._present))
+        most = max(most, 1 + len(self._present)) if most else 0
         if limited and 0 < most <= self.attempt + 1:
             yield from self._diverge(
-                f"{why}; this was attempt {self.attempt + 1}, and policy.attempts allows {most}"
+                f"{why}; this was attempt {self.attempt + 1} of {most}; start the run again when the devices are "
+                "back, or set policy.attempts = 0"
             )
             return
         self.attempt += 1

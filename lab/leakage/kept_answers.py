@@ -39,7 +39,7 @@ def read_kept(folder: Path) -> Observed:
             about = json.loads((place / ABOUT_FILE).read_text(encoding="utf-8"))
             counts |= {device: tuple(numbers) for device, numbers in about.get("counts", {}).items()}
             exchanges += _exchanges(place, about["examples"])
-    except (OSError, ValueError, KeyError, Rejected) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Rejected) as error:
         raise RunError(
             f"the kept answers in {folder} cannot be read ({' '.join(str(error).split())[:120]}); restore the folder "
             "from a backup, or repeat the run with --replay"
@@ -66,8 +66,8 @@ def _exchanges(place: Path, examples: dict[str, int]) -> Iterator[Exchange]:
     number, _, phase = place.name.partition(".")
     broadcast = arrays_in(place / BROADCAST_FILE)
     for device in sorted(examples):
-        if (path := place / f"{device}{ANSWER}").is_file():
-            yield Exchange(device, int(number), phase, broadcast, arrays_in(path), examples[device])
+        arrays = arrays_in(place / f"{device}{ANSWER}")
+        yield Exchange(device, int(number), phase, broadcast, arrays, examples[device])
 
 
 def arrays_in(path: Path) -> Arrays:

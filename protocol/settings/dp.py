@@ -25,7 +25,7 @@ class DpSettings:
     epsilon: Epsilon
     """Largest epsilon of all releases of a device together."""
     delta: Delta
-    """Delta of this epsilon; it must be below 1 / devices, or below 1 / samples of each device."""
+    """Delta of this epsilon; it must be at most 1 / devices, or at most 1 / samples of each device."""
     clip: Clip
     """Largest length of the change of all weights in a round with `device`, and of the features of one sample with
     `sample`.

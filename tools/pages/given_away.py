@@ -68,8 +68,9 @@ TOP: Final = """
 
 [leakage.md](leakage.md) shows what attacks on an answer of each method have found.
 
-The coordinator reads every answer. protofleet has no secure aggregation, with which it would see only sums. The last
-column says which methods need no more than sums.
+The coordinator reads every answer, except in a run with [masked sums](privacy.md#masked-sums), in which it sees only
+sums. The last column says which methods need no more than sums. A run with another method is refused, and the message
+names the methods that take part.
 
 A mean of one sample is that sample's feature. So these methods send nothing about a class of which a device has fewer
 than `method.least_samples` samples, by default 5:

@@ -1,0 +1,23 @@
+"""The words about the noise of a run with `[dp]`, which are printed before the run begins."""
+
+import re
+
+from protofleet.coordinator.noise_words import noise_words
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.dp import DpSettings
+
+PLAN = Plan("fedavg", 3, 2, network=Network("mlp"), dp=DpSettings("device", 8.0, 1e-5, 1.0, 2))
+
+
+def length(devices):
+    """Return how many times as long as the longest update the noise in the mean of so many devices is."""
+    return float(re.search(r"the noise is ([\d.e+]+) times", noise_words(PLAN, devices))[1])
+
+
+def test_the_noise_in_a_mean_becomes_shorter_by_the_root_of_the_number_of_devices():
+    assert 9.9 < length(4) / length(400) < 10.1
+
+
+def test_the_words_warn_while_the_noise_is_longer_than_the_updates():
+    assert "so the run learns almost nothing; it needs more devices" in noise_words(PLAN, 4)
+    assert length(10**7) < 1 and "learns" not in noise_words(PLAN, 10**7)
