@@ -9,7 +9,7 @@ from typing import Final
 from protofleet.coordinator.devices.small_packets import SmallPackets
 from protofleet.coordinator.devices.undelivered import Undelivered
 from protofleet.coordinator.round.reader import MachineReader
-from protofleet.coordinator.secagg.question import SumAsk
+from protofleet.coordinator.secagg.question import SumAsk, most_personal
 from protofleet.coordinator.spool.broadcast_chain import BroadcastChain
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Ask
@@ -52,7 +52,8 @@ class OpenQuestion:
         self._held: dict[str, tuple[bytes, ...]] = {}  # Hashes of the objects that each device holds.
         self._packets = SmallPackets(machine.policy.quorum)
         self._max_packet = 0  # Largest packet that the broker accepts, in bytes.
-        self.carried = math.inf  # Size in bytes of the largest object that the link can send now.
+        self._carried = math.inf  # Size in bytes of the largest object that the link can send now.
+        self._room = math.inf  # Bytes for one device only that a task can have now.
 
     def close(self) -> None:
         self.ask = self._offer = None
@@ -143,10 +144,19 @@ class OpenQuestion:
         """Return the size of the broadcast in bytes; 0 if there is none."""
         return self._offer.size if self._offer else 0
 
-    def adapt(self, size: int, now: float, max_packet: int | None = None) -> bool:
-        """Adapt the link to objects of this size.
+    @property
+    def personal(self) -> int:
+        """Return how many bytes for one device only the tasks of the open phase have."""
+        return most_personal(self.ask)
 
-        If the broker cannot carry such objects, reject the connection to the broker and return False.
+    def carries(self, size: int, personal: int) -> bool:
+        """Return whether the link is adapted to an object of this size, and to these bytes for one device only."""
+        return size <= self._carried and personal <= self._room
+
+    def adapt(self, size: int, now: float, max_packet: int | None = None, personal: int = 0) -> bool:
+        """Adapt the link to objects of this size, and to tasks with `personal` bytes for one device only.
+
+        If the broker cannot carry them, reject the connection to the broker and return False.
         """
         if max_packet is not None:
             self._max_packet = max_packet
@@ -154,13 +164,14 @@ class OpenQuestion:
             self._machine.roster, self._link.party.device_forms, now
         )
         try:
-            self._link.adapt(self._max_packet, size, boxes)
+            self._link.adapt(self._max_packet, size, boxes, personal)
         except BrokerError as error:
             self._packets.broker_refused(now)
             self._link.reject_connection(error)
             return False
         self._packets.broker_accepted()
-        self.carried, self.uses = size, self._link.required_forms(size) | self._needed
+        self._carried, self._room = size, personal
+        self.uses = self._link.required_forms(size) | self._needed
         return True
 
     def cut_anew(self) -> None:

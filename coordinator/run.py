@@ -70,7 +70,7 @@ from protofleet.coordinator.round.events import (
 )
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run_times import RunTimes
-from protofleet.coordinator.secagg.question import SumAsk
+from protofleet.coordinator.secagg.question import SumAsk, most_personal
 from protofleet.coordinator.secagg_fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
@@ -581,7 +581,7 @@ class Run:
             return
         self.spool.check_claim()
         self._forget_kept()
-        if step.manifest is not None and not self._fits(step.manifest.size):
+        if step.manifest is not None and not self._fits(step.manifest.size, most_personal(step.ask)):
             self._too_large = step
             return
         if self.plan.codec is not None and step.phase is not None:
@@ -665,18 +665,19 @@ class Run:
         """
         arrays = to_numpy(self.server_runner.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0
-        waiting = self._too_large.manifest if self._too_large else None
-        largest = max(size, self.question.size, waiting.size if waiting else 0)
-        if not self.question.adapt(largest, self._context.now, max_packet):
+        waiting = self._too_large
+        largest = max(size, self.question.size, waiting.manifest.size if waiting and waiting.manifest else 0)
+        personal = max(self.question.personal, most_personal(waiting.ask if waiting else None))
+        if not self.question.adapt(largest, self._context.now, max_packet, personal):
             return False
         self.participants.drop_unfit()
         self.question.cut_anew()
         return True
 
-    def _fits(self, size: int) -> bool:
-        if size <= self.question.carried:
+    def _fits(self, size: int, personal: int) -> bool:
+        if self.question.carries(size, personal):
             return True
-        if not self.question.adapt(size, self._context.now):
+        if not self.question.adapt(size, self._context.now, personal=personal):
             return False
         self.participants.drop_unfit()
         return True

@@ -292,6 +292,7 @@ class TaskHandler:
         log.error("a step of a masked sum is refused (%s): %s", error.why.value, error.detail)
         self._context.notify(f"secagg_refused.{error.why.value}", round=self._state.last_round)
         self.queue.done()
+        self._state.keep_only(self._turns.needed_objects())  # The secrets of an ended attempt leave the disk.
         if error.why is SecaggFault.OUT_OF_RANGE:
             self._back_off(error)
             self._drop_job()

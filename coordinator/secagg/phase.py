@@ -229,6 +229,7 @@ class SummedPhases:
                 device: b"".join(arrays[name].tobytes() for name in sorted(arrays))
                 for device, arrays in question.personal.items()
             },
+            SEALED_PAIR * (terms.field.devices - 1),
             question.enough,
             0.0 if opening is not None else self._settings.patience_seconds,
             stage.is_final,

@@ -57,12 +57,12 @@ class RunPart:
         """Return the frame of a message in the name of this run; `receive` is the recipient's key, if it is known."""
         return self.party.next_frame(message, self.run, self.metric_names, recipient, attachment, receive)
 
-    def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
+    def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True, personal: int = 0) -> None:
         """Fit the sizes of blocks and inline bodies to the largest packet that the broker accepts.
 
-        Raise BrokerError if an object of `largest` bytes cannot be sent through this broker. `indirect` says
-        whether the other side accepts a manifest that is sent as an object. A manifest is sent in this way if
-        it is too large for a message.
+        Raise BrokerError if an object of `largest` bytes cannot be sent through this broker, or a task with
+        `personal` bytes for one device only. `indirect` says whether the other side accepts a manifest that is sent
+        as an object. A manifest is sent in this way if it is too large for a message.
         """
         self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
         if capacity < 1024:
@@ -81,6 +81,12 @@ class RunPart:
                 f"the broker accepts packets of {max_packet} bytes, but the manifest of an object of {largest} bytes "
                 "is larger, and a participant cannot receive a manifest as an object; raise the broker's packet "
                 "limit, or update the participant's software"
+            )
+        if personal > capacity:
+            raise BrokerError(
+                f"the broker accepts packets of {max_packet} bytes, but a task of a masked sum has {personal} bytes "
+                f"for one device only; raise the broker's packet limit to {personal + FRAME_OVERHEAD} or more, or "
+                "ask fewer devices in a round (policy.cohort)"
             )
         self.inline, self._capacity, self.block = min(INLINE, capacity), capacity, block
         self._best_capacity = max(self._best_capacity, capacity)

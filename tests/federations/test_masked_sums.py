@@ -13,7 +13,15 @@ from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
 from tests.support.small_federation import assert_same, in_blocks
-from tests.support.summed_simulation import POLICY, SETTINGS, STEPS, STEPS_OF_ROWS, SumRecorder, summed
+from tests.support.summed_simulation import (
+    POLICY,
+    SETTINGS,
+    STEPS,
+    STEPS_OF_ROWS,
+    SumRecorder,
+    books_with_secrets,
+    summed,
+)
 
 ONE_ROUND = replace(POLICY, rounds=1)
 
@@ -106,6 +114,19 @@ def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no
     run.run(limit=600)
     assert "class 1 may have fewer than 3 holders in the sum" in caplog.text
     assert not run.service.run.server_runner.server.known[1]
+
+
+def test_a_device_that_refuses_a_step_deletes_the_secrets_of_the_attempt(tmp_path, caplog):
+    held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
+    policy, settings = replace(ONE_ROUND, gather=6), replace(SETTINGS, patience_seconds=5.0)
+    run = summed(tmp_path, "fedproto", policy=policy, held=held, settings=settings)
+    at(run, "train.masked")
+    run.kill("device-0")
+    stores = [agent.state.store for name, agent in run.agents.items() if name != "device-0"]
+    assert all(list(books_with_secrets(store)) for store in stores)
+    words = "class 1 may have fewer than 3 holders in the sum"
+    run.run(until=lambda: caplog.text.count(words) == len(stores), limit=60)
+    assert [list(books_with_secrets(store)) for store in stores] == [[]] * len(stores)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -17,7 +17,9 @@ from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
+from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.conftest import missing
@@ -131,10 +133,10 @@ def learned(f):
     return answers, [measured, states, [[line["participants"], line["pooled"]] for line in f.rounds()]]
 
 
-def devices(f, planted=""):
+def devices(f, planted="", names=OURS):
     """Start our devices, with the same pictures each time."""
     made = []
-    for number, name in enumerate(OURS):
+    for number, name in enumerate(names):
         pictures(f.folder / "pictures" / name, seed=number)
         made.append(f.device(name, planted=planted))
     return made
@@ -228,3 +230,31 @@ def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tm
 def receivers(f):
     parties = {name: load_enrolled(f.fleet.folder_of(name) / CURRENT, time.time()) for name in OURS}
     return {name: mine.receive.public_key().public_bytes_raw() for name, mine in parties.items()}
+
+
+# The forms of a device before masked sums.
+BEFORE_SUMS = {"1.0": (), "1.1": tuple(form for form in forms.DEVICE_FORMS if form != forms.SECAGG)}
+
+
+@pytest.mark.parametrize("version", BEFORE_SUMS)
+def test_a_run_of_masked_sums_refuses_an_old_device_with_the_reason_and_goes_on_without_it(tmp_path, version):
+    """Other tests of this file show that the same devices serve a run without masked sums."""
+    names = (*OURS, "three")
+    sums = SecaggSettings(limit=64.0)
+    with Federation(
+        tmp_path, *names, "old", policy=TOGETHER, rounds=1, codec="off", secagg=sums, **METHODS["fedavg"]
+    ) as f:
+        coordinator = f.coordinator()
+        old = f.raw("old", hello={"can": list(BEFORE_SUMS[version])})
+        reason = old.wait("refusal").fields["reason"]
+        ours = devices(f, names=names)
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert [f.wait_for_end(one) for one in ours] == [0] * 3
+        log, rounds = f.log_of(coordinator), f.rounds()
+    words = "it does not know secagg, without which it cannot take part: the run sums masked updates"
+    assert reason.startswith(words) and reason.endswith("bring the device up to date")
+    assert f"old cannot take part: {words}" in log and "Traceback" not in log
+    welcome = next(heard for heard in old.heard if heard.kind == "welcome")
+    assert forms.SECAGG in welcome.fields["about"]["uses"]
+    assert not any(heard.kind == "task" for heard in old.heard)
+    assert [line["participants"] for line in rounds] == [sorted(names)] * 2

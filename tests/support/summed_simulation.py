@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from protofleet.coordinator.secagg import phase
+from protofleet.edge_client.masked_sums import OWN
+from protofleet.edge_client.secagg.book import read_book
 from protofleet.edge_client.secagg.instance import Instance
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.lab.simulation.network import NetworkConditions
+from protofleet.protocol.secagg.faults import SecaggError
 from protofleet.protocol.secagg.field import Words
 from protofleet.protocol.secagg.terms import Terms
 from protofleet.protocol.settings.secagg import SecaggSettings
+from protofleet.protocol.storage.store import ObjectStore
 from tests.support.run_policy import RunPolicy
 from tests.support.small_enrolment import SmallEnrolment
 from tests.support.small_federation import CLASSES, plan, shard
@@ -44,6 +49,19 @@ def summed(
     shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
     made = replace(plan(method, policy.rounds, **(hyper or {})), secagg=settings)
     return SummedSimulation(made, shards, policy, folder, more.pop("conditions", NetworkConditions()), **more)
+
+
+def books_with_secrets(store: ObjectStore) -> Iterator[str]:
+    """Yield the objects of a device's store that have secrets of an attempt."""
+    for path in sorted(store.folder.glob("*.body")):
+        arrays = store.load(bytes.fromhex(path.stem))
+        if OWN in arrays:
+            try:
+                book = read_book(arrays[OWN].tobytes())
+            except SecaggError:  # It is a vector.
+                continue
+            if book.secrets is not None:
+                yield path.stem
 
 
 @dataclass(frozen=True)
