@@ -9,7 +9,7 @@ from tests.crash.masked_world import METHODS, VICTIMS, MaskedDeath, masked_death
 from tests.crash.points import FATES
 
 SOME = {"fedavg": 61, "fedproto": 113}  # Every such point is in the quick test.
-MANY = 19  # Every such point of a fate is in the slow test; the fates begin at other points.
+MANY = 29  # Every such point of a fate is in the slow test; the fates begin at other points.
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -59,4 +59,4 @@ def test_a_broker_with_larger_packets_lets_the_run_go_on(tmp_path, monkeypatch):
     run.broker.clients["coordinator"].deliver(Connected(2 * LEAST, 20))
     run.run(limit=600)
     assert run.service.finished and not run.service.run.diverged
-    assert len(rejected) == 1 and run.service.run.machine.round == 1
+    assert len(rejected) == 1 and run.service.run.machine.attempt == 0
