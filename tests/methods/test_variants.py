@@ -160,7 +160,7 @@ def test_the_last_fit_is_one_more_training_from_what_came_last(method):
 
 def test_what_every_device_has_made_its_own_is_reported_as_such():
     assert fedavg.METHOD.under(fedavg.Hyper()) is fedavg.METHOD
-    assert fedproto.METHOD.under(fedproto.Hyper()) is fedproto.METHOD
+    assert fedproto.METHOD.under(fedproto.Hyper()) == fedproto.METHOD
     table = {"name": "x", "rounds": 1, "method": {"name": "fedavg"}}
     assert decode(Experiment, table).reports == "global"
     assert (
