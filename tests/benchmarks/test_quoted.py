@@ -29,7 +29,7 @@ from benchmarks.measures.two_slots import TwoSlots
 from protofleet.protocol.settings.reader import read_toml
 
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
-PEERS = ("flower", "flower-simulation-1")
+PEERS = ("flower", "flower-simulation-1", "flower-simulation-10")
 # Peers are installed from the network, and Ray starts slowly: two benchmarks took 180 s. `make peers` starts them.
 WITH_PEERS = bool(os.environ.get("PROTOFLEET_PEERS"))
 INSTALLED = (
