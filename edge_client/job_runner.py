@@ -46,9 +46,8 @@ class JobRunner:
     privacy: PrivacySettings = field(default_factory=PrivacySettings)  # what the device demands of a plan
     models_unwritten: int = 0  # number of model versions that this process could not write
     device: str = ""  # name of this device
-    sums: MaskedSums | None = (
-        None  # None if the device has no enrolment, so that it cannot check other devices
-    )
+    # None if the device has no enrolment, so that it cannot check other devices
+    sums: MaskedSums | None = None
     memory: JobMemory | None = None  # the place for the job, if jobs of several runs share it
     _plan: Plan | None = None  # plan of the job
     _private: PrivateUpdates | None = None  # None if the updates of the run have no noise
@@ -120,9 +119,13 @@ class JobRunner:
     def _work(
         self, job: Job, question: Question, state: DeviceState, run: str, arrays: Arrays
     ) -> tuple[Arrays, dict[str, float], MaskedState | None]:
-        """Let the half work, or answer a step of a masked sum; return the arrays, the metrics and the attempt."""
+        """Let the half work, or answer a step of a masked sum; return the arrays, the metrics and the attempt.
+
+        In a run of masked sums, the half works alone only in an evaluation. A coordinator that asks for any other
+        phase would otherwise get the update as it is.
+        """
         plan = self._plan
-        if plan is None or question.phase.partition(".")[0] not in plan.summed_phases:
+        if plan is None or plan.secagg is None or question.phase == EVALUATE:
             return *job.run(question.phase, question.round, arrays), None
         assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
         found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))

@@ -123,6 +123,10 @@ class MaskedSums:
 
     def answer(self, job: Job, task: SummedTask) -> SummedAnswer:
         """Answer a task of a summed phase; raise SecaggError if the device must not go on."""
+        if task.phase not in task.plan.summed_phases:
+            raise SecaggError(
+                SecaggFault.OTHER_TERMS, f"the phase {task.question.phase[:32]} is not summed in this run"
+            )
         if not task.step:
             return self._begin(job, task)
         saved, state = task.state.saved.masked, task.state

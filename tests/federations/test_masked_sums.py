@@ -8,7 +8,9 @@ from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Stage
 from protofleet.edge_client.privacy import PrivacySettings
+from protofleet.edge_client.work_queue import Question
 from protofleet.lab.report.run_page import sum_notice
+from protofleet.protocol.secagg.faults import SecaggError
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
@@ -230,6 +232,17 @@ def test_the_coordinator_cannot_fetch_what_a_device_keeps_for_itself(tmp_path, m
         run.service.run.link.send("device-1", BlockRequest(name, ((0, 1),), again=True))
     run.run(until=lambda: False, limit=0.2)
     assert blocks() == before
+
+
+@pytest.mark.parametrize("phase", ["mix", "mix.masked", "evaluate.masked"])
+def test_a_device_gives_no_plain_update_for_a_phase_that_the_plan_does_not_sum(tmp_path, phase):
+    """A coordinator that lies could ask the method of the plan for another phase."""
+    run = summed(tmp_path, policy=ONE_ROUND).run()
+    agent = run.agents["device-1"]
+    broadcast = bytes.fromhex(agent.state.saved.broadcast)
+    question = Question("a" * 64, 3, phase, broadcast, agent.state.saved.epoch)
+    with pytest.raises(SecaggError, match=f"phase {phase} is not summed"):
+        agent.tasks.runner.answer(agent.tasks.run.job, question, agent.tasks.run.name)
 
 
 def test_nothing_secret_is_left_after_the_sum(tmp_path):
