@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
+from protofleet.coordinator.spool.kept_rounds import (
+    ABOUT_FILE,
+    ANSWER,
+    BROADCAST_FILE,
+    KEPT,
+    PLAN_FILE,
+    kept_folders,
+    number_of,
+)
 from protofleet.lab.leakage.observed import Exchange, Observed
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -15,15 +24,12 @@ from protofleet.protocol.wire.messages import Arrays
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.command.errors import RunError
 
-PLAN_FILE: Final = "plan.json"
-ABOUT_FILE: Final = "answers.json"
-BROADCAST_FILE: Final = "broadcast.body"
-ANSWER: Final = ".answer"
+log = logging.getLogger("protofleet")
 
 
 def kept_folder(run: Path) -> Path | None:
     """Return the folder of the kept answers of a run; None if the coordinator has kept none."""
-    places = (run / "kept", run / "coordinator" / "kept")
+    places = (run / KEPT, run / "coordinator" / KEPT)
     return next((place for place in places if (place / PLAN_FILE).is_file()), None)
 
 
@@ -58,16 +64,19 @@ def plan_in(path: Path) -> Plan:
 
 
 def _rounds(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.name[:1].isdigit() and (path / ABOUT_FILE).is_file()]
-    return sorted(found, key=lambda path: (int(path.name.partition(".")[0]), path.stat().st_mtime, path.name))
+    """Return the folders of rounds and phases; phases of one round are in the order in which they were written."""
+    return sorted(kept_folders(folder), key=lambda path: (number_of(path), path.stat().st_mtime))
 
 
 def _exchanges(place: Path, examples: dict[str, int]) -> Iterator[Exchange]:
-    number, _, phase = place.name.partition(".")
+    number, phase = number_of(place), place.name.partition(".")[2]
     broadcast = arrays_in(place / BROADCAST_FILE)
     for device in sorted(examples):
-        arrays = arrays_in(place / f"{device}{ANSWER}")
-        yield Exchange(device, int(number), phase, broadcast, arrays, examples[device])
+        path = place / f"{device}{ANSWER}"
+        if not path.is_file():  # The coordinator deletes the answer of a device first, and then its name.
+            log.warning("%s is missing, so this answer of %s is not measured", path, device)
+            continue
+        yield Exchange(device, number, phase, broadcast, arrays_in(path), examples[device])
 
 
 def arrays_in(path: Path) -> Arrays:

@@ -2,14 +2,7 @@
 
 The exchanges of `Observed` have no samples. They are read from the answers that a coordinator has kept, from an
 experiment that is run again, or from the folder of a device. `Truth` has the samples of one device, so it exists only
-in the last two cases.
-
-A folder of kept answers has one file for each answer and one for its broadcast, in the encoding of the wire:
-
-    kept/plan.json                       the plan
-    kept/<round>.<phase>/answers.json    {"examples": {device: number}, "counts": {device: [number, ...]}}
-    kept/<round>.<phase>/broadcast.body
-    kept/<round>.<phase>/<device>.answer
+in the last two cases. `coordinator/spool/kept_rounds.py` describes the files of kept answers.
 """
 
 from __future__ import annotations
