@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.contribution import VectorLayout, arrays_of_payload, layout_of
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.private_sums import SUMS
@@ -103,10 +105,18 @@ class PrivateUpdates:
             vector = sums_in(payload)
             mechanism = self._mechanism(len(vector))
             return self._arrays_of_sums(mechanism, vector, samples), mechanism.noise
-        vector = differences(payload, broadcast)
-        mechanism = self._mechanism(len(vector))
-        released = mechanism.values(mechanism.release(vector))
-        return weights_of_differences(released, payload, broadcast, self._bounds), mechanism.noise
+        layout = layout_of_floats(payload)
+        mechanism = self._mechanism(layout.length)
+        released = mechanism.values(mechanism.release(layout.vector(payload, broadcast, 1, 1)))
+        found = layout.mean(released, broadcast, [1], 1, self._specs(layout))
+        return {**found, **whole_numbers(payload, broadcast)}, mechanism.noise
+
+    def _specs(self, layout: VectorLayout) -> Mapping[str, TensorSpec]:
+        """Return the bounds of the arrays; an array that the run's network does not have has none."""
+        return {
+            place.name: self._bounds.get(place.name, TensorSpec(place.shape, place.dtype))
+            for place in layout.places
+        }
 
     def _mechanism(self, numbers: int) -> Mechanism:
         if numbers not in self._mechanisms:
@@ -143,50 +153,24 @@ def sums_in(payload: Arrays) -> NDArray[np.float64]:
     return np.asarray(payload[SUMS], np.float64)
 
 
-def differences(payload: Arrays, broadcast: Arrays) -> NDArray[np.float64]:
-    """Return the differences of all float arrays to the broadcast as one vector, in the order of the names."""
-    parts = [_difference(name, payload, broadcast).reshape(-1) for name in _floats(payload)]
-    return np.concatenate(parts) if parts else np.zeros(0)
+def layout_of_floats(payload: Arrays) -> VectorLayout:
+    """Return the places of all float arrays in the vector of an update, in which each device counts once."""
+    floats = {name: payload[name] for name in payload if payload[name].dtype.kind == "f"}
+    averaged = Averaged(tuple(sorted({kind_in(name) for name in floats})), by="devices")
+    return layout_of(averaged, arrays_of_payload(floats), classes=0)
 
 
-def _difference(name: str, payload: Arrays, broadcast: Arrays) -> NDArray[np.float64]:
-    value = np.asarray(payload[name]).astype(np.float64)
-    return value - np.asarray(broadcast[name]).astype(np.float64) if name in broadcast else value
+def whole_numbers(payload: Arrays, broadcast: Arrays) -> dict[str, Array]:
+    """Return the arrays of whole numbers as the broadcast has them.
 
-
-def _floats(payload: Arrays) -> list[str]:
-    return sorted(name for name in payload if payload[name].dtype.kind == "f")
-
-
-def weights_of_differences(
-    vector: NDArray[np.float64], payload: Arrays, broadcast: Arrays, bounds: Mapping[str, TensorSpec]
-) -> dict[str, Array]:
-    """Return the arrays of an update from the differences with noise.
-
-    Only names, types and shapes of `payload` are used. Raise SettingsError for an array that cannot have noise.
+    Only names and types of `payload` are used. Raise SettingsError for an array that the broadcast lacks.
     """
-    found: dict[str, Array] = {}
-    start = 0
-    for name in _floats(payload):
-        like = payload[name]
-        value = vector[start : start + like.size].reshape(like.shape)
-        start += like.size
-        if name in broadcast:
-            value = value + np.asarray(broadcast[name]).astype(np.float64)
-        found[name] = _within(value, bounds.get(name), like.dtype)
-    for name in sorted(payload.keys() - found.keys()):
-        if name not in broadcast:
-            raise SettingsError(
-                f"dp is set, but the method sends {name}, an array of whole numbers without noise"
-            )
-        found[name] = np.asarray(broadcast[name])
-    return found
-
-
-def _within(value: NDArray[np.float64], spec: TensorSpec | None, dtype: np.dtype[np.generic]) -> Array:
-    if spec is not None and (spec.low, spec.high) != (None, None):
-        value = np.clip(value, spec.low, spec.high)
-    return value.astype(dtype)
+    names = sorted(name for name in payload if payload[name].dtype.kind != "f")
+    if lacking := [name for name in names if name not in broadcast]:
+        raise SettingsError(
+            f"dp is set, but the method sends {lacking[0]}, an array of whole numbers without noise"
+        )
+    return {name: np.asarray(broadcast[name]) for name in names}
 
 
 def without_personal(metrics: Mapping[str, float]) -> dict[str, float]:
