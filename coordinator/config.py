@@ -15,7 +15,7 @@ from protofleet.coordinator.page.page_address import PageAddress
 from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
-from protofleet.coordinator.secagg_fit import NO_RECORDS, demand_secagg_fit
+from protofleet.coordinator.secagg.fit import NO_RECORDS, demand_secagg_fit
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.own_metrics import OwnMetrics

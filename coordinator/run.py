@@ -70,8 +70,8 @@ from protofleet.coordinator.round.events import (
 )
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run_times import RunTimes
+from protofleet.coordinator.secagg.fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.secagg.question import SumAsk, most_personal
-from protofleet.coordinator.secagg_fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.kept_rounds import KeptRounds

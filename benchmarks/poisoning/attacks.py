@@ -23,7 +23,7 @@ CONSTANT: Final = 1.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the liar sees in a round: the broadcast, its own honest answer, and those of the other devices."""
+    """The messages that the liar knows in a round: the broadcast and the honest answers of all devices."""
 
     round: int
     broadcast: Payload

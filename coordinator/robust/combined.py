@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,14 +16,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protofleet.coordinator.robust.points import ArrayPoints, RowPoints, size_of
+from protofleet.coordinator.robust.points import ArrayPoints, RowPoints
 from protofleet.coordinator.robust.rules import FEWEST, Combine, fitted
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Payload, Reply
-from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.contract.wants import TensorSpec, sliced
 from protofleet.methods.parts.averaging import flat_slice
+from protofleet.methods.parts.state import snapshot
 from protofleet.protocol.wire.kinds import kind_in
 
 WEIGHT_CAP: Final = 3.0  # Largest weight of a device under a rule, as a multiple of the median weight.
@@ -99,8 +100,10 @@ class CombinedPayload(Mapping[str, Tensor]):
         needs_broadcast = self._robust.weights == "cap" or len(payloads) < FEWEST
         shares = shares_of([weight_of(reply, self._asked.averaged.by) for reply in self._replies])
         for group in filter(None, groups):
-            sizes = {name: math.prod(size_of(self._replies[0], name)[1]) for name in group}
-            broadcast = _copied(self._asked.broadcast, group) if needs_broadcast else {}
+            first = sliced(payloads[0])
+            sizes = {name: math.prod(first.dtype_and_shape(name)[1]) for name in group}
+            sent = {name: self._asked.broadcast[name] for name in group if name in self._asked.broadcast}
+            broadcast = snapshot(sent) if needs_broadcast else {}
             points = ArrayPoints(payloads, sizes, broadcast)
             combine = fitted(self._robust.weights, points, shares, self._robust.liars)
             yield from ((name, (points, combine)) for name in group)
@@ -165,7 +168,7 @@ class ClassRows:
         places: dict[int, list[tuple[int, int]]] = {}
         for number, (label, count) in enumerate(zip(labels, counts, strict=True)):
             places.setdefault(label, []).append((number, count))
-        return cls(reply.payload, size_of(reply, "prototypes")[1][1], places)
+        return cls(reply.payload, sliced(reply.payload).dtype_and_shape("prototypes")[1][1], places)
 
     def count(self, label: int) -> int:
         return sum(count for _, count in self.places[label])
@@ -189,10 +192,6 @@ def shares_of(weights: Sequence[float]) -> Tensor:
     cap = weight_cap(weights, WEIGHT_CAP)
     found = torch.tensor([min(one, cap) for one in weights], dtype=torch.float64)
     return found / found.sum() if bool(found.any()) else torch.full_like(found, 1 / len(found))
-
-
-def _copied(payload: Payload, names: Collection[str]) -> Payload:
-    return {name: payload[name].detach().clone() for name in names if name in payload}
 
 
 def _rows_in(broadcast: Payload) -> Mapping[int, Tensor]:

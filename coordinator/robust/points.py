@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protofleet.methods.contract.base import Payload, Reply
-from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.base import Payload
 from protofleet.methods.parts.averaging import SLICE, flat_slice
 
 
@@ -49,11 +48,3 @@ class RowPoints:
 
     def slices(self) -> Iterator[tuple[Tensor, Tensor]]:
         yield self.rows, self.broadcast
-
-
-def size_of(reply: Reply, name: str) -> tuple[str, tuple[int, ...]]:
-    """Return dtype and shape of an array; for an array on the disk, no numbers are read."""
-    if isinstance(reply.payload, LazyPayload):
-        return reply.payload.dtype_and_shape(name)
-    value = reply.payload[name]
-    return str(value.dtype).removeprefix("torch."), tuple(value.shape)

@@ -79,10 +79,8 @@ def records_of(keyring: KnownRecords) -> Records:
         for name in names:
             try:
                 record, data = keyring.signed(name)
-            except (
-                StatementError,
-                KeyFileError,
-            ):  # The device is not enrolled any more, so it takes no part in the sum.
+            # The device is not enrolled any more, so it takes no part in the sum.
+            except (StatementError, KeyFileError):
                 continue
             found[name] = EnrolledDevice(record.sign, data)
         return found

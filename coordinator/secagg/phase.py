@@ -114,9 +114,6 @@ class SummedPhases:
         self._weight_cap = weight_cap
         self._previous: dict[str, tuple[str, ...]] = {}
 
-    def sums(self, ask: Ask) -> bool:
-        return ask.phase in self._plan.summed_phases
-
     def conducted(self, ask: Ask, number: int, attempt: int, members: Sequence[Member]) -> SumPhase:
         """Conduct the phase of this task; the generator returns the one reply of the phase."""
         averaged, broadcast = self._plan.summed_phases[ask.phase], to_numpy(ask.payload)
@@ -139,7 +136,6 @@ class SummedPhases:
             )
             for one, vector in zip(terms, vectors, strict=True)
         ]
-        examples: dict[str, int] = {}
         replies = yield self._together(ask.phase, stages, opening)
         examples = {reply.device: min(reply.examples, most) for reply in replies}
         self._advance(stages, replies)

@@ -16,6 +16,7 @@ from torch import Tensor
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.contribution import capped
 from protofleet.methods.contract.wants import TensorSpec
 
 
@@ -49,10 +50,7 @@ class CappedCounts(LazyPayload):
 
 def at_most(counts: Tensor, most: int) -> Tensor:
     """Scale counts so that they add up to about `most`. A count above 0 stays at least 1."""
-    if (total := int(counts.sum())) <= most:
-        return counts
-    scaled = (counts.double() * (most / total)).floor().clamp(min=1).to(counts.dtype)
-    return torch.where(counts > 0, scaled, counts)
+    return torch.from_numpy(capped(counts.cpu().numpy(), most)).to(counts)
 
 
 def capped_replies(

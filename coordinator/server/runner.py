@@ -53,9 +53,8 @@ class Step:
     aside: Mapping[str, str] = field(default_factory=dict)  # Device -> reason why its update was not used.
     chain: tuple[ChainLink, ...] = ()  # The chain of broadcasts, in a run whose broadcasts are coded.
     fault: str = ""  # Reason why no device can go on from the result of the round, or "".
-    ended: str = (
-        ""  # Reason why this attempt of the round has no result, so that the round begins again, or "".
-    )
+    # Reason why this attempt of the round has no result, so that the round begins again, or "".
+    ended: str = ""
     # Devices whose answers the server half keeps; no later round asks them.
     kept: frozenset[str] = frozenset()
     unused: tuple[str, ...] = ()  # Devices whose kept answers hold nothing that the server half can use.

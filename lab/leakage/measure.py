@@ -17,7 +17,7 @@ from protofleet.lab.leakage.scene import Scene, scenes
 
 @dataclass(frozen=True)
 class LeakageQuery:
-    """What to measure: the devices, the strongest attacker, and the kinds of arrays; empty means all kinds."""
+    """The devices, the strongest attacker and the kinds of arrays that are measured; empty means all kinds."""
 
     devices: Sequence[str]
     attacker: Attacker = "A1"

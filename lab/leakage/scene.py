@@ -11,13 +11,14 @@ An attacker from A1 on has the network that makes the features if no party train
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
+from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.lab.leakage.finding import Attacker
 from protofleet.lab.leakage.held_out import NeverSent, never_sent
 from protofleet.lab.leakage.maths.recovery import Ridge, fitted_ridge
@@ -30,6 +31,7 @@ from protofleet.methods.parts.weights import weights_of
 
 HEAD: Final = "weights.head."
 LEAST_FITTED: Final = 50  # Fewest samples on which a map to pixels is fitted.
+NO_SAMPLES: Final = TensorSamples(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 Embed: TypeAlias = Callable[[Tensor], Tensor]  # Samples [N, ...] -> rows [N, D].
 
 
@@ -158,7 +160,7 @@ class Scene:
 
     def _half_with(self, answer: Payload) -> ClientHalf | None:
         plan = self.observed.plan
-        half = plan.client_half(Empty(), self.device)
+        half = plan.client_half(NO_SAMPLES, self.device)
         if plan.load().mutual:
             half.model = plan.mutual_model()
         own = weights_of(half.model)
@@ -169,14 +171,6 @@ class Scene:
             for name in sent:
                 own[name].copy_(answer[name])
         return half
-
-
-@dataclass(frozen=True)
-class Empty:
-    """No samples."""
-
-    x: Tensor = field(default_factory=lambda: torch.zeros(0))
-    y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 def map_to_pixels(features: Tensor, samples: Samples) -> Ridge:

@@ -23,7 +23,7 @@ from protofleet.coordinator.method_settings import (
 )
 from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
-from protofleet.coordinator.secagg_fit import demand_secagg_fit
+from protofleet.coordinator.secagg.fit import demand_secagg_fit
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source

@@ -171,6 +171,11 @@ class InMemory:
         return self.payload[name].reshape(-1)[start:stop]
 
 
+def sliced(payload: Mapping[str, Tensor]) -> Sliced:
+    """Return the payload in the form that the checks need."""
+    return payload if isinstance(payload, Sliced) else InMemory(payload)
+
+
 def problem_with(
     wants: Mapping[str, TensorSpec],
     payload: Mapping[str, Tensor],
@@ -189,7 +194,7 @@ def problem_with(
         return Problem(Reason.WRONG_ARRAYS, f"{extra[0][:64]} was not asked for")
     if missing := [name for name, spec in wants.items() if name not in payload and not spec.optional]:
         return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
-    sent = payload if isinstance(payload, Sliced) else InMemory(payload)
+    sent = sliced(payload)
     lengths: dict[str, int] = {}
     here = {name: spec for name, spec in wants.items() if name in payload}
     for name, spec in here.items():
@@ -227,7 +232,7 @@ def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Te
 
 def not_finite(payload: Mapping[str, Tensor]) -> Problem | None:
     """Return a problem if an array contains NaN or an infinity; otherwise None."""
-    sent = payload if isinstance(payload, Sliced) else InMemory(payload)
+    sent = sliced(payload)
     whole = TensorSpec(())
     return next((p for name in payload if (p := _numbers_problem(name, whole, sent, None, math.inf))), None)
 

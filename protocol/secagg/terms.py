@@ -82,11 +82,11 @@ def read_terms(data: bytes) -> Terms:
 
 
 def _stage(fields: Reader) -> Stage:
-    said = fields.text()
+    found = fields.text()
     for stage in STAGES:
-        if stage == said:
+        if stage == found:
             return stage
-    raise fields.wrong(f"the stage {said!r}")
+    raise fields.wrong(f"the stage {found!r}")
 
 
 def threshold(devices: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.coordinator.round.policy import Policy, Stop
 from protofleet.coordinator.round.robust import Robust
-from protofleet.coordinator.secagg_fit import demand_secagg_fit
+from protofleet.coordinator.secagg.fit import demand_secagg_fit
 from protofleet.methods.contract.plan import Network, Plan, read_plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.secagg import SecaggSettings
