@@ -178,8 +178,8 @@ class CoordinatorSettings:
             raise SettingsError(NO_RECORDS)
         if self.secagg is not None and not seals(self.security):
             raise SettingsError(
-                'secagg is set and security is "off", so every broker could read what devices send beside the sum; '
-                'set security = "sealed"'
+                'secagg is set and security is "off", so every broker could read what devices send in addition to '
+                'the sum; set security = "sealed"'
             )
         if self.budget is not None:
             demand_one_round(self.budget, plan, self.policy.quorum)

@@ -175,7 +175,7 @@ class DeviceState:
         with self._table.locked():
             self._table.check_not_taken_over()
             before = self.saved
-            # The answers of the last round stay beside an evaluation, so that the device can measure what they show.
+            # An evaluation deletes no answers of the last round, so that the device can measure what they show.
             answers = [a for a in before.answers if a.round == answer.round or answer.phase == EVALUATE]
             references = {**before.references, answer.phase: answer.base} if is_reference else {}
             saved = replace(

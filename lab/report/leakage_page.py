@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.lab.report.html_page import page, section, table, unfolded
-from protofleet.lab.report.leakage_file import LeakageFile, LeakageRow, control_words, interval
+from protofleet.lab.report.leakage_file import LeakageFile, LeakageRow, control_words, interval, named
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 
 NOT_MEASURED: Final = "not measured"
@@ -106,10 +106,7 @@ def cells_of(row: LeakageRow) -> list[str]:
 
 def _devices(found: LeakageFile) -> str:
     names = sorted({row.device for row in found.devices})
-    parts = [
-        unfolded(name, _table(f"Figures of {name}", [row for row in found.devices if row.device == name]))
-        for name in names
-    ]
+    parts = [unfolded(name, _table(f"Figures of {name}", named(found.devices, name))) for name in names]
     return section("Each device", *parts) if parts else ""
 
 

@@ -1,4 +1,4 @@
-"""The table of a comparison with leakage beside accuracy and bytes, from the files leakage.json of the runs."""
+"""The table of a comparison with leakage, accuracy and bytes, from the files leakage.json of the runs."""
 
 from __future__ import annotations
 

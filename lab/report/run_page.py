@@ -119,7 +119,7 @@ def sum_notice(secagg: Mapping[str, Any]) -> str:
         return ""
     figures = {
         "off": "Accuracy and loss of single devices were not sent.",
-        "each": "Accuracy and loss of single devices were sent beside the sum.",
+        "each": "Accuracy and loss of single devices were sent in addition to the sum.",
     }
     return (
         f"<p>The coordinator got only the sums of at least {int(secagg['least'])} updates, in numbers of "

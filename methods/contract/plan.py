@@ -481,7 +481,7 @@ def secagg_misfit(method: Method, name: str) -> str:
     if method.needs_counts:
         return (
             f"secagg is set, but {name} needs the number of samples of each class from each device, which would be "
-            f"known beside the sum; leave secagg out, or take one of {known}"
+            f"known in addition to the sum; leave secagg out, or take one of {known}"
         )
     if not method.averaged:
         return (

@@ -21,7 +21,6 @@ from protofleet.protocol.privacy.accountant import RARE, Noise, noise_multiplier
 from protofleet.protocol.privacy.noise import RandomWords, Whole, discrete_gaussian
 
 Unit: TypeAlias = Literal["device", "sample"]
-UNITS: Final = ("device", "sample")
 
 SIGMA: Final = float(1 << 15)  # Deviation of the noise in steps of the grid.
 # Part of the clip that the rounding may take. With more, the vector has too many numbers for the budget.
