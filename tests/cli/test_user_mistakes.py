@@ -59,7 +59,7 @@ MISTAKES = {
     "leakage mine none.toml": "there is no file none.toml",
     "leakage mine device.toml --replay": "--replay is for the folder of a run",
     "leakage mine device.toml": "does not exist: this device has taken part in no run yet",
-    "leakage mine device.toml --plan empty.toml": "this device has taken part in no run yet",
+    "leakage mine device.toml --plan empty.toml": "empty.toml is not the plan of a run",
     "sweep exp.toml": "has no table [grid]",
     "sweep exp.toml --grid method.lr": "not of the form table.key=value,value",
     "centralised folder": "folder cannot be read",
