@@ -123,7 +123,7 @@ def restored_half(
 ) -> ClientHalf:  # fmt: skip
     """Return the client half in the state after the last answer."""
     half = plan.client_half(truth.samples, settings.name, settings.network)
-    half.begin(entry.last_round)
+    half.begin(exchanges[-1].number if exchanges else entry.last_round)
     if state := _object(store, entry.half):
         half.restore(to_torch(state))
     with contextlib.suppress(WrongArraysError, KeyError):  # A part that is sent is not a part of the state.
