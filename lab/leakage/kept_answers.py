@@ -56,11 +56,13 @@ def read_kept(folder: Path) -> Observed:
 
 
 def plan_in(path: Path) -> Plan:
-    """Read a plan from a JSON file."""
+    """Read a plan from a JSON file; raise SettingsError if the file is no plan."""
     try:
         return decode(Plan, json.loads(path.read_text(encoding="utf-8")))
     except (SettingsError, LookupError, ValueError, OSError) as error:
-        raise RunError(f"{path} is not the plan of a run: {' '.join(str(error).split())[:160]}") from None
+        raise SettingsError(
+            f"{path} is not the plan of a run: {' '.join(str(error).split())[:160]}"
+        ) from None
 
 
 def _rounds(folder: Path) -> list[Path]:
