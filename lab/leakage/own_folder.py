@@ -124,11 +124,10 @@ def restored_half(
     """Return the client half in the state after the last answer, with what the coordinator has sent last."""
     half = plan.client_half(truth.samples, settings.name, settings.network)
     half.begin(exchanges[-1].number if exchanges else entry.last_round)
-    newest = _object(store, entry.broadcast) or {}
-    with contextlib.suppress(
-        WrongArraysError, KeyError
-    ):  # It may have other arrays, such as those of a delta.
-        half.receive(to_torch(newest))
+    if newest := _object(store, entry.broadcast):
+        # It may have other arrays, such as those of a delta.
+        with contextlib.suppress(WrongArraysError, KeyError):
+            half.receive(to_torch(newest))
     if state := _object(store, entry.half):
         half.restore(to_torch(state))
     with contextlib.suppress(WrongArraysError, KeyError):  # A part that is sent is not a part of the state.

@@ -71,7 +71,15 @@ def write_method(method: str, table: dict[str, Any], path: Path = PATH) -> None:
 
 def generate(page: str, methods: Mapping[str, MeasuredLeakage] | None = None) -> str:
     found = read_measured_leakage() if methods is None else methods
-    return replace_table(page, MODULE, "".join(section_of(name, one) for name, one in sorted(found.items())))
+    sections = "".join(section_of(name, one) for name, one in sorted(found.items()))
+    return replace_table(page, MODULE, f"\n{not_measured(found)}\n{sections}")
+
+
+def not_measured(found: Mapping[str, MeasuredLeakage]) -> str:
+    """Return a line with the methods that have no figures."""
+    names = catalog.names()
+    missing = ", ".join(f"`{name}`" for name in names if name not in found)
+    return f"Measured: {len(found)} of {len(names)} methods. Not measured: {missing or 'none'}."
 
 
 def section_of(name: str, one: MeasuredLeakage) -> str:
@@ -85,7 +93,7 @@ def section_of(name: str, one: MeasuredLeakage) -> str:
         ]
         for row in one.worst
     ]  # fmt: skip
-    table = markdown_table(HEAD, rows, ()) if rows else "No array was sent, so nothing was attacked.\n"
+    table = markdown_table(HEAD, rows, ()) if rows else "No attack gave a figure.\n"
     tried = sorted({f"{row.attack} on `{row.kind}`: {row.unmeasured}" for row in one.missing})
     return head + table + "".join(f"\nNo figure: {words}.\n" for words in tried)
 
