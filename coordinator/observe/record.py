@@ -189,6 +189,8 @@ class Summary:
     broker: str = ""
     security: str = ""
     robust: dict[str, str] = field(default_factory=dict)
+    # The settings of masked sums in a run with them; otherwise empty.
+    secagg: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
 

@@ -80,7 +80,7 @@ def summarise(
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
         "robust": dict(run.policy.robust.rules) if run.policy.robust else {},
-        **({"secagg": encode(run.plan.secagg)} if run.plan.secagg else {}),
+        "secagg": encode(run.plan.secagg) if run.plan.secagg else {},
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
             "machine": machine_words(), **built,

@@ -80,7 +80,7 @@ def test_prototypes_do_not_follow_a_liar(tmp_path):
         def work(task):
             if task.phase != "train":
                 return Answer(metrics={"accuracy.test.personal": 0.5, "samples.test": 10})
-            rows = np.full((3, 64), value, np.float32)
+            rows = np.full((3, 16), value, np.float32)
             return Answer({"prototypes": rows, "labels": np.arange(3), "counts": np.full(3, 3, np.int64)})
 
         return work
