@@ -111,9 +111,10 @@ def test_a_crashed_coordinator_ends_with_the_bits_of_an_unbroken_one(method, rul
     assert whole.keys() == broken.keys()
     assert all(torch.equal(value, broken[name]) for name, value in whole.items())
     server = [name for name in whole if name.startswith("server/")]
-    same = all(torch.equal(whole[name], plain[name]) for name in server)
+    # `cap` adds numbers in another order than the method, so some last bits differ.
+    same = all(torch.allclose(whole[name], plain[name], rtol=0, atol=1e-7) for name in server)
     assert same == (rule == "cap"), (
-        "only `cap` changes nothing while no difference is far larger than the others"
+        "only `cap` keeps the mean while no difference is far larger than the others"
     )
 
 
