@@ -62,7 +62,7 @@ def unrepeatable(experiment: Experiment) -> str:
     plan = experiment.plan
     if plan.secagg is not None or plan.dp is not None:
         return "its devices mask or noise their answers (secagg, dp), and the repetition would show plain answers"
-    if policy.robust is not None:
+    if policy.robust is not None and policy.robust.rules:
         return "its coordinator has a robust rule (policy.robust), which the repetition does not apply"
     if experiment.networks:
         return "its devices have different networks (devices.networks)"

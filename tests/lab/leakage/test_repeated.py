@@ -33,6 +33,11 @@ def test_a_run_that_the_repetition_would_not_follow_is_refused_with_the_setting(
         repeated(experiment(**settings))
 
 
+def test_a_run_whose_robust_rules_are_all_the_mean_can_be_repeated():
+    table = {"robust": {"weights": "mean", "prototypes": "mean"}}
+    assert unrepeatable(experiment(policy=table)) == ""
+
+
 @pytest.mark.slow
 def test_a_repetition_keeps_the_first_and_the_last_round_and_has_accuracies_of_every_round():
     """The last phase of FedPall measures nothing, and must not delete the accuracies of the first one."""
