@@ -101,9 +101,10 @@ class AgentView:
 
     @property
     def privacy(self) -> PrivacyState | None:
-        """Return the epsilon that this device has given away in the run; None in a run without dp."""
+        """Return the epsilon that this device has given away in the run; None without dp and after the run."""
         plan = self._tasks.run.plan
-        if plan is None or plan.dp is None:
+        # An alert compares the epsilon with the budget, and a budget that is used up by the end of a run is no fault.
+        if plan is None or plan.dp is None or self._tasks.run.over:
             return None
         mine = [one for one in self._context.state.file.releases if one.run == self._tasks.run.name]
         spent = {self._context.link.me.name: spent_epsilon(mine, plan.dp.delta)}

@@ -48,6 +48,16 @@ def test_both_sides_count_the_same_releases_and_the_claim_is_the_budget(method, 
     assert run.service.finished
 
 
+def test_a_device_shows_its_epsilon_until_the_run_is_over(tmp_path):
+    run = private(tmp_path)
+    run.run(until=lambda: bool(ledger(run, LEAVING)))
+    shown = run.agents[LEAVING].view.privacy
+    assert shown.epsilon[LEAVING] == spent_epsilon(ledger(run, LEAVING), DELTA) > 0
+    run.run(until=lambda: run.service.finished)
+    run.run(until=lambda: run.agents[LEAVING].view.idle)
+    assert run.agents[LEAVING].view.privacy is None
+
+
 def test_the_record_of_a_round_has_the_epsilon_so_far_and_its_limit(tmp_path):
     run = private(tmp_path)
     file = RoundsFile(tmp_path / "rounds.jsonl", Disk(durable=False), 0)
