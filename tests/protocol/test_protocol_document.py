@@ -10,6 +10,7 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.round.policy import Policy
+from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.wants import AT_LEAST_TWO, MULTIPLE, OPTIONAL, ROW_NORM, ROWS, SUM
 from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.security import enrolment as enrolled
@@ -268,3 +269,17 @@ def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
     assert link.inline == link.block == least - FRAME_OVERHEAD
     with pytest.raises(BrokerError):
         link.adapt(least - 1)
+
+
+def test_the_weights_in_masked_sums_are_those_of_the_methods():
+    weights = {}
+    for what, weight in rows(section("### Numbers"))[1:]:
+        weights |= {(what.split()[0], name): weight for name in re.findall(r"`(\w+)`", what)}
+    found = {}
+    for name in methods.names():
+        for one in methods.load(name).averaged.values():
+            if one.arrays and one.by == "devices":
+                found["arrays", name] = "1"
+            if one.rows:
+                found["rows", name] = "1" if one.rows == "devices" else "the samples of the class / most"
+    assert weights == found
