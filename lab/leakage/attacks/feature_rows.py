@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofleet.lab.leakage.attacks.images import class_images, flat
+from protofleet.lab.leakage.attacks.images import class_images, flat, image_scores, inverted
 from protofleet.lab.leakage.attacks.tables import table
-from protofleet.lab.leakage.finding import Attacker, Finding, MembershipScores
+from protofleet.lab.leakage.finding import Attacker, Finding, ImageScores, MembershipScores
 from protofleet.lab.leakage.maths.intervals import STRICT, Figure
 from protofleet.lab.leakage.maths.membership import Scores
 from protofleet.lab.leakage.maths.mixing import unmixed
@@ -25,7 +25,6 @@ from protofleet.lab.leakage.maths.recovery import (
     clustered_r2,
     cosine,
     nearest,
-    psnr,
     r2,
     relative_error,
 )
@@ -216,19 +215,15 @@ def _retrieved(
     )  # fmt: skip
 
 
-def inversion(scene: Scene) -> list[Finding]:
+def inversion(scene: Scene) -> list[ImageScores]:
     """Return how well a linear map, fitted on other samples, makes the samples from recovered rows."""
     given, to_pixels = rows_and_features(scene), scene.pixels_of_features
     if given is None or to_pixels is None or scene.truth is None or scene.never_sent is None:
         return []
     rows, attacker, _, _ = given
-    labels, true, found = scene.truth.samples.y.numpy(), flat(scene.truth.samples), to_pixels(rows.recovered)
-    shuffled = np.random.default_rng(0).permutation(len(found))
-    control = clustered(psnr(found[shuffled], true), labels, level=STRICT)
-    means = class_images(scene.never_sent.auxiliary, scene.observed.plan.classes)[labels]
-    baseline = float(psnr(means, true).mean())
-    return [
-        Finding("ridge inversion", KIND, "PSNR dB", max("A2", attacker), scene.device,
-                clustered(psnr(found, true), labels), baseline, control, "shuffled pairs",
-                control.low <= baseline, gates=True, note="the baseline is the class mean of other images")
-    ]  # fmt: skip
+    means = class_images(scene.never_sent.auxiliary, scene.observed.plan.classes)
+    found = inverted(
+        to_pixels(rows.recovered), flat(scene.truth.samples), scene.truth.samples.y.numpy(), means
+    )
+    note = "the baseline is the class mean of other images"
+    return image_scores(scene, "ridge inversion", KIND, max("A2", attacker), found, gates=True, note=note)
