@@ -78,7 +78,8 @@ class FewSteps:
 
 def few_steps(scene: Scene, most_images: int, most_steps: int) -> FewSteps | str:
     """Return the local steps of the device, or the condition that its update does not meet."""
-    plan, hyper, model = scene.observed.plan, scene.observed.plan.settings(), scene.observed.plan.model()
+    plan = scene.observed.plan
+    hyper, model = plan.settings(), plan.model()
     if not isinstance(hyper, LocalHyper):
         return "the device does not train by local SGD"
     if model.backbone_is_frozen:
@@ -89,7 +90,7 @@ def few_steps(scene: Scene, most_images: int, most_steps: int) -> FewSteps | str
         return "the device does not send the whole network that it has received"
     steps = steps_of(hyper.epochs, hyper.batch, task.examples)
     if not 1 <= steps <= most_steps:
-        return f"the update is {steps} local steps ({plan.method}.epochs, batch), and the attack is for {most_steps}"
+        return f"the update is {steps} local steps (method.epochs, method.batch), and the attack is for {most_steps}"
     if task.examples > most_images:
         return f"the batch has {task.examples} samples, and the attack is for at most {most_images}"
     _load(model, task.broadcast)

@@ -21,11 +21,12 @@ def test_a_decoder_finds_what_a_linear_map_misses_on_images_that_it_has_not_seen
 
 
 def test_a_decoder_of_rows_that_say_nothing_is_no_better_than_the_mean_image():
-    pixels = rows_and_pixels(0)[1]
-    decode = fitted_decoder(RNG.normal(size=(300, 4)), pixels)
-    true = rows_and_pixels(1)[1]
+    """It is no worse either, because the network is chosen on rows that it has not learned."""
+    pixels, true = rows_and_pixels(0, 150)[1], rows_and_pixels(1)[1]
+    decode = fitted_decoder(RNG.normal(size=(150, 20)), pixels)
     mean = np.tile(pixels.mean(0), (len(true), 1))
-    assert psnr(decode(RNG.normal(size=(300, 4))), true).mean() < psnr(mean, true).mean() + 0.1
+    gain = psnr(decode(RNG.normal(size=(300, 20))), true).mean() - psnr(mean, true).mean()
+    assert -0.5 < gain < 0.1
 
 
 def test_a_network_that_only_remembers_its_images_is_not_kept():
