@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.lab.leakage.maths.intervals import Figure
 from protofleet.lab.leakage.maths.membership import Scores
+
+Numbers: TypeAlias = NDArray[np.float64]
+Labels: TypeAlias = NDArray[np.int64]
 
 # A0: one upload alone. A1: all messages of the run, and the protocol. A2: A1 with samples of the domain that no
 # device has used. A3: A2 with the network of this device.
@@ -47,3 +53,43 @@ class MembershipScores:
     attacker: Attacker
     scores: Scores
     note: str = ""
+    measure: str = "AUC"
+
+    @property
+    def device(self) -> str:
+        """Return the name of the device."""
+        return self.scores.device
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """The closeness of images that an attack has made to one device's images, image by image.
+
+    A larger value is closer. Devices are compared and pooled later.
+    """
+
+    attack: str
+    kind: str
+    measure: str
+    attacker: Attacker
+    device: str
+    values: Numbers  # [N]: of each image of the device.
+    classes: Labels  # [N]
+    baseline: Numbers  # [N]: of an attacker who has not seen the upload.
+    control: Numbers  # [M]: of images that do not belong together.
+    control_classes: Labels  # [M]
+    control_name: str
+    gates: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """The condition of an attack that an answer does not meet."""
+
+    attack: str
+    kind: str
+    reason: str
+
+
+Result: TypeAlias = Finding | MembershipScores | ImageScores | Unmet

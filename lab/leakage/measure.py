@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from protofleet.lab.leakage.attacks.registry import ATTACKS, Attack, kinds_in, without_attack
-from protofleet.lab.leakage.finding import ATTACKERS, NO_TRUTH, Attacker, Finding, MembershipScores
-from protofleet.lab.leakage.maths.membership import Membership
-from protofleet.lab.leakage.maths.membership import membership as compared
+from protofleet.lab.leakage.finding import ATTACKERS, NO_TRUTH, Attacker, Finding, Result, Unmet
 from protofleet.lab.leakage.observed import Observed
+from protofleet.lab.leakage.pooled import Scored, row_of
 from protofleet.lab.leakage.scene import Scene, scenes
 
 
@@ -56,28 +55,40 @@ def harm(finding: Finding) -> tuple[bool, float]:
 
 def measured(observed: Observed, query: LeakageQuery, number: int | None = None) -> Measured:
     """Run the attacks that apply to the answers of this round, or of the last round of each device."""
-    found, missing, scores = list[Finding](), list[Finding](), defaultdict[str, list[MembershipScores]](list)
+    found, missing, scores = (
+        list[Finding](),
+        list[Finding](),
+        defaultdict[tuple[str, ...], list[Scored]](list),
+    )
     for scene in scenes(observed, query.devices, number).values():
         kinds = kinds_in(scene)
         for attack in ATTACKS:
             if not kinds.intersection(attack.kinds) or not _wanted(attack, query):
                 continue
-            results = list(attack.find(scene))
-            kept = [
-                one for one in results if ATTACKERS.index(one.attacker) <= ATTACKERS.index(query.attacker)
-            ]
+            results = _results(attack, scene, query)
+            kept = [one for one in results if isinstance(one, Unmet) or not _beyond(one.attacker, query)]
             for one in kept:
-                if isinstance(one, MembershipScores):
-                    scores[one.attack].append(one)
-                else:
+                if isinstance(one, Unmet):
+                    missing.append(
+                        Finding(one.attack, one.kind, "", device=scene.device, unmeasured=one.reason)
+                    )
+                elif isinstance(one, Finding):
                     found.append(one)
+                else:
+                    scores[one.attack, one.kind, one.measure].append(one)
             if not kept:
                 missing.append(_missing(attack, scene, kinds, results))
         missing += [_no_attack(kind, scene) for kind in sorted(without_attack(kinds)) if not query.kinds]
-    for group in scores.values():
-        found += [finding_of(one, compared([one.scores])) for one in group]
-    pooled = [together(group) for group in scores.values()]
-    return Measured(query, found, pooled, missing)
+    return Measured(
+        query, [*found, *_each(scores.values())], [row_of(group) for group in scores.values()], missing
+    )
+
+
+def _each(groups: Collection[Sequence[Scored]]) -> Iterator[Finding]:
+    """Return the row of each device."""
+    for group in groups:
+        for one in group:
+            yield row_of([one], one.device)
 
 
 def _wanted(attack: Attack, query: LeakageQuery) -> bool:
@@ -86,34 +97,36 @@ def _wanted(attack: Attack, query: LeakageQuery) -> bool:
     return not query.kinds or bool(query.kinds.intersection(attack.kinds))
 
 
-def finding_of(one: MembershipScores, result: Membership, device: str | None = None) -> Finding:
-    """Return the row of a membership attack."""
-    rate, wrong = result.true_positives, result.false_positives
-    few = "TPR at 1 % FPR not measured: it needs 1,000 samples that were never sent"
-    words = f"TPR {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}] at FPR {wrong.value:.3f}"
+def _beyond(attacker: Attacker, query: LeakageQuery) -> bool:
+    """Return whether this attacker knows more than the strongest attacker of the query."""
+    return ATTACKERS.index(attacker) > ATTACKERS.index(query.attacker)
+
+
+def _results(attack: Attack, scene: Scene, query: LeakageQuery) -> Sequence[Result]:
+    """Return the results of an attack. A slow attack of a stronger attacker is not run."""
+    least = attack.least(scene)
+    if least is not None and _beyond(least, query):
+        return [Unmet(attack.name, _kind(attack, kinds_in(scene)), _needs(least))]
+    return list(attack.find(scene))
+
+
+def _missing(attack: Attack, scene: Scene, kinds: Collection[str], results: Sequence[Result]) -> Finding:
     return Finding(
-        one.attack, one.kind, "AUC", one.attacker, one.scores.device if device is None else device,
-        result.auc, 0.5, result.control, "never sent against never sent", result.sound, gates=True,
-        note=few if math.isnan(rate.value) else words,
-    )  # fmt: skip
+        attack.name, _kind(attack, kinds), "", device=scene.device, unmeasured=_reason(attack, scene, results)
+    )
 
 
-def together(group: Sequence[MembershipScores]) -> Finding:
-    """Return the row of all devices together."""
-    return finding_of(group[0], compared([one.scores for one in group]), device="")
+def _kind(attack: Attack, kinds: Collection[str]) -> str:
+    return next(name for name in attack.kinds if name in kinds)
 
 
-def _missing(
-    attack: Attack, scene: Scene, kinds: Collection[str], results: Sequence[Finding | MembershipScores]
-) -> Finding:  # fmt: skip
-    kind = next(name for name in attack.kinds if name in kinds)
-    return Finding(attack.name, kind, "", device=scene.device, unmeasured=_reason(attack, scene, results))
+def _needs(attacker: Attacker) -> str:
+    return f"it needs the attacker {attacker}: run with --attacker {attacker}"
 
 
-def _reason(attack: Attack, scene: Scene, results: Sequence[Finding | MembershipScores]) -> str:
-    if results:
-        needed = min(one.attacker for one in results)
-        return f"it needs the attacker {needed}: run with --attacker {needed}"
+def _reason(attack: Attack, scene: Scene, results: Sequence[Result]) -> str:
+    if attackers := [one.attacker for one in results if not isinstance(one, Unmet)]:
+        return _needs(min(attackers))
     if scene.truth is None and attack.needs_truth:
         return NO_TRUTH
     if attack.needs_network and scene.extractor is None:

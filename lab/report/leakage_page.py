@@ -38,6 +38,9 @@ LIMITS: Final = (
     "An attack that finds nothing does not show that an upload is safe: a better attack may exist.",
     "The headline is the worst device, because a mean hides one bad device.",
     "A row is struck out if its control is not where it must be. Its figure then says nothing.",
+    "Decoder networks, the inversion of gradients and the bound of information are only shown (--thorough). "
+    "An inversion that fails has not found the images; this does not show that they are safe.",
+    "SSIM is 1 for equal images, and about 0 for images without a common structure.",
     "The bound of information is loose. FedPall's paper finds less information after noise, mixing and mask. "
     "This order was not reproduced here: a map that can be undone takes no information away.",
     "Membership: AUC 0.5 is chance. The bootstrap draws classes of devices, because samples of a class are alike.",

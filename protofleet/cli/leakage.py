@@ -50,7 +50,7 @@ def add_leakage(commands: Subparsers) -> None:
     command.add_argument(
         "--thorough",
         action="store_true",
-        help="also bound the information in features, which takes seconds a device",
+        help="also try decoder networks, inversion of gradients and a bound of information: minutes a device",
     )
     command.add_argument(
         "--plan",

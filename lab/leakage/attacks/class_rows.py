@@ -6,20 +6,23 @@ nearer it is. The mean of one sample is the sample's feature.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.lab.leakage.attacks.images import class_images
+from protofleet.lab.leakage.attacks.images import Inversion, Pairs, class_images, image_scores
 from protofleet.lab.leakage.attacks.tables import class_rows_in
-from protofleet.lab.leakage.finding import Attacker, Finding, MembershipScores
-from protofleet.lab.leakage.maths.intervals import STRICT, Figure
+from protofleet.lab.leakage.finding import Attacker, Finding, ImageScores, MembershipScores
+from protofleet.lab.leakage.maths.intervals import Figure
 from protofleet.lab.leakage.maths.membership import Scores
-from protofleet.lab.leakage.maths.recovery import clustered, psnr, total_variation
-from protofleet.lab.leakage.scene import AnsweredTask, Scene, map_to_pixels
+from protofleet.lab.leakage.maths.recovery import total_variation
+from protofleet.lab.leakage.scene import LEAST_FITTED, AnsweredTask, Scene, map_to_pixels
 
 Numbers = NDArray[np.float64]
+OF_MEANS = "of the mean image of each class; the baseline is the class mean of other images"
 FEW = 5  # A mean of fewer samples is nearly a sample.
 
 
@@ -74,33 +77,58 @@ def _is_unit(rows: Tensor) -> bool:
     return bool((rows.norm(dim=1) - 1).abs().max() < 1e-3)
 
 
-def inversion(scene: Scene) -> list[Finding]:
-    """Return how close a linear map from rows to pixels comes to the mean image of each class of the device."""
+@dataclass(frozen=True)
+class HeldRows:
+    """The sent rows of a device's classes, the true mean image of each, and features to learn from."""
+
+    name: str  # Name of the array.
+    attacker: Attacker
+    rows: Tensor  # [N, D]
+    classes: NDArray[np.int64]  # [N]
+    true: Numbers  # [N, pixels]
+    means: Numbers  # [C, pixels]: the mean images of the classes of auxiliary samples.
+    features: Tensor  # [M, D]: of auxiliary samples, in the form of the rows.
+
+    def inversion(self, found: Numbers) -> Inversion:
+        """Return the inversion; the control takes the image of the row before, mostly of another class."""
+        control = Pairs(np.roll(found, 1, axis=0), self.true, self.classes)
+        return Inversion(
+            Pairs(found, self.true, self.classes), self.means[self.classes], control, "rows of other classes"
+        )
+
+
+def held_rows(scene: Scene) -> HeldRows | None:
+    """Return the rows of the classes that the device has; None if they cannot be turned into images."""
     given, extractor, sides = task_with_rows(scene), scene.extractor, scene.never_sent
-    features, to_pixels = scene.auxiliary_features, scene.pixels_of_features
-    if given is None or extractor is None or sides is None or scene.truth is None:
-        return []
+    features = scene.auxiliary_features
+    if given is None or extractor is None or sides is None or scene.truth is None or features is None:
+        return None
     task, name = given
     rows, classes = task.answer[name].double(), scene.observed.plan.classes
-    if features is None or to_pixels is None or not _fits(rows, features):
-        return []
     labels = labels_of_rows(task, len(rows))
     held = torch.bincount(scene.truth.samples.y, minlength=classes)[labels] > 0
-    if int(held.sum()) < 2:
-        return []
+    if int(held.sum()) < 2 or not _fits(rows, features) or len(features) < LEAST_FITTED:
+        return None
     if _is_unit(rows):
-        to_pixels = map_to_pixels(torch.nn.functional.normalize(features, dim=1), sides.auxiliary)
+        features = torch.nn.functional.normalize(features, dim=1)
     places = labels[held].numpy()
-    true = class_images(scene.truth.samples, classes)[places]
-    found = to_pixels(rows[held, : features.shape[1]].numpy())
-    control = clustered(psnr(np.roll(found, 1, axis=0), true), places, level=STRICT)
-    baseline = float(psnr(class_images(sides.auxiliary, classes)[places], true).mean())
-    return [
-        Finding("ridge inversion of the class row", name, "PSNR dB", max("A2", extractor.attacker), scene.device,
-                clustered(psnr(found, true), places), baseline, control, "rows of other classes",
-                control.low <= baseline, gates=True,
-                note="of the mean image of each class; the baseline is the class mean of other images")
-    ]  # fmt: skip
+    return HeldRows(
+        name, max("A2", extractor.attacker), rows[held, : features.shape[1]], places,
+        class_images(scene.truth.samples, classes)[places], class_images(sides.auxiliary, classes), features,
+    )  # fmt: skip
+
+
+def inversion(scene: Scene) -> list[ImageScores]:
+    """Return how close a linear map from rows to pixels comes to the mean image of each class of the device."""
+    held = held_rows(scene)
+    if held is None or scene.never_sent is None:
+        return []
+    known = scene.pixels_of_features if held.features is scene.auxiliary_features else None
+    to_pixels = known or map_to_pixels(held.features, scene.never_sent.auxiliary)
+    return image_scores(
+        scene, "ridge inversion of the class row", held.name, held.attacker,
+        held.inversion(to_pixels(held.rows.numpy())), gates=True, note=OF_MEANS,
+    )  # fmt: skip
 
 
 def small_classes(scene: Scene) -> list[Finding]:

@@ -6,11 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from protofleet.lab.leakage.attacks import class_rows, feature_rows, mixtures, second_moments, sent_weights
-from protofleet.lab.leakage.finding import Finding, MembershipScores
+from protofleet.lab.leakage.attacks import (
+    class_rows,
+    decoder_networks,
+    feature_rows,
+    gradient_inversion,
+    mixtures,
+    second_moments,
+    sent_weights,
+)
+from protofleet.lab.leakage.finding import Attacker, Result
 from protofleet.lab.leakage.scene import Scene
 
-Find: TypeAlias = Callable[[Scene], Sequence[Finding | MembershipScores]]
+Find: TypeAlias = Callable[[Scene], Sequence[Result]]
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class Attack:
     needs_truth: bool = True
     needs_network: bool = False  # Whether the attacker needs the network that makes the features.
     thorough: bool = False  # Whether it takes seconds on each device, so that it runs only on request.
+    # Returns the least attacker who can do it, so that a slow attack need not be run to know it; None if unknown.
+    least: Callable[[Scene], Attacker | None] = lambda scene: None
 
 
 MEANS: Final = ("prototypes", "means", "targets")
@@ -35,11 +45,18 @@ ATTACKS: Final = (
     Attack(
         "information in the upload", ("features",), feature_rows.information, needs_network=True, thorough=True
     ),
+    Attack("decoder network", ("features",), decoder_networks.of_rows, needs_network=True, thorough=True,
+           least=decoder_networks.least),
     Attack("membership by the class row", MEANS, class_rows.membership, needs_network=True),
     Attack("inversion of class rows", MEANS, class_rows.inversion, needs_network=True),
+    Attack("decoder network of class rows", MEANS, decoder_networks.of_class_rows, needs_network=True, thorough=True,
+           least=decoder_networks.least),
     Attack("smallest class and label distribution", ("counts",), class_rows.small_classes, needs_truth=False),
     Attack("membership by the loss", ("weights",), sent_weights.membership),
     Attack("label distribution from the head's bias", ("weights",), sent_weights.label_distributions),
+    Attack(gradient_inversion.CLOSED, ("weights",), gradient_inversion.closed_form, thorough=True),
+    Attack(gradient_inversion.LABELS, ("weights",), gradient_inversion.labels, thorough=True),
+    Attack(gradient_inversion.OPTIMISED, ("weights",), gradient_inversion.optimised, thorough=True),
     Attack(
         "membership by second moments", ("factor", "gram", "scatter"), second_moments.membership,
         needs_network=True,

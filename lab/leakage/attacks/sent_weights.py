@@ -110,7 +110,7 @@ def trained_shadows(scene: Scene, task: AnsweredTask, auxiliary: Samples) -> Seq
         chosen = torch.from_numpy(drawn)
         own = TensorSamples(auxiliary.x[chosen], auxiliary.y[chosen])
         half = plan.client_half(own, f"shadow-{place}")
-        answer = _answer(half, task, scene.number)
+        answer = trained_answer(half, task, scene.number)
         if BIAS not in answer:
             return []
         shares = np.bincount(labels[drawn], minlength=plan.classes) / len(drawn)
@@ -120,7 +120,8 @@ def trained_shadows(scene: Scene, task: AnsweredTask, auxiliary: Samples) -> Seq
     return found
 
 
-def _answer(half: ClientHalf, task: AnsweredTask, number: int) -> dict[str, Tensor]:
+def trained_answer(half: ClientHalf, task: AnsweredTask, number: int) -> dict[str, Tensor]:
+    """Return the answer of a device of the attacker to this task."""
     half.begin(number)
     half.receive(dict(task.broadcast))
     return {name: value.clone() for name, value in half.run(Ask(task.phase, dict(task.broadcast))).items()}

@@ -14,9 +14,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from protofleet.lab.leakage.maths.intervals import Figure
+from protofleet.lab.leakage.maths.recovery import Labels, Numbers, clustered
 
 DIMENSIONS: Final = 32  # Numbers to which rows are reduced by their principal components.
 HIDDEN: Final = 64
@@ -24,6 +28,8 @@ STEPS: Final = 400
 LOOK: Final = 20  # Steps between two looks at the second part.
 BATCH: Final = 64
 RATE: Final = 2e-3
+GAUSSIAN_WIDTH: Final = 4
+CORRELATION: Final = 0.9  # Of each number in a Gaussian pair.
 SATURATED: Final = 0.9  # Share of the cap from which on a value says only that it is large.
 
 
@@ -33,6 +39,13 @@ class Bound:
 
     nats: float
     cap: float
+    low: float = math.nan  # Interval of the value over clusters of the pairs of the third part.
+    high: float = math.nan
+
+    @property
+    def figure(self) -> Figure:
+        """Return the value with its interval."""
+        return Figure(self.nats, self.low, self.high)
 
     @property
     def saturated(self) -> bool:
@@ -53,16 +66,29 @@ class Critic(nn.Module):
         return scores
 
 
-def mutual_information(x: Tensor, y: Tensor, seed: int = 0) -> Bound:
-    """Return the bound for pairs of rows x [N, A] and y [N, B]."""
+def mutual_information(x: Tensor, y: Tensor, seed: int = 0, clusters: Labels | None = None) -> Bound:
+    """Return the bound for pairs of rows x [N, A] and y [N, B], with an interval over the clusters [N]."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)
     x, y = reduced(x.double())[order].float(), reduced(y.double())[order].float()
     learn, choose = round(0.6 * len(x)), round(0.8 * len(x))
     batch = min(BATCH, len(x) - choose)
+    cap = math.log(batch)
     critic = chosen_critic(x[:choose], y[:choose], learn, batch, generator)
-    value = info_nce(critic, x[choose:], y[choose:], batch)
-    return Bound(max(0.0, value), math.log(batch))
+    values = pair_values(critic, x[choose:], y[choose:], batch)
+    groups = np.arange(len(x)) if clusters is None else clusters[order.numpy()]
+    found = clustered(values, groups[choose:][: len(values)])
+    ends = (0.0, cap) if math.isnan(found.low) else (found.low, found.high)  # NaN: there is only one cluster.
+    value, low, high = (min(max(0.0, one), cap) for one in (found.value, *ends))
+    return Bound(value, cap, low, high)
+
+
+def gaussian_control(rows: int, seed: int = 0) -> tuple[float, Bound]:
+    """Return the true information of Gaussian pairs, and the bound that is found for this number of them."""
+    generator = torch.Generator().manual_seed(seed)
+    x, noise = (torch.randn(rows, GAUSSIAN_WIDTH, generator=generator) for _ in range(2))
+    y = CORRELATION * x + math.sqrt(1 - CORRELATION**2) * noise
+    return -GAUSSIAN_WIDTH / 2 * math.log(1 - CORRELATION**2), mutual_information(x, y, seed)
 
 
 def reduced(rows: Tensor) -> Tensor:
@@ -92,17 +118,20 @@ def chosen_critic(x: Tensor, y: Tensor, learn: int, batch: int, generator: torch
     return found
 
 
-@torch.no_grad()
 def info_nce(critic: Critic | None, x: Tensor, y: Tensor, batch: int) -> float:
     """Return the mean bound over whole batches; a constant critic has 0."""
-    if critic is None:
-        return 0.0
+    values = pair_values(critic, x, y, batch)
+    return float(values.mean()) if len(values) else 0.0
+
+
+@torch.no_grad()
+def pair_values(critic: Critic | None, x: Tensor, y: Tensor, batch: int) -> Numbers:
+    """Return the part of each pair in the bound, for the pairs of whole batches."""
     starts = range(0, len(x) - batch + 1, batch)
-    values = [
-        math.log(batch)
-        - float(
-            F.cross_entropy(critic(x[start : start + batch], y[start : start + batch]), torch.arange(batch))
-        )
-        for start in starts
+    if critic is None:
+        return np.zeros(len(starts) * batch)
+    losses = [
+        F.cross_entropy(critic(x[at : at + batch], y[at : at + batch]), torch.arange(batch), reduction="none")
+        for at in starts
     ]
-    return sum(values) / len(values) if values else 0.0
+    return np.concatenate([math.log(batch) - one.double().numpy() for one in losses] or [np.zeros(0)])

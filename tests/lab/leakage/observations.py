@@ -9,13 +9,22 @@ from protofleet.lab.leakage.repeated import repeated
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-def small(method, rounds=1, devices=("optdigits", "mfeat"), samples=120, width=64, **hyper):
+def small(
+    method,
+    rounds=1,
+    devices=("optdigits", "mfeat"),
+    samples=120,
+    width=64,
+    network="cnn_bn",
+    validation=0.0,
+    **hyper,
+):
     """Return a small experiment of a method, with one device for each of these domains."""
     return experiment_from(
         {
             "name": "small", "rounds": rounds, "seed": 1,
             "method": {"name": method, **hyper},
-            "network": {"name": "cnn_bn", "feature_size": width},
+            "network": {"name": network, "feature_size": width},
             "data": {"source": "digits", "samples": samples, "test_samples": 20, "validation": 0.0, "size": 16},
             "devices": {"clients": dict.fromkeys(devices, 1)},
         },

@@ -6,6 +6,7 @@ import torch
 from protofleet.lab.leakage.maths.mutual_information import (
     Bound,
     chosen_critic,
+    gaussian_control,
     info_nce,
     mutual_information,
     reduced,
@@ -51,3 +52,9 @@ def test_a_value_near_the_cap_is_called_saturated():
     found = mutual_information(x, x)
     assert found.cap == pytest.approx(math.log(64)) and found.saturated and found.nats <= found.cap
     assert not Bound(1.0, found.cap).saturated
+
+
+def test_the_printed_control_of_gaussian_pairs_is_above_0_and_below_the_truth():
+    true, found = gaussian_control(1_200)
+    assert 0.2 * true < found.nats < true
+    assert found.low <= found.nats <= found.high <= found.cap

@@ -1,0 +1,46 @@
+import numpy as np
+import torch
+
+from protofleet.lab.leakage.maths.decoder import chosen_network, fitted_decoder, missed, with_means
+from protofleet.lab.leakage.maths.recovery import fitted_ridge, psnr
+
+RNG = np.random.default_rng(0)
+
+
+def rows_and_pixels(seed, count=300):
+    """Return rows, and pixels that are not linear in them."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(count, 4))
+    return rows, np.tanh(np.abs(rows) @ np.random.default_rng(99).normal(size=(4, 12)))
+
+
+def test_a_decoder_finds_what_a_linear_map_misses_on_images_that_it_has_not_seen():
+    others, true = rows_and_pixels(1)
+    decoded = psnr(fitted_decoder(*rows_and_pixels(0))(others), true).mean()
+    assert decoded > psnr(fitted_ridge(*rows_and_pixels(0))(others), true).mean() + 3
+
+
+def test_a_decoder_of_rows_that_say_nothing_is_no_better_than_the_mean_image():
+    """It is no worse either, because the network is chosen on rows that it has not learned."""
+    pixels, true = rows_and_pixels(0, 150)[1], rows_and_pixels(1)[1]
+    decode = fitted_decoder(RNG.normal(size=(150, 20)), pixels)
+    mean = np.tile(pixels.mean(0), (len(true), 1))
+    gain = psnr(decode(RNG.normal(size=(300, 20))), true).mean() - psnr(mean, true).mean()
+    assert -0.5 < gain < 0.1
+
+
+def test_a_network_that_only_remembers_its_images_is_not_kept():
+    """A network that is chosen on the rows that it has learned looks good there, and is worse elsewhere."""
+    x, targets, held, held_targets = (torch.from_numpy(RNG.normal(size=(80, 6))).float() for _ in range(4))
+    assert chosen_network(x, targets, held, held_targets, 0) is None
+    fault = chosen_network(x, targets, x, targets, 0)
+    assert missed(fault, x, targets) < 0.5 * float(targets.square().mean()), "the fault would not look good"
+    assert missed(fault, held, held_targets) > 1.1 * float(held_targets.square().mean())
+
+
+def test_means_for_class_rows_are_of_samples_of_one_class():
+    classes = np.arange(40) % 2
+    rows = np.where(classes == 0, -1.0, 1.0)[:, None]
+    both, pixels = with_means(rows, 3 * rows, classes)
+    assert len(both) == 80 and set(both[40:, 0]) == {-1.0, 1.0}
+    assert np.allclose(pixels, 3 * both)
