@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.answer_delivery import PendingAnswer
@@ -25,6 +24,7 @@ from protofleet.protocol.link.clocks import ahead
 from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.messages import Arrays, Receipt
+from protofleet.protocol.wire.names import EVALUATE
 from tests.simulator.clock import Clock
 from tests.simulator.hearing import Said
 from tests.simulator.kept import check_answers, check_ended
