@@ -108,9 +108,8 @@ def test_the_record_of_a_round_names_the_holders_of_each_class(tmp_path):
 def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no_sum(tmp_path, caplog):
     held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
     policy = replace(ONE_ROUND, gather=6, attempts=2)
-    run = summed(
-        tmp_path, "fedproto", policy=policy, held=held, settings=replace(SETTINGS, patience_seconds=5.0)
-    )
+    settings = replace(SETTINGS, patience_seconds=5.0, strict_cohort=False)
+    run = summed(tmp_path, "fedproto", policy=policy, held=held, settings=settings)
     at(run, "train.masked")
     run.kill("device-0")
     run.run(limit=600)
@@ -120,8 +119,8 @@ def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no
 
 def test_a_device_that_refuses_a_step_deletes_the_secrets_of_the_attempt(tmp_path, caplog):
     held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
-    policy, settings = replace(ONE_ROUND, gather=6), replace(SETTINGS, patience_seconds=5.0)
-    run = summed(tmp_path, "fedproto", policy=policy, held=held, settings=settings)
+    settings = replace(SETTINGS, patience_seconds=5.0, strict_cohort=False)
+    run = summed(tmp_path, "fedproto", policy=replace(ONE_ROUND, gather=6), held=held, settings=settings)
     at(run, "train.masked")
     run.kill("device-0")
     stores = [agent.state.store for name, agent in run.agents.items() if name != "device-0"]
