@@ -50,8 +50,13 @@ def plan_of(s: Scenario) -> Plan:
     codec = CodecSettings(UPLINKS.get(s.uplink, {}), down) if s.uplink or s.deltas else None
     return Plan(
         "tally", 2, s.policy.rounds, s.seed % 1000, size, Network(network, feature_size=2), s.hyper | travels,
-        shape=s.axes, codec=codec, secagg=SecaggSettings(patience_seconds=20.0) if s.summed else None,
+        shape=s.axes, codec=codec, secagg=sums_of(s),
     )  # fmt: skip
+
+
+def sums_of(s: Scenario) -> SecaggSettings | None:
+    """Return the settings of masked sums; with less patience, more attempts fail."""
+    return SecaggSettings(patience_seconds=(2.0, 5.0, 20.0)[s.seed % 3]) if s.summed else None
 
 
 def data_of(s: Scenario, i: int) -> Any:
