@@ -11,7 +11,6 @@ from protofleet.coordinator.observe.measured import counted
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Answered, Drop, Event
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Accepted, Spool
@@ -20,6 +19,7 @@ from protofleet.coordinator.spool.update_reader import UpdateReader
 from protofleet.methods.contract.base import Ask
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.wire.messages import Receipt, Update
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import Problem, Rejected
 
 

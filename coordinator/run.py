@@ -69,6 +69,8 @@ from protofleet.coordinator.round.events import (
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.past_sums import PastSums, devices_of
+from protofleet.coordinator.round.sum_cohorts import SumCohorts
 from protofleet.coordinator.run_times import RunTimes
 from protofleet.coordinator.secagg.fit import demand_secagg_fit, summed_phases
 from protofleet.coordinator.secagg.question import SumAsk, most_personal
@@ -77,6 +79,7 @@ from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.kept_rounds import KeptRounds
 from protofleet.coordinator.spool.releases import ReleaseLedger
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.coordinator.spool.sum_cohorts import SumCohortLedger
 from protofleet.coordinator.spool.uncoded import UncodedBytes
 from protofleet.coordinator.spool.update_reader import stages_of_updates
 from protofleet.methods.contract.bridge import to_numpy
@@ -115,6 +118,9 @@ class Run:
         self.times = RunTimes()
         self.queue = CommandQueue(spool, self)
         outlier, confusion = self.limits.outlier, self.limits.confusion
+        self.sum_cohorts = SumCohortLedger(spool.index) if plan.secagg is not None else None
+        past_sums = PastSums(self.sum_cohorts.stored if self.sum_cohorts else ())
+        summed = summed_phases(plan, machine.policy, link, context.link.keyring, past_sums)
         self.server_runner = ServerRunner(
             plan,
             spool,
@@ -123,10 +129,12 @@ class Run:
             machine.policy.weight_cap,
             machine.policy.weight_of,
             machine.policy.robust,
-            summed_phases(plan, machine.policy, link, context.link.keyring),
+            summed,
         )
         self.kept_rounds = KeptRounds(plan, spool, self.server_runner.reader, self.limits.kept_bytes)
         machine.individuals = plan.secagg is None
+        if summed is not None:
+            machine.sums = SumCohorts(summed.apart, devices_of(summed.last_sums))
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         chain = self.server_runner.chain
         self.question = OpenQuestion(machine, self.link, spool, self.limits.norm, plan, chain)
@@ -321,7 +329,7 @@ class Run:
 
     def happen(self, event: Event) -> None:
         now = self._context.now
-        ended = isinstance(event, Advanced) and event.phase is None
+        ended = isinstance(event, Advanced) and event.phase is None and not event.ended
         if self.budget and not isinstance(event, Budgeted):
             if ended:
                 self.budget.end_round()
@@ -352,6 +360,8 @@ class Run:
             self.isolation.call(observer.happened, self.view, event, commands, now)
         if ended:
             self.queue.add(commands, now)
+        m = self.machine
+        self.pause_log.waits_for_sum(m.round, m.sums, m.here_for_sum, now)
 
     def _broadcast_is_closed(self, device: str) -> None:
         """Send the open task to a device that cannot receive the broadcast of its earlier task any more."""
@@ -588,6 +598,8 @@ class Run:
             self.spool.note_used(step.round, step.phase, step.counted)
         if step.chain:
             self.spool.save_chain(step.chain)
+        if self.sum_cohorts:
+            self.sum_cohorts.store(step.sums)
         self._open(step)
         self._warn_of_outliers(step)
         for observer in self.observers:
@@ -596,20 +608,20 @@ class Run:
         if step.ask is None:  # The round is over, and the next cohort is drawn from the selected devices.
             self.participants.drop_unselected()
         base = step.manifest.object if step.manifest else b""
-        kept = self.enrolments.valid(step.kept, step.round + 1)
+        kept, sums = self.enrolments.valid(step.kept, step.round + 1), devices_of(step.sums)
         if step.ask is not None:
-            opened = Advanced(step.ask.phase, base, step.fault, kept=kept)
+            opened = Advanced(step.ask.phase, base, step.fault, kept=kept, sums=sums)
             if isinstance(step.ask, SumAsk):
                 ask = step.ask
                 opened = replace(opened, least=ask.least, seconds=ask.seconds, final=ask.final)
             self.happen(opened)
             return
         if step.ended:
-            self.happen(Advanced(None, ended=step.ended))
+            self.happen(Advanced(None, ended=step.ended, sums=sums))
             return
         validation = None if step.fault else self.validation_of_all()
         left = self.enrolled_devices() - kept if kept else kept
-        self.happen(Advanced(None, base, step.fault, validation, kept, left))
+        self.happen(Advanced(None, base, step.fault, validation, kept, left, sums=sums))
 
     def _open(self, step: Step) -> None:
         if step.ask is not None:

@@ -18,13 +18,14 @@ from protofleet.edge_client.private_updates import PrivateUpdates, demand_budget
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.state.masked import MaskedState
-from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
+from protofleet.edge_client.trainer.job import MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import first_weights
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.wire.messages import NOTHING, Arrays
+from protofleet.protocol.wire.names import EVALUATE
 
 log = logging.getLogger("protofleet.device")
 

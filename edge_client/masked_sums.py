@@ -51,6 +51,7 @@ from protofleet.protocol.secagg.terms import STAGES, Stage, Terms
 from protofleet.protocol.security.trust import Trust
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.secagg import SecaggSettings
+from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.messages import Array, Arrays
 
 VALUES: Final[Stage] = "values"
@@ -285,6 +286,22 @@ def _with_books(state: DeviceState, saved: MaskedState, instances: Mapping[Stage
     for stage, instance in instances.items():
         saved = saved.with_book(stage, put_bytes(state, instance.book.encode()))
     return saved
+
+
+def end_attempt(state: DeviceState) -> None:
+    """Delete the secrets and the update of an attempt whose run is over; the device still remembers the attempt."""
+    saved = state.saved.masked
+    if saved is None or not (saved.payload or saved.words):
+        return
+    try:
+        ended = saved.ended()
+        for stage in STAGES:
+            if name := saved.book_of(stage):
+                book = read_book(own_bytes(state, name)).ended()
+                ended = ended.with_book(stage, put_bytes(state, book.encode()))
+    except (DamagedError, SecaggError):
+        ended = saved.lost()
+    state.save_masked(ended)
 
 
 def demand_enrolment(plan: Plan, sums: MaskedSums | None) -> None:

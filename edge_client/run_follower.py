@@ -14,7 +14,7 @@ from protofleet.edge_client.inbox.watch import InboxWatch
 from protofleet.edge_client.run_end import RunEnd, says_run_is_over
 from protofleet.edge_client.state.heard import forget_higher_epoch
 from protofleet.edge_client.task_handler import TaskHandler
-from protofleet.edge_client.trainer.job import EVALUATE, TRAIN
+from protofleet.edge_client.trainer.job import TRAIN
 from protofleet.edge_client.work_queue import question_of
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.wire.messages import (
@@ -25,6 +25,7 @@ from protofleet.protocol.wire.messages import (
     Task,
     Welcome,
 )
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.runtime.logs import lines_of_run
 
 log = logging.getLogger("protofleet.device")

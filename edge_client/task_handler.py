@@ -13,6 +13,7 @@ from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello import plan_for
 from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.current_run import CurrentRun
+from protofleet.edge_client.ended_attempts import EndedAttempts
 from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.masked_sums import demand_enrolment
@@ -50,6 +51,7 @@ class TaskHandler:
         self.draining = False
         self._context, self._link, self._state = context, context.link, context.state
         self.hellos, self.delivery, self._active = hellos, delivery, active or ActiveRuns()
+        self._ended_attempts = EndedAttempts(context.state, context.heard_file.last.over, self._turns)
 
     def drain(self) -> None:
         """Take no more tasks."""
@@ -84,6 +86,10 @@ class TaskHandler:
         return not self.idle or self.queue.next is not None or self._link.asked is not None
 
     @property
+    def busy(self) -> bool:
+        return self.queue.busy
+
+    @property
     def needed_objects(self) -> set[bytes]:
         """Return the objects of the store that the coordinator may request or that the waiting task needs."""
         waiting = {self.queue.next.broadcast} if self.queue.next else set()
@@ -109,6 +115,7 @@ class TaskHandler:
         self.run.over, self.queue.next = True, None
         self.delivery.cancel()
         self.hellos.bye_sent()
+        self._ended_attempts.delete(self.run.name)
 
     def leave_run(self) -> None:
         """Forget the run and its waiting task; the present work is still finished, but its result is dropped."""
@@ -243,6 +250,7 @@ class TaskHandler:
             self._work_failed(answer)
         else:
             self._deliver_new(answer)
+        self._ended_attempts.delete(self.run.name if self.run.over else "")
         self._turns.begin_next()
 
     def _deliver_new(self, answer: Answer) -> None:

@@ -10,6 +10,11 @@ class Waiting(Protocol):
     """A run with one task that waits for its turn."""
 
     @property
+    def busy(self) -> bool:
+        """Return whether the worker works for the run."""
+        ...
+
+    @property
     def needed_objects(self) -> set[bytes]:
         """Return the objects of the store that the run's messages and its waiting task need."""
         ...
@@ -32,6 +37,11 @@ class WorkTurns:
     def working(self) -> Waiting | None:
         """Return the run whose task is being done."""
         return self._working
+
+    @property
+    def busy(self) -> bool:
+        """Return whether the worker works for any run."""
+        return self._working is not None or any(run.busy for run in self.runs)
 
     def taken_by_another(self, run: Waiting) -> bool:
         return self._working is not None and self._working is not run

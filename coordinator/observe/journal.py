@@ -60,14 +60,14 @@ from protofleet.coordinator.round.events import (
     SaveRounds,
     Unenrolled,
 )
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.round.weights import weight_cap
-from protofleet.coordinator.server.runner import Step
+from protofleet.coordinator.server.runner import MAX_FAULT_LETTERS, Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.privacy.accountant import LARGEST_EPSILON
 from protofleet.protocol.wire.messages import Update
+from protofleet.protocol.wire.names import EVALUATE
 
 EVALUATION: Final = "evaluation"  # Kind of the record of the last evaluation. The other kind is "training".
 # Name of an entry about a device whose presence has not changed. Such an entry is not stored.
@@ -126,7 +126,7 @@ class Journal:
                 self._note_presence("joined", device, now)
             case Left(device, reason) | Unenrolled(device, reason):
                 self._note_presence("left", device, now, reason=reason[:400])
-            case Advanced(None, fault=""):
+            case Advanced(None, fault="", ended=""):
                 self._round_ended(run, now)
             case Extended(rounds):
                 self._tell_sinks("extended", rounds=rounds)
@@ -181,6 +181,7 @@ class Journal:
         self._record.unused = list(step.unused)
         self._record.removed = sorted({*self._record.removed, *step.removed})
         if step.ask is None:
+            self._record.without_sum = step.without_sum[:MAX_FAULT_LETTERS]
             return
         cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
@@ -286,6 +287,8 @@ class Journal:
         self._record = RoundRecord(number, attempt, kind, resumed)
         if kind != EVALUATION and self._run.policy.robust:
             self._record.robust = dict(self._run.policy.robust.rules)
+        if kind != EVALUATION:
+            self._record.keep = list(self._run.plan.keep)
         self._began_at = self._closed_at = now
         self._metrics, self._evaluated, self._energy = {}, {}, RoundEnergy()
         self._temperature = {}

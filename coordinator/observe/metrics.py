@@ -28,8 +28,8 @@ from protofleet.coordinator.observe.series import (
     Traffic,
 )
 from protofleet.coordinator.observe.view import ENDS, RunView
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.runtime.metrics_page import MeterCollector, snapshot_of
 from protofleet.runtime.privacy_series import PrivacySeries, PrivacyState
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Final, Literal
 
+from protofleet.methods.contract.kept import KeptRound
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -91,6 +92,10 @@ class RoundRecord:
     aside: dict[str, str] = field(default_factory=dict)
     # Arrays -> rule that has replaced their mean over the devices (policy.robust), for example "weights": "cap".
     robust: dict[str, str] = field(default_factory=dict)
+    # In a round of training: the rounds whose answers the plan tells the coordinator to keep (keep.answers).
+    keep: list[KeptRound] = field(default_factory=list)
+    # Reason why a round of masked sums has no sum, so that the model stayed as it was; otherwise empty.
+    without_sum: str = ""
     # Devices whose kept answers hold nothing that the server half can use.
     unused: list[str] = field(default_factory=list)
     # Devices whose kept answers were deleted in this round, because their enrolment has ended.
@@ -191,6 +196,7 @@ class Summary:
     robust: dict[str, str] = field(default_factory=dict)
     # The settings of masked sums in a run with them; otherwise empty.
     secagg: dict[str, Any] = field(default_factory=dict)
+    keep: tuple[KeptRound, ...] = ()  # keep.answers
     versions: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
 

@@ -81,6 +81,7 @@ def summarise(
         "security": settings.security,
         "robust": dict(run.policy.robust.rules) if run.policy.robust else {},
         "secagg": encode(run.plan.secagg) if run.plan.secagg else {},
+        "keep": list(run.plan.keep),
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
             "machine": machine_words(), **built,

@@ -22,8 +22,8 @@ from protofleet.coordinator.page.page_state import (
     short,
 )
 from protofleet.coordinator.page.process_page import ProcessPage
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.protocol.link.meter import human_bytes
+from protofleet.protocol.wire.names import EVALUATE
 
 HEARD_SECONDS: Final = 5.0  # Seconds between two events with the times of the devices' last messages.
 MOST_HEARD: Final = 256  # Largest number of devices in one such event.

@@ -87,6 +87,8 @@ class Advanced:
     # True if a device that answers this phase takes part in no other attempt of the round.
     final: bool = False
     ended: str = ""  # Reason why this attempt of the round has no result, so that the round begins again.
+    # The devices of the last masked sum of each stage; empty if there is none.
+    sums: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,12 +67,12 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.silence import SilentDevices
 from protofleet.coordinator.round.stop import StopRule
 from protofleet.coordinator.round.stragglers import StragglerDeadline
+from protofleet.coordinator.round.sum_cohorts import SumCohorts
 from protofleet.coordinator.round.trials import Trials
 from protofleet.coordinator.round.verdicts import Verdicts
 from protofleet.protocol.wire.name_list import first_names
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import Problem, Reason
-
-EVALUATE: Final = "evaluate"  # The phase in which all present devices only measure, and do not train.
 
 ALL_HAVE_ANSWERED: Final = "all enrolled devices have answered"
 MOST_NAMED: Final = 10  # Largest number of absent devices that the reason of an early end names.
@@ -101,6 +101,7 @@ class RoundMachine:
     verdicts: Verdicts = field(default_factory=Verdicts)
     silent: SilentDevices = field(default_factory=SilentDevices)
     trials: Trials = field(default_factory=Trials)
+    sums: SumCohorts = field(default_factory=SumCohorts)
     _answered: set[str] = field(default_factory=set)  # Devices whose updates for the open task were accepted.
     # Devices of the cohort whose updates are neither accepted nor refused yet, while the phase is open.
     _missing: set[str] = field(default_factory=set)
@@ -201,7 +202,7 @@ class RoundMachine:
                 return None
             found = self.selection.settled if self._look_at is None else self._look_at
             over = None if self._funded or self._waits_for_month else self._wait_for_new
-            return min((t for t in (found, over) if t is not None), default=None)
+            return min((t for t in (found, over, self.sums.wait_until) if t is not None), default=None)
         if self.stage is not Stage.COLLECTING or self._deadline is None:
             return None
         if len(self._answered) < self._quorum and not self._quorum_is_unreachable:
@@ -301,6 +302,11 @@ class RoundMachine:
         if self.evaluating or not self.buffer.is_on:
             return self.cohort
         return tuple(sorted({*self.cohort} - self.at_work))
+
+    @property
+    def here_for_sum(self) -> set[str]:
+        """Return the present devices with which a masked sum can count; a silent device may send no update."""
+        return self._funded - self.silent.devices
 
     @property
     def answered(self) -> AbstractSet[str]:
@@ -410,6 +416,8 @@ class RoundMachine:
         """Add a device to the roster, without sending a task to the device."""
         self.roster.add(event.device)
         self.buffer.joined(event.device)
+        if self.sums.joined(event.device):
+            self.silent.forgive(event.device)
         self._unenrolled.discard(event.device)
         self._deselected.discard(event.device)
         if event.anew:  # The next round deletes the kept answer as it begins, and asks the device again.
@@ -435,6 +443,7 @@ class RoundMachine:
         # The broker may publish the MQTT will of a device more than once. Count one disconnection only.
         if event.device in self.roster:
             self.flaps.disconnected(event.device, now)
+        self.sums.left(event.device)
         self.roster.discard(event.device)
         self._deselected.discard(event.device)
         if event.device in self.cohort:
@@ -527,7 +536,7 @@ class RoundMachine:
         yield from self._finish()
 
     def _advance(self, event: Advanced, now: float) -> Iterable[Command]:
-        self.kept, self._left = event.kept, event.left
+        self.kept, self._left, self.sums.last = event.kept, event.left, event.sums
         if self.is_stopped:
             return self._end_stopped(event)
         if event.ended:
@@ -570,7 +579,7 @@ class RoundMachine:
         ):
             yield from self._end_training(now, *self._nobody_came())
             return
-        if self._is_held_back(now) or len(here) < self.least:
+        if self._is_held_back(now) or len(here) < self.least or self._waits_for_sum(now):
             return
         first = (self.round, self.attempt) == (1, 0)
         steady = len(self._reliable(now) & here)
@@ -662,6 +671,12 @@ class RoundMachine:
             self.selection.settled = None
         return left > 0
 
+    def _waits_for_sum(self, now: float) -> bool:
+        """Return whether the next round waits for devices without which its sum may not follow the last sum."""
+        if self.is_last_evaluation:
+            return False
+        return self.sums.holds_back(self.here_for_sum, now, self.policy.patience_seconds)
+
     def _start(self, now: float) -> Iterator[Command]:
         aside, here = self._aside.get(self.round, ()), self._funded
         steady = (self._reliable(now) - self.silent.devices).intersection(here).difference(aside)
@@ -672,7 +687,8 @@ class RoundMachine:
             steady - seated, others - seated, self.round, self.attempt, everybody, len(seated)
         )
         more = self._asked_in_addition(others.difference(drawn, seated))
-        self.cohort = tuple(sorted((*drawn, *seated, *more)))
+        cohort = {*drawn, *seated, *more}
+        self.cohort = tuple(sorted(cohort if everybody else self.sums.chosen(cohort, here)))
         self.unfunded = self._unaffordable & self.roster
         self._present, self._drawn = tuple(sorted(self.roster - self.unfunded)), None
         self.stage, self.selection.settled, self._earlier = Stage.COMPUTING, None, None
@@ -1040,7 +1056,9 @@ class RoundMachine:
         elif self._is_exhausted:
             yield from self._end_training(now, *self._budgets_spent())
         elif self.is_last_evaluation or (
-            not self._is_held_back(now) and len(self._reliable(now) & self._funded) >= self.least
+            not self._is_held_back(now)
+            and len(self._reliable(now) & self._funded) >= self.least
+            and not self._waits_for_sum(now)
         ):
             yield from self._start(now)
         else:

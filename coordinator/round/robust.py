@@ -42,8 +42,3 @@ class Robust:
         """Return the rules that are not `mean`, by the name of their setting."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "liars"}
         return {name: rule for name, rule in found.items() if rule != "mean"}
-
-    @property
-    def words(self) -> str:
-        """Return the rules as they stand in the record and the report, or "" if there are none."""
-        return ", ".join(f"{name} {rule}" for name, rule in self.rules.items())

@@ -41,12 +41,16 @@ class SilentDevices:
         """Record that a task was sent to these devices; devices that are not silent are ignored."""
         self.gave_no_answer([device for device in devices if device in self._asked], question)
 
+    def forgive(self, device: str) -> None:
+        """End the silence of a device without which the run can do nothing."""
+        self._asked.pop(device, None)
+        self._turns.pop(device, None)
+
     def answered(self, device: str, question: Question) -> bool:
         """End the silence of a device if it sent an update for one of its tasks; return whether it was silent."""
         if question not in self._asked.get(device, ()):
             return False
-        del self._asked[device]
-        self._turns.pop(device, None)
+        self.forgive(device)
         return True
 
     def in_turn(self, present: AbstractSet[str]) -> tuple[str, ...]:

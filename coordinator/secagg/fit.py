@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from protofleet.coordinator.round.past_sums import PastSums
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.secagg.phase import EnrolledDevice, Records, SummedPhases
 from protofleet.methods.contract.plan import Plan
@@ -60,7 +61,7 @@ def demand_secagg_fit(policy: Policy, plan: Plan) -> None:
 
 
 def summed_phases(
-    plan: Plan, policy: Policy, link: CoordinatorRunLink, keyring: Keyring
+    plan: Plan, policy: Policy, link: CoordinatorRunLink, keyring: Keyring, past: PastSums
 ) -> SummedPhases | None:
     """Return the summed phases of a run, or None if the run does not sum masked updates."""
     if plan.secagg is None:
@@ -68,7 +69,7 @@ def summed_phases(
     if not isinstance(keyring, KnownRecords):
         raise SettingsError(NO_RECORDS)
     federation = link.party.topics.federation
-    return SummedPhases(plan, plan.secagg, federation, link.run, records_of(keyring), policy.weight_cap)
+    return SummedPhases(plan, plan.secagg, federation, link.run, records_of(keyring), policy.weight_cap, past)
 
 
 def records_of(keyring: KnownRecords) -> Records:

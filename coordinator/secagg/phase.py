@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.coordinator.round.past_sums import PastSum, PastSums
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.secagg.steps import AttemptEndedError, SecureSum, SumConduct, SumQuestion, conduct
@@ -30,9 +31,11 @@ from protofleet.protocol.secagg.broadcast import (
     step_name,
     vector_name,
 )
+from protofleet.protocol.secagg.cohorts import may_follow
 from protofleet.protocol.secagg.control_arrays import ByteArrays, Part, SumStep, array_name
 from protofleet.protocol.secagg.directory import Directory, pack_records
 from protofleet.protocol.secagg.evidence import evidence_arrays
+from protofleet.protocol.secagg.faults import SecaggFault
 from protofleet.protocol.secagg.field import Field
 from protofleet.protocol.secagg.masks import digest
 from protofleet.protocol.secagg.packing import packed_bytes
@@ -47,6 +50,8 @@ from protofleet.protocol.wire.messages import Array
 from protofleet.protocol.wire.reasons import Problem, Reason
 
 SUM: Final = "sum"  # the device of the one reply
+# Attempts after which a round ends without a sum, if a device of the last sum has dropped out of each of them.
+MOST_CLOSE_ATTEMPTS: Final = 3
 SumPhase: TypeAlias = Generator[Ask, Sequence[Reply], Reply]
 
 
@@ -58,6 +63,8 @@ class SumStage:
     attempt: SumConduct
     vector: str  # name of the array with the masked vector
     follows: bool = False  # True if another stage was before it
+    # True if the round ends without a sum in case the devices differ too little from those of the last sum.
+    is_last_try: bool = False
     found: SecureSum | None = None
 
     def __post_init__(self) -> None:
@@ -70,8 +77,18 @@ class SumStage:
         except StopIteration as end:
             self.found = end.value
         except AttemptEndedError as end:
-            end.spent = self.is_final
+            end.spent = self._is_spent(end.why)
             raise
+
+    def ended(self, why: SecaggFault, detail: str) -> AttemptEndedError:
+        """Return the error that ends the attempt in its present step."""
+        error = AttemptEndedError(self.question.step, why, detail)
+        error.spent = self._is_spent(why)
+        return error
+
+    def _is_spent(self, why: SecaggFault) -> bool:
+        """Return whether only a later round can have a sum, after the attempt has ended for this reason."""
+        return self.is_final or (why is SecaggFault.CLOSE_COHORT and self.is_last_try)
 
     @property
     def is_final(self) -> bool:
@@ -108,11 +125,23 @@ class SummedPhases:
         run: str,
         records: Records,
         weight_cap: float,
+        past: PastSums | None = None,
     ) -> None:
         self._plan, self._settings = plan, settings
         self._federation, self._run, self._records = federation, run, records
         self._weight_cap = weight_cap
-        self._previous: dict[str, tuple[str, ...]] = {}
+        self._past = past or PastSums()
+
+    @property
+    def apart(self) -> int:
+        """Return by how many devices the cohorts of two sums must differ, if they are not equal; 0 means no limit."""
+        strict, holders = self._settings.strict_cohort, self._settings.holders
+        return max(apart_of(one, strict, holders) for one in self._plan.summed_phases.values())
+
+    @property
+    def last_sums(self) -> tuple[PastSum, ...]:
+        """Return the last sum of each stage, if the cohort of a later sum depends on them; otherwise ()."""
+        return self._past.newest() if self.apart else ()
 
     def conducted(self, ask: Ask, number: int, attempt: int, members: Sequence[Member]) -> SumPhase:
         """Conduct the phase of this task; the generator returns the one reply of the phase."""
@@ -122,19 +151,25 @@ class SummedPhases:
         base = base_of(broadcast, most)
         values = self._terms(ask, number, attempt, len(members), base, layout.length)
         terms = [self._presence(values, layout.classes), values] if layout.classes else [values]
-        known = self._records([member.device for member in members])
+        devices = [member.device for member in members]
+        known = self._records(devices)
         directory = Directory({device: one.sign for device, one in known.items()})
         records = pack_records([known[device].record for device in directory.names])
+        previous = [self._previous_of(one, attempt) for one in terms]
+        # The run has waited for missing devices before it began with a cohort that can have no sum.
+        can_have_sum = all(may_follow(one, devices, values.apart) for one in previous)
+        is_last_try = attempt + 1 >= MOST_CLOSE_ATTEMPTS or not can_have_sum
         vectors = [PRESENCE_VECTOR, vector_name(averaged.kinds)][-len(terms) :]
         opening = {**ask.payload, **to_torch(announced(*terms, most=most))}
         stages = [
             SumStage(
                 one,
-                conduct(one, directory, directory.names, vector, records, self._previous_of(one)),
+                conduct(one, directory, directory.names, vector, records, before),
                 vector,
                 follows=one is not terms[0],
+                is_last_try=is_last_try,
             )
-            for one, vector in zip(terms, vectors, strict=True)
+            for one, vector, before in zip(terms, vectors, previous, strict=True)
         ]
         replies = yield self._together(ask.phase, stages, opening)
         examples = {reply.device: min(reply.examples, most) for reply in replies}
@@ -145,7 +180,8 @@ class SummedPhases:
             while stage.found is None:
                 extra = evidence if stage.question.step is SumStep.MASKED else {}
                 self._advance([stage], (yield self._task(ask.phase, stage, extra)))
-            self._previous[stage.terms.stage] = stage.found.survivors
+                _demand_counted(stages, stage)
+            self._past.note(PastSum(number, attempt, stage.terms.stage, stage.found.survivors))
             evidence = (
                 evidence_arrays(stage.found.roster, stage.found.evidence) if stage is not stages[-1] else {}
             )
@@ -169,12 +205,9 @@ class SummedPhases:
         for stage in stages:
             stage.send(answers)
 
-    def _previous_of(self, terms: Terms) -> tuple[str, ...]:
-        """Return the devices of the last sum of this stage, if this process has computed it.
-
-        The devices remember it in any case. So a coordinator that has restarted learns the same from their refusal.
-        """
-        return self._previous.get(terms.stage, ()) if terms.apart else ()
+    def _previous_of(self, terms: Terms, attempt: int) -> tuple[str, ...]:
+        """Return the devices of the last sum of this stage, if the cohort of the sum depends on it."""
+        return self._past.before(terms.stage, terms.round, attempt) if terms.apart else ()
 
     def _most(self, members: Sequence[Member]) -> int:
         """Return the largest number of examples with which a device of the cohort counts."""
@@ -248,6 +281,21 @@ class BytesOnDemand(ByteArrays):
 
     def __len__(self) -> int:
         return len(self._payload)
+
+
+def _demand_counted(stages: Sequence[SumStage], stage: SumStage) -> None:
+    """End the attempt if its values are not of the devices whose classes were counted, and the cohorts are limited.
+
+    Otherwise the last sums of the two stages could be of different devices, so that no later cohort may follow both.
+    """
+    counted, question = stages[0].found, stage.question
+    if stage is stages[0] or counted is None or not stage.terms.apart or question.step is not SumStep.AGREE:
+        return
+    if different := set(counted.survivors) ^ set(question.devices):
+        raise stage.ended(
+            SecaggFault.CLOSE_COHORT,
+            f"{', '.join(sorted(different))} dropped out after the holders of each class were counted",
+        )
 
 
 def _problem(question: SumQuestion, device: str, payload: Payload) -> Problem | None:

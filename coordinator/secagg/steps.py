@@ -47,8 +47,8 @@ from protofleet.protocol.secagg.total import unmasked_sum
 class AttemptEndedError(Exception):
     """The error for an attempt that gives no sum; `suspects` are devices that may have caused it.
 
-    If `spent` is true, devices may have helped to unmask the sum. They join no other attempt of this round and stage,
-    so only a later round can have a sum.
+    If `spent` is true, only a later round can have a sum. For example, devices that have helped to unmask a sum join
+    no other attempt of this round and stage.
     """
 
     def __init__(self, step: SumStep, why: SecaggFault, detail: str, suspects: Collection[str] = ()) -> None:

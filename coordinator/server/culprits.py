@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofleet.coordinator.round.events import Blame, Blamed, Recovered
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.server.outliers import Outlier, farthest, sizes_by_device, worst
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -26,6 +25,7 @@ from protofleet.methods.contract.base import Ask, Member
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.liveness import report_progress
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.faults import is_ours
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance
+from protofleet.coordinator.round.past_sums import PastSum
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.phase import SummedPhases
 from protofleet.coordinator.secagg.steps import AttemptEndedError
@@ -59,6 +60,9 @@ class Step:
     kept: frozenset[str] = frozenset()
     unused: tuple[str, ...] = ()  # Devices whose kept answers hold nothing that the server half can use.
     removed: tuple[str, ...] = ()  # Devices whose kept answers this step has deleted.
+    # The last sum of each stage, if the cohort of a later masked sum depends on it.
+    sums: tuple[PastSum, ...] = ()
+    without_sum: str = ""  # Reason why the round of a masked sum ends without a sum, or "".
 
 
 class ServerRunner:
@@ -83,7 +87,7 @@ class ServerRunner:
             robust,
             summed,
         )
-        self._stepper = self.new_stepper()
+        self._stepper, self._summed = self.new_stepper(), summed
         # True if the server half has forgotten a kept answer since the last save.
         self.has_forgotten = False
         self.errors = 0  # Number of errors of the server half during its use of updates.
@@ -122,6 +126,13 @@ class ServerRunner:
         server half, this method returns a step with a fault, and the updates count as the cause. A state that is not
         finite has the same result.
         """
+        found = self._step_or_fault(advance, members, answers, block, enrolled)
+        return replace(found, sums=self._summed.last_sums) if self._summed else found
+
+    def _step_or_fault(
+        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int,
+        enrolled: Collection[str] | None,
+    ) -> Step:  # fmt: skip
         try:
             return self._step(advance, members, answers, block, enrolled)
         # The disk is damaged, the code of a plug-in is wrong, or the settings do not fit the devices. Updates are not
@@ -153,7 +164,7 @@ class ServerRunner:
             return Step(advance.round, None, None, phase=advance.phase, ended=str(end))
         log.warning("round %d ends without a sum, and the model stays as it was: %s", advance.round, end)
         self.restore()
-        return Step(advance.round, None, None, phase=advance.phase)
+        return Step(advance.round, None, None, phase=advance.phase, without_sum=str(end))
 
     def _step(
         self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int,

@@ -12,7 +12,6 @@ import torch
 
 from protofleet.coordinator.robust.combined import AveragedPhase, combined
 from protofleet.coordinator.robust.fit import demand_covered
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.phase import SummedPhases, SumPhase
 from protofleet.coordinator.server.capped import capped_members, capped_replies
@@ -25,6 +24,7 @@ from protofleet.methods.contract.given import ask_of, first_ask, round_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import EVALUATE
 
 NOTHING_BACK: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
 

@@ -97,6 +97,8 @@ OPTIONAL_TABLES: Final = {
     # Updates with noise that were accepted, in a run with [dp].
     "releases": "device TEXT, object BLOB, run TEXT, round INTEGER, phase TEXT, attempt INTEGER, kind TEXT, "
     "unit TEXT, sigma REAL, sensitivity REAL, numbers INTEGER, delta REAL",
+    # Devices of the last masked sums, in a run whose sums may not differ by only a few devices.
+    "summed": "round INTEGER, attempt INTEGER, stage TEXT, devices TEXT",
     "spent": "device TEXT PRIMARY KEY, own INTEGER, since INTEGER, before_month INTEGER, largest INTEGER",
 }
 UNIQUE: Final = {
@@ -110,6 +112,7 @@ UNIQUE: Final = {
     "places": "device, object",
     "used": "device, round, phase",
     "commands": "id",
+    "summed": "round, attempt, stage",
 }
 Value = str | int | float | bytes | None
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.round.events import Advance
-from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.update_reader import UpdateReader
 from protofleet.methods.contract.base import Member
@@ -29,6 +28,7 @@ from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.arrays import encode, parts
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.names import EVALUATE
 
 log = logging.getLogger("protofleet.coordinator")
 

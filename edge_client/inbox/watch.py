@@ -11,7 +11,7 @@ from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.data.inbox.listing import Listing
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.inbox.growing import GrowingData
-from protofleet.edge_client.trainer.job import EVALUATE
+from protofleet.protocol.wire.names import EVALUATE
 
 
 class InboxWatch:

@@ -22,10 +22,9 @@ from protofleet.protocol.privacy.ledger import PrivateRelease
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.names import EVALUATE
 
 __all__ = ["DeviceState", "TakenOverError"]
-
-EVALUATE = "evaluate"  # Name of the phase of an evaluation.
 
 
 class DeviceState:

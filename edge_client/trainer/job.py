@@ -29,6 +29,7 @@ from protofleet.methods.contract.own_metrics import Metric
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.runtime.allocator import return_free_blocks
 
 log = logging.getLogger("protofleet.device")
@@ -37,7 +38,6 @@ Metrics: TypeAlias = dict[str, float]
 
 NONE: Final[Mapping[str, Metric]] = {}
 TRAIN: Final = "train"  # name of the phase that changes a device's model
-EVALUATE: Final = "evaluate"  # name of the phase of an evaluation, for example after the last round
 # Metric with the seconds in which the job waited for its turn. It stays on the device.
 SECONDS_WAITED: Final = "seconds.waited"
 # Metric with the number of model versions that could not be written. It stays on the device.

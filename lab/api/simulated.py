@@ -18,7 +18,7 @@ import torch
 from protofleet.edge_client.data.own import Checked, Data
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples
-from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
+from protofleet.edge_client.trainer.job import LocalJob
 from protofleet.lab.api.errors import public_errors
 from protofleet.lab.api.experiments import plain
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
@@ -35,6 +35,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.runtime.command.errors import RunError
 
 OWN: Final = "own"  # The method's name in the plan if `method` is an object without a name.

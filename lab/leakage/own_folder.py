@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.state.device import EVALUATE
 from protofleet.edge_client.state.file import Answer, RunEntry, StateFile, read_state_file
 from protofleet.edge_client.trainer.kept_models import LAST, kept_file
 from protofleet.lab.leakage.domain_samples import DomainSamples
@@ -28,6 +27,7 @@ from protofleet.protocol.settings.named_codecs import stages_of
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError, ObjectStore
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.command.errors import RunError
 

@@ -110,7 +110,7 @@ def security_notice(summary: Mapping[str, Any]) -> str:
     """
     style = "" if summary["security"] == "sealed" else ' class="danger"'
     words = f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
-    return words + sum_notice(summary.get("secagg", {}))
+    return words + sum_notice(summary.get("secagg", {})) + keep_notice(summary.get("keep", ()))
 
 
 def sum_notice(secagg: Mapping[str, Any]) -> str:
@@ -125,6 +125,14 @@ def sum_notice(secagg: Mapping[str, Any]) -> str:
         f"<p>The coordinator got only the sums of at least {int(secagg['least'])} updates, in numbers of "
         f"{int(secagg['bits'])} bits. {figures.get(secagg['metrics'], '')}</p>"
     )
+
+
+def keep_notice(keep: Sequence[int | str]) -> str:
+    """Return a notice of the rounds whose answers the coordinator has kept, or "" for other runs."""
+    if not keep:
+        return ""
+    rounds = " and ".join("the last round" if one == "last" else f"round {one}" for one in keep)
+    return f"<p>The coordinator kept the answers of {escape(rounds)} (keep.answers).</p>"
 
 
 def robust_notice(summary: Mapping[str, Any]) -> str:

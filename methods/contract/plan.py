@@ -263,8 +263,10 @@ class Plan:
 
     @property
     def method_words(self) -> str:
-        """Return the name of the method, and that its updates are summed, if they are."""
-        return f"{self.method}, masked sums" if self.secagg is not None else self.method
+        """Return the name of the method, and that its updates are summed or kept, if they are."""
+        sums = ["masked sums"] if self.secagg is not None else []
+        kept = [f"answers kept: {' and '.join(map(str, self.keep))}"] if self.keep else []
+        return ", ".join([self.method, *sums, *kept])
 
     @property
     def network_words(self) -> str:
@@ -488,7 +490,13 @@ def secagg_misfit(method: Method, name: str) -> str:
             f"secagg is set, but it would protect nothing: {name} uses the updates of single devices, not only "
             f"their mean; leave secagg out, or take one of {known}"
         )
-    if method.individual_phases or len(method.averaged) > 1:
+    if len(method.averaged) > 1:
+        return (
+            f"secagg is set, but {name} has {len(method.averaged)} averaged phases in a round "
+            f"({', '.join(method.averaged)}), and a device helps to unmask only one sum of a round; leave secagg "
+            f"out, or take one of {known}"
+        )
+    if method.individual_phases:
         phases = ", ".join(method.individual_phases)
         return (
             f"secagg is set, but the phase {phases} of {name} uses the updates of single devices, so a sum in "

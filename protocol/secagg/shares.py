@@ -7,7 +7,7 @@ holder, in 33 bytes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
@@ -23,18 +23,6 @@ def split(secret: bytes, points: Iterable[int], needed: int) -> dict[int, bytes]
     drawn = [secrets.randbelow(PRIME) for _ in range(needed - 1)]
     terms = [int.from_bytes(secret, "little"), *drawn]
     return {point: polynomial(terms, point).to_bytes(SHARE, "little") for point in points}
-
-
-def combine(shares: Mapping[int, bytes], needed: int) -> bytes:
-    """Return the secret of which these are shares, by point.
-
-    Only the `needed` shares with the lowest points are used. Raise SecaggError if there are fewer, or if they give
-    no secret.
-    """
-    if len(shares) < needed:
-        raise SecaggError(SecaggFault.TOO_FEW, f"{len(shares)} shares, but {needed} are needed")
-    points = tuple(sorted(shares))[:needed]
-    return secret_of(weighted([shares[point] for point in points], coefficients(points, 0)))
 
 
 def secret_of(value: int) -> bytes:

@@ -1,4 +1,7 @@
-"""Check the names of parties, which are used in topics, envelopes, file names and certificates."""
+"""Check the names of parties, which are used in topics, envelopes, file names and certificates.
+
+The name of the phase of an evaluation, which both sides know, is here too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ Role: TypeAlias = Literal["device", "coordinator"]
 # The parties that write and read topics. An operator and a standby have no record of a device, so they have no role.
 TopicParty: TypeAlias = Literal["device", "coordinator", "operator", "standby"]
 
+EVALUATE: Final = "evaluate"  # the phase in which all present devices only measure, and do not train
 EVERYBODY: Final = "*"
 COORDINATOR: Final = "coordinator"
 # The name under which a coordinator's process connects before it leads. Under the name of the coordinator, it would

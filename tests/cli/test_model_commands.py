@@ -18,10 +18,11 @@ from protofleet.cli.main import main
 from protofleet.cli.predict import ChosenModel, watch
 from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
-from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
+from protofleet.edge_client.trainer.job import LocalJob
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.nets.weights_file import sha256_of_file
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.names import EVALUATE
 from tests.support.small_federation import NAMES, plan, shard
 
 BOARD = re.compile(r"^```sh board\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -108,9 +108,8 @@ def test_the_record_of_a_round_names_the_holders_of_each_class(tmp_path):
 def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no_sum(tmp_path, caplog):
     held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
     policy = replace(ONE_ROUND, gather=6, attempts=2)
-    run = summed(
-        tmp_path, "fedproto", policy=policy, held=held, settings=replace(SETTINGS, patience_seconds=5.0)
-    )
+    settings = replace(SETTINGS, patience_seconds=5.0, strict_cohort=False)
+    run = summed(tmp_path, "fedproto", policy=policy, held=held, settings=settings)
     at(run, "train.masked")
     run.kill("device-0")
     run.run(limit=600)
@@ -120,8 +119,8 @@ def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no
 
 def test_a_device_that_refuses_a_step_deletes_the_secrets_of_the_attempt(tmp_path, caplog):
     held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
-    policy, settings = replace(ONE_ROUND, gather=6), replace(SETTINGS, patience_seconds=5.0)
-    run = summed(tmp_path, "fedproto", policy=policy, held=held, settings=settings)
+    settings = replace(SETTINGS, patience_seconds=5.0, strict_cohort=False)
+    run = summed(tmp_path, "fedproto", policy=replace(ONE_ROUND, gather=6), held=held, settings=settings)
     at(run, "train.masked")
     run.kill("device-0")
     stores = [agent.state.store for name, agent in run.agents.items() if name != "device-0"]
@@ -132,16 +131,64 @@ def test_a_device_that_refuses_a_step_deletes_the_secrets_of_the_attempt(tmp_pat
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_sum_of_rows_that_differs_by_one_device_from_the_last_sum_is_refused(tmp_path, recorder, strict):
+def test_a_device_that_stays_away_costs_a_strict_cohort_its_sums_and_not_the_run(
+    tmp_path, recorder, caplog, strict
+):
     settings = replace(SETTINGS, strict_cohort=strict, patience_seconds=5.0)
-    policy = replace(POLICY, gather=5, attempts=2)
-    run = summed(tmp_path, "fedproto", devices=5, policy=policy, settings=settings)
+    policy = replace(POLICY, rounds=3, gather=4)
+    run = summed(tmp_path / "run", "fedproto", devices=4, policy=policy, settings=settings)
+    file = RoundsFile(tmp_path / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
     at(run, "train", 2)
     run.kill("device-2")
     run.run(limit=2000)
-    rounds = {one.terms.round for one in recorder.sums if one.terms.stage == "values"}
-    assert rounds == ({1} if strict else {1, 2})
-    assert ("differ only by device-2" in run.service.run.diverged) == strict
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    rounds = [one.terms.round for one in recorder.sums if one.terms.stage == "values"]
+    assert rounds == ([1] if strict else [1, 2, 3])
+    without = [record["without_sum"] for record in file.records]
+    assert ["differ only by device-2" in words for words in without] == [False, strict, strict, False]
+    waits = f"waits up to {policy.patience_seconds:.0f} s (policy.patience_seconds) for device-2"
+    assert caplog.text.count(waits) == strict, "the run waits once for each absence"
+
+
+def test_a_strict_cohort_waits_for_a_device_that_comes_back(tmp_path, recorder):
+    settings = replace(SETTINGS, patience_seconds=5.0)
+    run = summed(tmp_path, "fedproto", devices=4, policy=POLICY, settings=settings)
+    at(run, "train.masked", 2)
+    run.kill("device-2")
+    run.run(until=lambda: run.service.run.machine.sums.wait_until, limit=300)
+    run.boot_device("device-2")
+    run.run(limit=2000)
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    values = [one for one in recorder.sums if one.terms.stage == "values"]
+    assert [one.terms.round for one in values] == [1, 2]
+    assert [len(one.survivors) for one in values] == [4, 4]
+
+
+def test_a_new_device_waits_until_the_cohort_differs_by_enough_devices(tmp_path, recorder):
+    run = summed(tmp_path, "fedproto", devices=6, policy=replace(POLICY, rounds=3, gather=3))
+    new = ("device-3", "device-4", "device-5")
+    for name in new:
+        run.kill(name)
+    at(run, "train.presence.masked", 1)
+    run.boot_device(new[0])
+    at(run, "train.agree", 1)
+    run.kill("coordinator")  # The next coordinator knows the cohort of the sum.
+    run.boot_coordinator()
+    run.run(until=lambda: new[0] in run.service.run.machine.roster, limit=60)
+    at(run, "train", 2)
+    assert run.service.run.machine.cohort == ("device-0", "device-1", "device-2")
+    for name in new[1:]:
+        run.boot_device(name)
+    run.run(until=lambda: len(run.service.run.machine.roster) == 6, limit=60)
+    run.run(limit=2000)
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    newest = {(one.terms.round, one.terms.stage): len(one.survivors) for one in recorder.sums}
+    assert newest == {(number, stage): 6 if number == 3 else 3 for number, stage in newest}
+    assert len(newest) == 6
 
 
 @pytest.mark.parametrize("bits", [16, 24, 32])
@@ -254,6 +301,32 @@ def test_nothing_secret_is_left_after_the_sum(tmp_path):
     after = agent.state.saved.masked
     assert not after.payload and not after.words
     assert not any(agent.state.store.has(bytes.fromhex(name)) for name in before.objects())
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_device_that_was_silent_until_the_end_deletes_its_secrets_when_it_learns_of_the_end(
+    tmp_path, restarts
+):
+    run = summed(tmp_path, policy=ONE_ROUND)
+    at(run, "train.unmask")
+    run.kill("device-1")
+    run.run()
+    assert run.service.finished and run.agents["device-0"].run.over
+    run.boot_device("device-1")
+    agent = run.agents["device-1"]
+    before, store = agent.state.saved.masked, agent.state.store
+    assert before.payload and list(books_with_secrets(store))
+    if restarts:  # The process dies after it has noted the end, before it deletes anything.
+        agent.places.first.context.heard_file.note_run_end(agent.state.saved.run)
+        run.kill("device-1")
+        run.boot_device("device-1")
+        agent, store = run.agents["device-1"], run.agents["device-1"].state.store
+    else:
+        run.run(until=lambda: agent.run.over, limit=120)
+    assert not list(books_with_secrets(store))
+    after = agent.state.saved.masked
+    assert not (after.payload or after.words) and not store.has(bytes.fromhex(before.words))
+    assert after.book, "the device still remembers its attempts"
 
 
 def test_a_number_outside_of_the_limit_is_said_and_no_update_leaves(tmp_path, caplog):

@@ -27,7 +27,7 @@ from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.link.run_part import RunPart
-from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.security.keys import Identity, Keyring, Keys
 from protofleet.protocol.settings.budget import BudgetSettings
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.names import COORDINATOR
@@ -200,7 +200,7 @@ class Federation:
 
         wall = Wall(process.host.wall)
         link = self._coordinator_link(
-            me, self.keyring, topics, line, self.scenario.sealed, wall, process.name
+            me, self.keyring_of(name), topics, line, self.scenario.sealed, wall, process.name
         )
         machine = self.parts.machine(self.scenario.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
@@ -214,6 +214,10 @@ class Federation:
         line.leave(link.will(topics.coord_state))
         process.start(service, line)
 
+    def keyring_of(self, name: str) -> Keyring:
+        """Return the keys that a party knows."""
+        return self.keyring
+
     def _class_names(self) -> tuple[str, ...]:
         """Return the class names of the devices' data; with other names they could not take part."""
         said = next(data.names for data in self.data.values())
@@ -225,7 +229,8 @@ class Federation:
         me, topics = Identity(name, boot, self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
         clock = Wall(process.host.wall)
-        link = self._device_link(me, self.keyring, topics, line, memory.store, self.scenario.sealed, clock)
+        keyring = self.keyring_of(name)
+        link = self._device_link(me, keyring, topics, line, memory.store, self.scenario.sealed, clock)
         line.leave(link.will(topics.device_state(name)))
         data = self.data[name]
         start_job = local_jobs(
@@ -247,6 +252,10 @@ class Federation:
         )  # fmt: skip
         line.says = self.said.says
         return line
+
+    def observed(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the run is observed beyond its disks and its network."""
+        return contextlib.nullcontext()
 
     def operate(self) -> None:
         """Schedule what an operator does; with one run, nobody gives orders."""

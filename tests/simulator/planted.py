@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from unittest import mock
 
 from protofleet.coordinator.spool import update_reader
 from protofleet.protocol.settings.reader import decode, read_toml
+from tests.simulator.run import Verdict, run_seed, run_seed_of_several, run_seed_of_sums
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Bug:
     new: str
     seeds: tuple[int, ...] = ()  # Each found it once; later changes may alter their histories.
     several: bool = False  # Its seeds are those of two runs.
+    summed: bool = False  # Its seeds are those of masked sums.
     fixed: bool = False  # The bug was real.
     also_old: str = ""  # A second place, for a bug on which both ends must agree.
     also_new: str = ""
@@ -45,6 +47,13 @@ def read_bugs() -> dict[str, Bug]:
 
 
 BUGS = read_bugs()
+
+
+def kind_of(bug: Bug) -> Callable[[int], Verdict]:
+    """Return the function that runs a seed of the kind that finds a bug."""
+    if bug.summed:
+        return run_seed_of_sums
+    return run_seed_of_several if bug.several else run_seed
 
 
 @contextlib.contextmanager

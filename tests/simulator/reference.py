@@ -8,11 +8,12 @@ from pathlib import Path
 
 from protofleet.coordinator.server.stepper import evaluation
 from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.trainer.job import EVALUATE, evaluate_at_end
+from protofleet.edge_client.trainer.job import evaluate_at_end
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply
 from protofleet.methods.contract.bridge import to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.arrays import encode
+from protofleet.protocol.wire.names import EVALUATE
 from tests.simulator.coded import CodedBroadcasts, CodedUpdates
 from tests.simulator.history import History, Saved, Taken, Work, fingerprint
 from tests.simulator.promises import demand

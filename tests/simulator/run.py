@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from protofleet.protocol.secagg.control_arrays import SumStep
 from tests.simulator.federation import Federation, Parts, close_files, tally_known
 from tests.simulator.nemesis import Nemesis
 from tests.simulator.promises import BrokenPromise, demand
 from tests.simulator.reference import check_accepted, check_device, check_server
 from tests.simulator.scenario import Scenario, draw
 from tests.simulator.several import SeveralRuns, draw_several
+from tests.simulator.summed import MOST_OF_ATTEMPT, SummedFederation, draw_summed
 
 AFTERWARDS = 150.0  # Seconds for the devices to hear that the run is over.
 
@@ -41,6 +43,10 @@ def run_seed_of_several(seed: int) -> Verdict:
     return run_scenario(draw_several(seed))
 
 
+def run_seed_of_sums(seed: int) -> Verdict:
+    return run_scenario(draw_summed(seed))
+
+
 def run_scenario(
     scenario: Scenario, parts: Parts = Parts(), log: Callable[[str], None] | None = None
 ) -> Verdict:
@@ -49,12 +55,13 @@ def run_scenario(
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
     with tally_known():
-        kind = SeveralRuns if scenario.able else Federation
+        kind = SeveralRuns if scenario.able else SummedFederation if scenario.summed else Federation
         federation = kind(scenario, folder, parts, log)
         problem = details = ""
         gc.disable()  # A seed is short, and a tenth of its time would go to garbage collection.
         try:
-            judge(federation)
+            with federation.observed():
+                judge(federation)
         except (Exception, BrokenPromise) as error:  # noqa: BLE001 - what escapes our own code is looked for
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             details = traceback.format_exc()
@@ -91,6 +98,10 @@ def check_run(f: Federation, run: str) -> None:
     rounds = (f.policies[run].rounds if ended_early is None else ended_early) + 1
     saved = [save.round for save in history.saves][-1:]
     demand(run in f.stopped or saved == [rounds + 1], "I3: the last round was never ended")
+    if isinstance(f, SummedFederation):
+        check_accepted(f.folder, history)
+        f.check_sums()
+        return
     check_server(plan, history)
     check_accepted(f.folder, history)
     for place, works in history.works.items():
@@ -102,10 +113,11 @@ def check_end(f: Federation) -> None:
     """Check I10: the files that are left on the disks are bounded."""
     for spool in f.spools:
         answers = list((spool / "updates").glob("*/*"))
-        most = 2 * len(f.scenario.devices) * 2
+        most = 2 * len(f.scenario.devices) * 2 * (len(SumStep) if f.scenario.summed else 1)
         demand(len(answers) <= most, f"I10: {len(answers)} answers are left on the coordinator's disk")
     for name in f.scenario.devices:
         files = list((f.folder / name / "objects").glob("*"))
         most = 12 + (8 if f.scenario.uplink else 0)  # A device that rounds keeps what rounding has lost.
+        most += MOST_OF_ATTEMPT if f.scenario.summed else 0
         most *= len(f.histories)
         demand(len(files) <= most, f"I10: {len(files)} objects are left on {name}'s disk")

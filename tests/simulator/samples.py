@@ -10,6 +10,7 @@ import torch
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from protofleet.protocol.settings.input_shape import USUAL_SIDE
+from protofleet.protocol.settings.secagg import SecaggSettings
 from tests.simulator.scenario import Scenario
 from tests.support.small_federation import SHAPE as PICTURE
 from tests.support.small_federation import plan as small_plan
@@ -49,8 +50,13 @@ def plan_of(s: Scenario) -> Plan:
     codec = CodecSettings(UPLINKS.get(s.uplink, {}), down) if s.uplink or s.deltas else None
     return Plan(
         "tally", 2, s.policy.rounds, s.seed % 1000, size, Network(network, feature_size=2), s.hyper | travels,
-        shape=s.axes, codec=codec,
+        shape=s.axes, codec=codec, secagg=sums_of(s),
     )  # fmt: skip
+
+
+def sums_of(s: Scenario) -> SecaggSettings | None:
+    """Return the settings of masked sums; with less patience, more attempts fail."""
+    return SecaggSettings(patience_seconds=(2.0, 5.0, 20.0)[s.seed % 3]) if s.summed else None
 
 
 def data_of(s: Scenario, i: int) -> Any:

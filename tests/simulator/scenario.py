@@ -49,6 +49,7 @@ class Scenario:
     budget: int = 0
     # The devices that take part in both of two runs of the coordinator; with () the coordinator has one run.
     able: tuple[str, ...] = ()
+    summed: bool = False  # The coordinator learns only sums of updates.
     starts: bool = False  # Processes read their first items late, with `Connected` anywhere among them.
 
     @property

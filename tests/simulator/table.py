@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulator.planted import BUGS, Bug, planted
-from tests.simulator.run import Verdict, run_seed, run_seed_of_several
+from tests.simulator.planted import BUGS, Bug, kind_of, planted
+from tests.simulator.run import Verdict
 
 
 def rows(part: str, seeds: range, jobs: int) -> Iterator[str]:
@@ -27,7 +27,7 @@ def rows(part: str, seeds: range, jobs: int) -> Iterator[str]:
 
 def sick(name: str, seed: int) -> Verdict:
     with planted(BUGS[name]):
-        return run_seed_of_several(seed) if BUGS[name].several else run_seed(seed)
+        return kind_of(BUGS[name])(seed)
 
 
 def row(bug: Bug, found: list[Verdict]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import Ask, ClientHalf, Method, ServerHalf
 from protofleet.methods.contract.wants import TensorSpec
 
@@ -106,7 +107,9 @@ class Client(ClientHalf):
 
 
 def variant(hyper):
-    return replace(METHOD, buffered=hyper.phases == 1)
+    if hyper.phases > 1:
+        return METHOD
+    return replace(METHOD, buffered=True, averaged={"train": Averaged(("weights",))})
 
 
 METHOD = Method("a tally of who was asked what", Hyper, Server, Client, variant=variant)

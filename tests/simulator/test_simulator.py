@@ -10,8 +10,8 @@ import pytest
 
 from protofleet.protocol.settings.reader import read_toml
 from tests.simulator.page import PAGE, generate, row
-from tests.simulator.planted import BUGS, planted
-from tests.simulator.run import run_scenario, run_seed, run_seed_of_several
+from tests.simulator.planted import BUGS, kind_of, planted
+from tests.simulator.run import run_scenario, run_seed, run_seed_of_several, run_seed_of_sums
 from tests.simulator.scenario import KINDS, SERIES, VECTOR, draw
 from tests.simulator.several import draw_several
 
@@ -47,6 +47,12 @@ def test_and_with_late_updates_in_buffered_rounds(seed):
     assert draw(seed).policy.buffered and draw(seed).kinds
     verdict = run_seed(seed)
     assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
+
+
+@pytest.mark.parametrize("seed", [3, 6])
+def test_and_with_masked_sums(seed):
+    verdict = run_seed_of_sums(seed)
+    assert not verdict.problem, f"python -m tests.simulator --summed --seed {seed} --trace\n{verdict.details}"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
@@ -96,16 +102,15 @@ def test_two_seeds_of_three_have_faults_and_every_kind_of_fault_and_of_sample_is
 def test_a_failure_says_how_to_see_it_again():
     command = [sys.executable, "-m", "tests.simulator", "--seeds", "2", "--jobs", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and "2 of 2 seeds" in done.stdout and "0 failed" in done.stdout
+    assert done.returncode == 0 and "3 of 3 seeds" in done.stdout and "0 failed" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name):
     bug = BUGS[name]
-    run = run_seed_of_several if bug.several else run_seed
     with planted(bug):
-        found = any(run(seed).problem for seed in bug.seeds)
+        found = any(kind_of(bug)(seed).problem for seed in bug.seeds)
     assert found, f"none of the seeds {bug.seeds} finds it any more; see python -m tests.simulator --planted"
 
 

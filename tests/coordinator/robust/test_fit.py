@@ -77,10 +77,9 @@ def test_a_wrong_setting_is_refused_with_its_value_and_its_limit(settings, words
         Robust(**settings)
 
 
-def test_the_words_of_the_rules_name_only_those_that_replace_the_mean():
-    assert Robust().words == ""
-    assert Robust(weights="cap", prototypes="mean").words == "weights cap"
-    assert Robust(weights="cap", prototypes="clip_median").words == "weights cap, prototypes clip_median"
+def test_the_rules_are_only_those_that_replace_the_mean():
+    assert not Robust().rules
+    assert Robust(weights="cap", prototypes="mean").rules == {"weights": "cap"}
 
 
 def test_a_phase_that_requests_an_array_outside_its_mean_is_refused_before_the_task_is_sent():

@@ -41,8 +41,9 @@ from protofleet.coordinator.round.events import (
     Unenrolled,
     Woke,
 )
-from protofleet.coordinator.round.machine import EVALUATE, RoundMachine
+from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import Problem, Reason
 from tests.support.run_policy import RunPolicy
 from tests.support.steps import Name, steps_of

@@ -7,7 +7,8 @@ import pytest
 from protofleet.coordinator.round.policy import Policy, Stop
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.fit import demand_secagg_fit
-from protofleet.methods.contract.plan import Network, Plan, read_plan
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.plan import Network, Plan, read_plan, secagg_misfit
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.secagg import SecaggSettings
 
@@ -29,6 +30,15 @@ def test_a_method_for_which_a_sum_protects_nothing_is_refused(method, words):
     with pytest.raises(SettingsError, match=words) as error:
         plan(method)
     assert "leave secagg out, or take one of" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_method_with_two_averaged_phases_in_a_round_is_refused():
+    one = load("fedavg")
+    two = replace(one, averaged={**one.averaged, "again": one.averaged["train"]})
+    problem = secagg_misfit(two, "twice")
+    assert "twice has 2 averaged phases in a round (train, again)" in problem
+    assert "leave secagg out, or take one of" in problem and "\n" not in problem
+    assert not secagg_misfit(one, "fedavg")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh"])

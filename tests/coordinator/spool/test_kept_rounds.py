@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.spool.kept_rounds import KEPT, KeptRounds, kept_folders, read_about
 from protofleet.edge_client.privacy import PrivacySettings
+from protofleet.lab.report.run_page import keep_notice
 from protofleet.lab.simulation.federation import Simulation, build_half
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.protocol.security.keys import Keys
@@ -79,6 +82,18 @@ def test_the_answers_of_the_named_rounds_are_those_that_devices_have_sent(tmp_pa
             assert_equal(arrays_of(folder / f"{device}.answer"), answer)
             assert_equal(arrays_of(folder / "broadcast.body"), broadcast)
     assert json.loads((run.folder / "coordinator/kept/plan.json").read_bytes())["keep"] == [1, "last"]
+
+
+@pytest.mark.parametrize("keep", [(1, "last"), ()])
+def test_the_records_and_the_page_of_a_run_say_which_answers_are_kept(tmp_path, keep):
+    run = federation(tmp_path, keep)
+    file = RoundsFile(tmp_path / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
+    run.run()
+    assert [record["keep"] for record in file.records] == [[*keep]] * POLICY.rounds + [[]]
+    assert file.records == RoundsFile(tmp_path / "rounds.jsonl").records
+    assert run.plan.method_words == ("fedproto, answers kept: 1 and last" if keep else "fedproto")
+    assert ("answers of round 1 and the last round" in keep_notice(keep)) == bool(keep)
 
 
 def test_the_stated_counts_of_classes_are_kept_with_the_answers(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.serving.template import Template
-from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, TRAIN, LocalJob
+from protofleet.edge_client.trainer.job import MODELS_UNWRITTEN, TRAIN, LocalJob
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.nets.weights_file import read_weights, sha256_of_file
 from protofleet.methods.served.card import CardError, read_card
@@ -18,6 +18,7 @@ from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.scaling import input_of
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.names import EVALUATE
 from tests.support.small_federation import NAMES, plan, shard
 
 DATA = shard(0)

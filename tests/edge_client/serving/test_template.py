@@ -13,12 +13,13 @@ from protofleet.cli.main import main
 from protofleet.edge_client.serving.predictor import open_model
 from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
-from protofleet.edge_client.trainer.job import EVALUATE, TRAIN, LocalJob
+from protofleet.edge_client.trainer.job import TRAIN, LocalJob
 from protofleet.lab.export.template import template_of
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.served.scaling import input_of
 from protofleet.methods.served.served import served
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.names import EVALUATE
 from tests.support.small_federation import NAMES, plan, shard
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from protofleet.edge_client.trainer.errors import TrainerDiedError
-from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
+from protofleet.edge_client.trainer.job import LocalJob
 from protofleet.lab.contract.halves import Halves
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.parts.state import snapshot
+from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import plan, shard

@@ -18,7 +18,7 @@ from protofleet.protocol.secagg.masks import mask, pair_key
 from protofleet.protocol.secagg.packing import pack, unpack
 from protofleet.protocol.secagg.roster import read_roster
 from protofleet.protocol.secagg.sealing import open_pair
-from protofleet.protocol.secagg.shares import SHARE, combine
+from protofleet.protocol.secagg.shares import SHARE, coefficients, secret_of, weighted
 from protofleet.protocol.secagg.terms import Terms, read_terms, threshold
 from tests.protocol.golden.secagg_vectors import vectors
 
@@ -120,11 +120,9 @@ def test_masks_of_pairs_are_those_of_the_vectors():
 
 def test_three_shares_give_each_secret_of_the_vectors():
     for place, name in enumerate(NAMES):
-        held = {holder + 1: pairs_for(NAMES[holder])[place] for holder in (0, 2, 3)}
-        assert combine({point: pair[:SHARE] for point, pair in held.items()}, 3) == raw(
-            DEVICES[name]["masking"]
-        )
-        assert combine({point: pair[SHARE:] for point, pair in held.items()}, 3) == raw(DEVICES[name]["seed"])
+        pairs, factors = [pairs_for(NAMES[holder])[place] for holder in (0, 2, 3)], coefficients([1, 3, 4], 0)
+        assert secret_of(weighted([pair[:SHARE] for pair in pairs], factors)) == raw(DEVICES[name]["masking"])
+        assert secret_of(weighted([pair[SHARE:] for pair in pairs], factors)) == raw(DEVICES[name]["seed"])
 
 
 def test_the_coordinator_gets_the_sum_of_the_vectors():
