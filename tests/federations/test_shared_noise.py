@@ -8,6 +8,7 @@ import pytest
 
 from protofleet.coordinator.round.events import Stage
 from protofleet.edge_client.masked_sums import own_words
+from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.contribution import arrays_of_payload
 from protofleet.methods.contract.summed import noise_of_sum, summed_layout
@@ -36,6 +37,14 @@ def masked_answers(run):
     """Return the stored masked vectors of the device that is killed."""
     answers = run.agents[LEAVING].state.saved.answers
     return [answer.object for answer in answers if answer.phase == "train.masked"]
+
+
+def ask_again(run):
+    """Ask the device for its masked vector in another task, and return its answer."""
+    agent = run.agents[LEAVING]
+    known = next(answer for answer in agent.state.saved.answers if answer.phase == "train.masked")
+    question = Question("a" * 64, 1, known.phase, bytes.fromhex(known.base), agent.state.saved.epoch)
+    return agent.tasks.runner.answer(agent.tasks.run.job, question, agent.tasks.run.name)
 
 
 def ledger(run, device):
@@ -99,8 +108,10 @@ def test_a_vector_that_is_asked_again_is_the_same_bytes_and_one_release(tmp_path
     run.boot_device(LEAVING)
     run.kill("coordinator")
     run.boot_coordinator()
-    at(run, "train.unmask")
+    at(run, "train.agree")
     assert masked_answers(run) == [before]
+    again = ask_again(run)
+    assert again.object == before
     run.run()
     assert run.service.finished and not run.service.run.diverged
     assert [one.attempt for one in ledger(run, LEAVING)] == [1]
