@@ -143,5 +143,6 @@ def test_a_device_whose_budget_is_used_up_takes_part_in_no_other_attempt_and_the
     table.save(replace(table.saved, releases=[*table.saved.releases, again]))
     run.run(until=lambda: run.service.finished, limit=2000)
     assert "the privacy budget of this device is used up: 2 releases" in run.agents[LEAVING].view.problem
+    assert run.agents[LEAVING].state.last_round == 1, "it does not even begin round 2"
     assert [one.round for one in ledger(run, "device-0")] == [1, 2]
     assert [one.round for one in ledger(run, LEAVING)] == [1, 1]
