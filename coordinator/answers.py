@@ -121,10 +121,18 @@ class AnswerReceiver:
         answer = replace(self._fetched[device], staleness=staleness)
         self._spool.accept(round, phase, answer, last_heard, holder)
         if self._releases and phase != EVALUATE and (ask := self._question.ask_of(phase)):
-            self._releases.accepted(device, round, phase, answer.object, ask.wants)
+            self._write_release(device, round, phase, answer.object, ask)
         self._let_go(device)
         self._question.device_answered(device, answer.base, answer.object)
         party.rate_limiter.frame_was_useful(device)
+
+    def _write_release(self, device: str, round: int, phase: str, name: bytes, ask: Ask) -> None:
+        """Write the release of an update; of the steps of a masked sum, only one releases numbers."""
+        assert self._releases is not None, "only a run with dp has releases"
+        if not isinstance(ask, SumAsk):
+            self._releases.accepted(device, round, phase, name, ask.wants)
+        elif ask.noise is not None:
+            self._releases.accepted(device, round, phase, name, ask.wants, ask.noise)
 
     def send_receipt(self, device: str, round: int, phase: str, problem: Problem | None) -> None:
         verdict, reason = ("refused", problem.message) if problem else ("accepted", "")

@@ -7,24 +7,31 @@ import math
 from protofleet.coordinator.spool.releases import released_numbers
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.summed import noise_of_sum
 
 
 def noise_words(plan: Plan, devices: int) -> str:
     """Return the noise on each number and in the mean of so many devices; the plan has `dp`."""
     dp = plan.dp
     assert dp is not None, "a run without dp has no noise"
-    sums = plan.sums
     numbers = released_numbers(plan)
-    mechanism = mechanism_of(dp, numbers, sums)
+    shared = noise_of_sum(plan, numbers, devices)
+    mechanism = shared.mechanism if shared else mechanism_of(dp, numbers, plan.sums)
     share = mechanism.deviation / dp.clip
+    each = f"{share:.3g} times dp.clip to each of {numbers:,} numbers"
+    added = f"Each device adds noise of {each}"
+    if shared:
+        fewest = mechanism.parties + shared.colluders
+        added = f"The devices share noise: {fewest} devices, the fewest in a sum, add noise of {each}"
     words = (
         f"dp: epsilon {dp.epsilon:g} at delta {dp.delta:g} for each {dp.unit}, in at most {dp.rounds} releases of a "
-        f"device. Each device adds noise of {share:.3g} times dp.clip to each of {numbers:,} numbers"
+        f"device. {added}"
     )
     if dp.unit == "sample":
         return f"{words}. In the sum of {devices} devices, this is {share * math.sqrt(devices):.3g} times dp.clip"
-    # The noises of the devices are independent, so their mean is shorter by the root of their number.
-    length = mechanism.multiplier * math.sqrt(numbers) / math.sqrt(max(1, devices))
+    # The noises of the devices are independent, so their mean is shorter by the root of their number. Shared noise is
+    # also shorter in each device.
+    length = mechanism.multiplier * math.sqrt(numbers) / math.sqrt(max(1, devices) * mechanism.parties)
     words += (
         f". In the mean of {devices} devices, the noise is {length:.3g} times as long as the longest update"
     )

@@ -12,12 +12,11 @@ from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.job_memory import JobMemory, RestorableJob
-from protofleet.edge_client.masked_sums import MaskedSums, SummedTask, harmless
+from protofleet.edge_client.masked_sums import MaskedSums, SummedAnswer, SummedTask, harmless
 from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.private_updates import PrivateUpdates, demand_budget, without_personal
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
-from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.trainer.job import MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.bridge import to_numpy
@@ -85,9 +84,9 @@ class JobRunner:
         # Training may go on after any evaluation, because an operator may change the number of rounds.
         before = copied(job.state()) if question.phase == EVALUATE else None
         private = self._private if question.phase != EVALUATE else None
-        if private is not None:
+        if private is not None and "." not in question.phase:  # A step of a masked sum is no new release.
             demand_budget(private.dp, run, state.releases)
-        payload, metrics, masked = self._work(job, question, state, run, arrays)
+        payload, metrics, summed = self._work(job, question, state, run, arrays)
         if before is not None:
             job.restore(before)
         self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
@@ -96,7 +95,9 @@ class JobRunner:
         if self._hides_metrics:
             payload, metrics = NOTHING if question.phase == EVALUATE else payload, harmless(metrics)
         release = None
-        if private is not None:
+        if private is not None and summed is not None and (noise := summed.noise):
+            release = private.release(noise, run, question.round, question.phase, payload, state.releases)
+        elif private is not None and summed is None:
             found = private.update(
                 run, question.round, question.phase, payload, arrays, len(self.data.train.y), state.releases
             )
@@ -114,13 +115,14 @@ class JobRunner:
             len(self.data.train.y), metrics, *(question.took or ()),
         )  # fmt: skip
         is_reference = bool(self._plan and self._plan.coding and self._plan.coding.down and answer.base)
+        masked = summed.masked if summed else None
         state.save_answer(answer, job.state(), question.epoch, coded.residuals, is_reference, masked, release)
         return answer
 
     def _work(
         self, job: Job, question: Question, state: DeviceState, run: str, arrays: Arrays
-    ) -> tuple[Arrays, dict[str, float], MaskedState | None]:
-        """Let the half work, or answer a step of a masked sum; return the arrays, the metrics and the attempt.
+    ) -> tuple[Arrays, dict[str, float], SummedAnswer | None]:
+        """Let the half work, or answer a step of a masked sum; return the arrays, the metrics and the answer.
 
         In a run of masked sums, the half works alone only in an evaluation. A coordinator that asks for any other
         phase would otherwise get the update as it is.
@@ -130,7 +132,7 @@ class JobRunner:
             return *job.run(question.phase, question.round, arrays), None
         assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
         found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))
-        return found.arrays, found.metrics, found.masked
+        return found.arrays, found.metrics, found
 
     @property
     def _hides_metrics(self) -> bool:

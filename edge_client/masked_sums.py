@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.edge_client.private_updates import whole_numbers
 from protofleet.edge_client.secagg.book import read_book
 from protofleet.edge_client.secagg.instance import Instance
 from protofleet.edge_client.secagg.past_attempts import PastAttempts
@@ -20,8 +21,12 @@ from protofleet.edge_client.state.masked import MaskedState
 from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.averages import Averaged
-from protofleet.methods.contract.contribution import VectorLayout, apart_of, arrays_of_payload, layout_of
+from protofleet.methods.contract.contribution import VectorLayout, apart_of, arrays_of_payload
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.shared_noise import SharedNoise
+from protofleet.methods.contract.summed import noise_of_sum, summed_field, summed_layout
+from protofleet.protocol.privacy.accountant import Noise
+from protofleet.protocol.privacy.noise import noise_key
 from protofleet.protocol.secagg.broadcast import (
     CONTROL,
     PRESENCE_VECTOR,
@@ -45,7 +50,7 @@ from protofleet.protocol.secagg.control_arrays import (
 from protofleet.protocol.secagg.directory import admitted, unpack_records
 from protofleet.protocol.secagg.evidence import read_evidence
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
-from protofleet.protocol.secagg.field import Field, Words
+from protofleet.protocol.secagg.field import Words
 from protofleet.protocol.secagg.presence import presence_field, presence_words
 from protofleet.protocol.secagg.terms import STAGES, Stage, Terms
 from protofleet.protocol.security.trust import Trust
@@ -72,6 +77,9 @@ class SummedAnswer:
     arrays: Mapping[str, Array]
     metrics: dict[str, float]
     masked: MaskedState
+    noise: Noise | None = (
+        None  # the noise of the numbers that this answer releases, if it is the first with them
+    )
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ class MaskedSums:
             raise SecaggError(
                 SecaggFault.OVER, "the task is of another attempt than the newest of this device"
             )
+        released = self._noise_to_count(task, instances[VALUES])
         try:
             found, saved = self._step(task, instances, saved)
         except SecaggError:
@@ -146,7 +155,15 @@ class MaskedSums:
             state.save_masked(_with_books(state, saved, instances))
             raise
         saved = _with_books(state, saved, instances)
-        return SummedAnswer(found, {}, saved.ended() if task.step == SumStep.UNMASK else saved)
+        return SummedAnswer(found, {}, saved.ended() if task.step == SumStep.UNMASK else saved, released)
+
+    @staticmethod
+    def _noise_to_count(task: SummedTask, instance: Instance) -> Noise | None:
+        """Return the noise of a vector that is masked for the first time; sent again, it is no new release."""
+        if task.step != SumStep.MASKED or instance.book.vector:
+            return None
+        noise = _noise_of(task.plan, instance.book.terms)
+        return None if noise is None else noise.mechanism.noise
 
     def _instance(self, state: DeviceState, book: str) -> Instance:
         return Instance(self._name, self._identity, read_book(own_bytes(state, book)))
@@ -176,6 +193,8 @@ class MaskedSums:
             instances[stage] = Instance.begin(self._name, self._identity, terms[stage], past)
         layout, words = encoded(task.plan, task.phase, terms[VALUES], payload, received, task.examples, most)
         masked = MaskedState(*place, "", state.store.put(payload).object.hex(), put_words(state, words))
+        if task.plan.dp is not None:
+            masked = replace(masked, noise=put_bytes(state, noise_key()))  # New noise for each attempt.
         if PRESENCE in terms:
             held = presence_words(terms[PRESENCE].field, layout.present(payload).astype(np.int64))
             masked = replace(masked, held=put_words(state, held))
@@ -188,7 +207,7 @@ class MaskedSums:
         apart = apart_of(task.averaged, settings.strict_cohort, settings.holders)
         try:
             devices = given.field.devices
-            field = Field(devices, settings.limit, settings.fraction(devices), settings.bits)
+            field = summed_field(task.plan, devices)
             expected = Terms(
                 self._federation, task.run, task.question.round, given.attempt, VALUES, base_of(task.arrays, most),
                 given.length, field, settings.least, apart,
@@ -241,9 +260,11 @@ class MaskedSums:
             counts = _counted_holders(task, instances[PRESENCE])
             saved = replace(saved, counts=put_words(state, counts))
             payload = state.store.load(bytes.fromhex(saved.payload))
-            layout = layout_of(task.averaged, arrays_of_payload(payload), task.plan.classes)
+            layout = summed_layout(task.plan, task.phase, arrays_of_payload(payload))
             few = np.flatnonzero(counts < task.settings.holders)
             words[layout.places_of(few)] = 0  # a class with few holders is absent from the sum
+        if stage == VALUES and saved.noise:
+            words = _with_noise(words, task.plan, instances[VALUES], own_bytes(state, saved.noise))
         found = instances[stage].masked(task.sent(stage, "first"), task.question.personal, words)
         arrays = {
             vector: as_array(found.vector),
@@ -315,7 +336,7 @@ def encoded(
 ) -> tuple[VectorLayout, Words]:
     """Return the contribution of an update as words of the field, or raise SecaggError."""
     try:
-        layout = layout_of(plan.summed_phases[phase], arrays_of_payload(payload), plan.classes)
+        layout = summed_layout(plan, phase, arrays_of_payload(payload))
         vector = layout.vector(payload, received, examples, most)
     except ValueError as error:
         raise SecaggError(SecaggFault.OTHER_TERMS, str(error)) from None
@@ -323,7 +344,23 @@ def encoded(
         raise SecaggError(
             SecaggFault.OTHER_TERMS, f"the update has {len(vector)} numbers, the attempt {terms.length}"
         )
+    if noise := _noise_of(plan, terms):
+        whole_numbers(payload, received)  # The update must have no array that neither has noise nor is known.
+        vector = noise.mechanism.whole(vector).astype(np.float64)
     return layout, terms.field.encode(vector)
+
+
+def _noise_of(plan: Plan, terms: Terms) -> SharedNoise | None:
+    return noise_of_sum(plan, terms.length, terms.field.devices)
+
+
+def _with_noise(words: Words, plan: Plan, instance: Instance, key: bytes) -> Words:
+    """Return the words with the noise of this device. The same key and roster give the same noise."""
+    terms = instance.book.terms
+    noise = _noise_of(plan, terms)
+    assert noise is not None, "only a run with dp has a key for noise"
+    part = noise.part(instance.book.read_roster().enough, key)
+    return terms.field.add(words, terms.field.wrapped(part))
 
 
 def harmless(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ with its file, the update that replaces it has other noise and is one more relea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.contribution import VectorLayout, arrays_of_payload, layout_of
-from protofleet.methods.contract.dp_fit import mechanism_of
+from protofleet.methods.contract.dp_fit import mechanism_of, released_kind
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.private_sums import SUMS
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.parts.weights import weight_wants
 from protofleet.protocol.privacy.accountant import Noise
-from protofleet.protocol.privacy.ledger import PrivateRelease, attempts, spent_epsilon
+from protofleet.protocol.privacy.ledger import PrivateRelease, release_of, spent_epsilon
 from protofleet.protocol.privacy.mechanism import Mechanism
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError
@@ -89,15 +89,24 @@ class PrivateUpdates:
         Raise SettingsError if the release would pass the budget of the run.
         """
         found, noise = self.noisy(payload, broadcast, samples)
-        kind, attempt = kind_in(min(found, default=phase)), attempts(ledger, run, round, phase) + 1
-        release = PrivateRelease(
-            run, round, phase, attempt, kind, self.dp.unit, noise.sigma, noise.sensitivity, noise.numbers,
-            noise.distance,
-        )  # fmt: skip
+        return PrivateUpdate(found, self.release(noise, run, round, phase, found, ledger))
+
+    def release(
+        self,
+        noise: Noise,
+        run: str,
+        round: int,
+        phase: str,
+        names: Iterable[str],
+        ledger: Sequence[PrivateRelease],
+    ) -> PrivateRelease:
+        """Return the next release of the ledger, or raise SettingsError if it would pass the budget of the run."""
+        kind = released_kind(names, phase)
+        release = release_of(noise, run, round, phase, kind, self.dp.unit, ledger)
         mine = [one for one in ledger if one.run == run]
         if _passes(self.dp, [*mine, release]):
             raise SettingsError(_used_up(self.dp, mine))
-        return PrivateUpdate(found, release)
+        return release
 
     def noisy(self, payload: Arrays, broadcast: Arrays, samples: int) -> tuple[Mapping[str, Array], Noise]:
         """Return the arrays of an update with new noise, and what the accountant must know about the noise."""

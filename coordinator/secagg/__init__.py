@@ -1,5 +1,5 @@
 """The coordinator's part of secure aggregation: the steps of one attempt, and the sum at their end.
 
-May import: coordinator.round, methods.contract, protocol.link, protocol.secagg, protocol.security, protocol.settings,
-protocol.wire.
+May import: coordinator.round, methods.contract, protocol.link, protocol.privacy, protocol.secagg, protocol.security,
+protocol.settings, protocol.wire.
 """

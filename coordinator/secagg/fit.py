@@ -9,6 +9,7 @@ from protofleet.coordinator.round.past_sums import PastSums
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.secagg.phase import EnrolledDevice, Records, SummedPhases
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.shared_noise import noise_field
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.security.enrolment import KnownRecords
 from protofleet.protocol.security.keyfiles import KeyFileError
@@ -53,7 +54,9 @@ def demand_secagg_fit(policy: Policy, plan: Plan) -> None:
             'policy.stop needs the validation accuracy of each device, but secagg.metrics is "off"; set metrics = '
             '"each", or leave policy.stop out'
         )
-    if policy.cohort:
+    if policy.cohort and plan.dp is not None:
+        noise_field(plan.dp, settings, policy.cohort)
+    elif policy.cohort:
         try:
             settings.fraction(policy.cohort)
         except ValueError as error:

@@ -20,9 +20,11 @@ from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.secagg.steps import AttemptEndedError, SecureSum, SumConduct, SumQuestion, conduct
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply
 from protofleet.methods.contract.bridge import to_numpy, to_torch
-from protofleet.methods.contract.contribution import apart_of, arrays_of_wants, layout_of
+from protofleet.methods.contract.contribution import apart_of, arrays_of_wants
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.summed import noise_of_sum, summed_field, summed_layout
 from protofleet.methods.contract.wants import TensorSpec
+from protofleet.protocol.privacy.accountant import Noise
 from protofleet.protocol.secagg.broadcast import (
     PRESENCE_VECTOR,
     announced,
@@ -36,7 +38,6 @@ from protofleet.protocol.secagg.control_arrays import ByteArrays, Part, SumStep,
 from protofleet.protocol.secagg.directory import Directory, pack_records
 from protofleet.protocol.secagg.evidence import evidence_arrays
 from protofleet.protocol.secagg.faults import SecaggFault
-from protofleet.protocol.secagg.field import Field
 from protofleet.protocol.secagg.masks import digest
 from protofleet.protocol.secagg.packing import packed_bytes
 from protofleet.protocol.secagg.presence import presence_field
@@ -66,6 +67,7 @@ class SumStage:
     # True if the round ends without a sum in case the devices differ too little from those of the last sum.
     is_last_try: bool = False
     found: SecureSum | None = None
+    noise: Noise | None = None  # the noise that the devices share in the sum, if they add any
 
     def __post_init__(self) -> None:
         self.question = next(self.attempt)
@@ -146,7 +148,7 @@ class SummedPhases:
     def conducted(self, ask: Ask, number: int, attempt: int, members: Sequence[Member]) -> SumPhase:
         """Conduct the phase of this task; the generator returns the one reply of the phase."""
         averaged, broadcast = self._plan.summed_phases[ask.phase], to_numpy(ask.payload)
-        layout = layout_of(averaged, arrays_of_wants(ask.wants), self._plan.classes)
+        layout = summed_layout(self._plan, ask.phase, arrays_of_wants(ask.wants))
         most = self._most(members)
         base = base_of(broadcast, most)
         values = self._terms(ask, number, attempt, len(members), base, layout.length)
@@ -155,10 +157,11 @@ class SummedPhases:
         known = self._records(devices)
         directory = Directory({device: one.sign for device, one in known.items()})
         records = pack_records([known[device].record for device in directory.names])
-        previous = [self._previous_of(one, attempt) for one in terms]
         # The run has waited for missing devices before it began with a cohort that can have no sum.
+        previous = [self._previous_of(one, attempt) for one in terms]
         can_have_sum = all(may_follow(one, devices, values.apart) for one in previous)
         is_last_try = attempt + 1 >= MOST_CLOSE_ATTEMPTS or not can_have_sum
+        noise = noise_of_sum(self._plan, layout.length, len(members))
         vectors = [PRESENCE_VECTOR, vector_name(averaged.kinds)][-len(terms) :]
         opening = {**ask.payload, **to_torch(announced(*terms, most=most))}
         stages = [
@@ -168,6 +171,7 @@ class SummedPhases:
                 vector,
                 follows=one is not terms[0],
                 is_last_try=is_last_try,
+                noise=noise.mechanism.noise if noise and one is values else None,
             )
             for one, vector, before in zip(terms, vectors, previous, strict=True)
         ]
@@ -188,7 +192,11 @@ class SummedPhases:
         found = stages[-1].found
         assert found is not None, "the last stage has ended"
         counted = [examples[device] for device in found.survivors]
-        mean = layout.mean(values.field.decode(found.words), broadcast, counted, most, ask.wants)
+        total, whole = values.field.decode(found.words), {}
+        if noise is not None:
+            total = noise.mechanism.values(total)
+            whole = {name: broadcast[name] for name, spec in ask.wants.items() if not spec.is_float}
+        mean = {**layout.mean(total, broadcast, counted, most, ask.wants), **whole}
         holders = self._holders(stages[0]) if stages[0] is not stages[-1] else None
         return Reply(SUM, sum(counted), to_torch(mean), devices_of_class=holders)
 
@@ -217,7 +225,7 @@ class SummedPhases:
 
     def _terms(self, ask: Ask, number: int, attempt: int, devices: int, base: bytes, length: int) -> Terms:
         settings = self._settings
-        field = Field(devices, settings.limit, settings.fraction(devices), settings.bits)
+        field = summed_field(self._plan, devices)
         place = (self._federation, self._run, str(number), str(attempt), ask.phase)
         nonce = digest("attempt", *place)[:NONCE]
         averaged = self._plan.summed_phases[ask.phase]
@@ -263,6 +271,7 @@ class SummedPhases:
             0.0 if opening is not None else self._settings.patience_seconds,
             stage.is_final,
             lambda device, payload: _problem(question, device, payload),
+            stage.noise if question.step is SumStep.MASKED else None,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from protofleet.methods.contract.base import Ask, Payload
+from protofleet.protocol.privacy.accountant import Noise
 from protofleet.protocol.wire.reasons import Problem
 
 
@@ -21,6 +22,7 @@ class SumAsk(Ask):
     final: bool = False
     # Function that returns why the update of a device cannot be used, or None.
     verify: Callable[[str, Payload], Problem | None] = field(default=lambda device, payload: None, repr=False)
+    noise: Noise | None = None  # the noise that the devices share, if the updates of this step have it
 
 
 def most_personal(ask: Ask | None) -> int:

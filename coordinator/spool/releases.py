@@ -13,13 +13,13 @@ from collections.abc import Mapping
 import torch
 
 from protofleet.coordinator.spool.index import Index
-from protofleet.methods.contract.dp_fit import mechanism_of
+from protofleet.methods.contract.dp_fit import mechanism_of, released_kind
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.parts.weights import weight_wants
-from protofleet.protocol.privacy.ledger import PrivateRelease, attempts, spent_epsilon
+from protofleet.protocol.privacy.accountant import Noise
+from protofleet.protocol.privacy.ledger import PrivateRelease, release_of, spent_epsilon
 from protofleet.protocol.settings.dp import DpSettings
-from protofleet.protocol.wire.kinds import kind_in
 
 # Table of a run with dp. Other runs do not have this table.
 TABLE = "releases"
@@ -42,13 +42,19 @@ class ReleaseLedger:
             self._count(device)
 
     def accepted(
-        self, device: str, round: int, phase: str, name: bytes, wants: Mapping[str, TensorSpec]
-    ) -> None:
-        """Write the release of an update; the transaction that accepts the update makes it durable."""
+        self, device: str, round: int, phase: str, name: bytes, wants: Mapping[str, TensorSpec],
+        noise: Noise | None = None,
+    ) -> None:  # fmt: skip
+        """Write the release of an update; the transaction that accepts the update makes it durable.
+
+        `noise` is given if the devices share their noise in a masked sum.
+        """
         known = self._by_device.setdefault(device, {})
         if name in known:
             return
-        release = self._release(round, phase, wants, attempts(known.values(), self._run, round, phase) + 1)
+        kind = released_kind(wants, phase)
+        noise = noise or self._noise_of(wants)
+        release = release_of(noise, self._run, round, phase, kind, self.dp.unit, known.values())
         known[name] = release
         self._count(device)
         row = (
@@ -57,17 +63,10 @@ class ReleaseLedger:
         )  # fmt: skip
         self._index.defer(lambda: self._index.put(TABLE, device, name, *row))
 
-    def _release(
-        self, round: int, phase: str, wants: Mapping[str, TensorSpec], attempt: int
-    ) -> PrivateRelease:
+    def _noise_of(self, wants: Mapping[str, TensorSpec]) -> Noise:
         sums = self._plan.sums
         numbers = numbers_in(wants) if sums is None else sums.numbers
-        noise = mechanism_of(self.dp, numbers, sums).noise
-        kind = kind_in(min(wants, default=phase))
-        return PrivateRelease(
-            self._run, round, phase, attempt, kind, self.dp.unit, noise.sigma, noise.sensitivity, noise.numbers,
-            noise.distance,
-        )  # fmt: skip
+        return mechanism_of(self.dp, numbers, sums).noise
 
     def _count(self, device: str) -> None:
         self._epsilon[device] = spent_epsilon(self._by_device[device].values(), self.dp.delta)

@@ -19,10 +19,11 @@ class MaskedState:
     words: str = ""  # encoded update
     presence: str = ""  # book of the stage that counts the holders of each class
     held: str = ""  # encoded classes of the device
+    noise: str = ""  # key of the device's part of the noise, under `dp`
     counts: str = ""  # number of holders of each class, which the device has computed itself
 
     def objects(self) -> set[str]:
-        objects = {self.book, self.payload, self.words, self.presence, self.held, self.counts}
+        objects = {self.book, self.payload, self.words, self.presence, self.held, self.noise, self.counts}
         return objects - {""}
 
     def book_of(self, stage: Stage) -> str:
@@ -37,4 +38,4 @@ class MaskedState:
 
     def ended(self) -> MaskedState:
         """Return the entry after the device has helped to unmask the sum; the update is not needed any more."""
-        return replace(self, payload="", words="", held="", counts="")
+        return replace(self, payload="", words="", held="", noise="", counts="")

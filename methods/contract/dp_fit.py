@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.private_sums import SampleSums
 from protofleet.protocol.privacy.mechanism import Mechanism, PrivacyBudget
 from protofleet.protocol.settings.dp import DpSettings, PrivacyUnit
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.kinds import CONTROL, kind_in
 
 
 def demand_dp_fit(dp: DpSettings, name: str, method: Method, rounds: int, coded: bool) -> None:
@@ -50,14 +53,19 @@ def misfit(method: Method, unit: PrivacyUnit) -> str:
     return ""
 
 
-def mechanism_of(dp: DpSettings, numbers: int, sums: SampleSums | None = None) -> Mechanism:
+def released_kind(names: Iterable[str], phase: str) -> str:
+    """Return the kind under which the ledger names an update with these arrays."""
+    return kind_in(min((name for name in names if kind_in(name) != CONTROL), default=phase))
+
+
+def mechanism_of(dp: DpSettings, numbers: int, sums: SampleSums | None = None, parties: int = 1) -> Mechanism:
     """Return the mechanism of a release of so many numbers; raise SettingsError if the budget allows none.
 
-    `sums` are the sums of the method under `dp.unit = "sample"`.
+    `sums` are the sums of the method under `dp.unit = "sample"`. `parties` devices add the noise together.
     """
     clip = dp.clip if sums is None else sums.sensitivity
     try:
-        multiplier = PrivacyBudget(dp.epsilon, dp.delta, dp.rounds).multiplier(numbers)
-        return Mechanism(dp.unit, clip, numbers, multiplier)
+        multiplier = PrivacyBudget(dp.epsilon, dp.delta, dp.rounds).multiplier(numbers, parties)
+        return Mechanism(dp.unit, clip, numbers, multiplier, parties)
     except ValueError as error:
         raise SettingsError(f"dp: {error}") from None

@@ -34,6 +34,7 @@ from protofleet.methods.contract.public import (
     hashed,
     sha256_of,
 )
+from protofleet.methods.contract.shared_noise import demand_shared_noise
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
 from protofleet.methods.plugins.allowed import PLANNED, PlugIns, checked_hashes
@@ -187,16 +188,18 @@ class Plan:
             self._check_codec(self.codec)
         if self.dp is not None:
             demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None)
+            if self.dp.colluders and self.secagg is None:
+                raise SettingsError(
+                    f"dp.colluders is {self.dp.colluders}, but without secagg each device adds the whole noise; "
+                    "leave dp.colluders out"
+                )
         if self.secagg is not None:
-            self._check_secagg()
+            self._check_secagg(self.secagg)
 
-    def _check_secagg(self) -> None:
+    def _check_secagg(self, settings: SecaggSettings) -> None:
         """Raise SettingsError if a masked sum cannot replace the updates of this run."""
         if self.dp is not None:
-            raise SettingsError(
-                "secagg and dp are both set, but noise that devices share under a masked sum is not implemented; "
-                "leave secagg out, and each device adds the whole noise, or leave dp out"
-            )
+            demand_shared_noise(self.dp, settings)
         if self.codec is not None:
             raise SettingsError(
                 "secagg and codec are both set, but a sum of masked numbers cannot be coded by each device; leave "
@@ -240,8 +243,16 @@ class Plan:
 
     @property
     def summed_phases(self) -> Mapping[str, Averaged]:
-        """Return the phases whose updates the coordinator learns only as a sum."""
-        return self.variant.averaged if self.secagg is not None else {}
+        """Return the phases whose updates the coordinator learns only as a sum.
+
+        Under `dp` each device counts once, because a weight would change how far a device can move the sum.
+        """
+        if self.secagg is None:
+            return {}
+        averaged = self.variant.averaged
+        if self.dp is None:
+            return averaged
+        return {phase: replace(one, by="devices") for phase, one in averaged.items()}
 
     @property
     def coding(self) -> CodecSettings | None:
@@ -455,8 +466,8 @@ class Plan:
     def encode(self) -> bytes:
         """Return the plan as JSON bytes.
 
-        A plan without plug-ins, codec and kept answers has the same bytes as in earlier versions. The shape is left
-        out if size and channels state it, because every version knows size and channels.
+        A plan without plug-ins, codec, kept answers and colluders has the same bytes as in earlier versions. The
+        shape is left out if size and channels state it, because every version knows size and channels.
         """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
@@ -468,6 +479,8 @@ class Plan:
                 del table[key]["file"]
         if self.codec is not None:
             table["codec"] = short_table(self.codec)
+        if self.dp is not None and not self.dp.colluders:
+            del table["dp"]["colluders"]
         if hashes := {kind: number for kind, number in hashes.items() if number}:
             table["plugins"] = hashes
         return json.dumps({**table, **self.input_shape.settings()}, sort_keys=True).encode()

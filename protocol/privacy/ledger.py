@@ -18,7 +18,7 @@ class PrivateRelease:
     attempt: int  # Number of this release among those of the same run, round and phase, counted from 1.
     kind: str  # Kind of the arrays of the update, such as "weights".
     unit: str
-    sigma: float  # Deviation of the noise on each number, in steps of the grid.
+    sigma: float  # Deviation of the noise on each number, in steps of the grid; of all devices, if they share it.
     sensitivity: float  # Largest change that one unit makes to the vector, in steps of the grid.
     numbers: int  # Count of numbers in the vector.
     delta: float  # Distance of the noise of one number to its law, which is part of delta.
@@ -27,6 +27,16 @@ class PrivateRelease:
     def noise(self) -> Noise:
         """Return what the accountant needs to know about this release."""
         return Noise(self.sigma, self.sensitivity, self.numbers, self.delta)
+
+
+def release_of(
+    noise: Noise, run: str, round: int, phase: str, kind: str, unit: str, ledger: Iterable[PrivateRelease]
+) -> PrivateRelease:
+    """Return the next release of this phase after those of the ledger."""
+    attempt = attempts(ledger, run, round, phase) + 1
+    return PrivateRelease(
+        run, round, phase, attempt, kind, unit, noise.sigma, noise.sensitivity, noise.numbers, noise.distance
+    )
 
 
 def spent_epsilon(releases: Iterable[PrivateRelease], delta: float) -> float:

@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.protocol.privacy.accountant import RARE, Noise, noise_multiplier
+from protofleet.protocol.privacy.accountant import RARE, Noise, log_ratio_of_a_sum, noise_multiplier
 from protofleet.protocol.privacy.noise import RandomWords, Whole, discrete_gaussian
 
 Unit: TypeAlias = Literal["device", "sample"]
@@ -62,6 +62,9 @@ class Mechanism:
     parties: int = 1  # Number of devices that add the noise together; each adds 1 / parties of its variance.
 
     def __post_init__(self) -> None:
+        # With parts of some hundred steps, the bound of Kairouz, Liu and Steinke is smaller than any float. So the
+        # ledger does not need to know how many parts a noise has.
+        assert log_ratio_of_a_sum(SIGMA, self.parties) == 0, f"{self.parties} parts are too small for a sum"
         if self.rounding > MOST_ROUNDING * self.clip:
             raise ValueError(
                 f"a vector of {self.numbers} numbers has too much noise for a grid: rounding it would take "
@@ -105,12 +108,20 @@ class Mechanism:
 
         Under `unit = "sample"`, the caller has limited each sample. `words` is given only by tests.
         """
+        return self.whole(vector) + self.draw(words)
+
+    def whole(self, vector: NDArray[np.float64]) -> Whole:
+        """Return the vector on the grid without noise. Under `unit = "device"`, limit its length first."""
         if vector.shape != (self.numbers,):
             raise ValueError(f"the vector has the shape {vector.shape}, it must be ({self.numbers},)")
         kept = limited(vector, self.limit) if self.unit == "device" else vector
-        return on_grid(kept, self.step) + discrete_gaussian(self.own_sigma).draw(self.numbers, words)
+        return on_grid(kept, self.step)
 
-    def values(self, released: Whole) -> NDArray[np.float64]:
+    def draw(self, words: RandomWords | None = None) -> Whole:
+        """Return the noise that one device adds, in steps."""
+        return discrete_gaussian(self.own_sigma).draw(self.numbers, words)
+
+    def values(self, released: Whole | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a released vector, or a sum of such vectors, in the unit of the vector."""
         return released.astype(np.float64) * self.step
 

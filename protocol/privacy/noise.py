@@ -5,7 +5,8 @@ the borders of |y| in [0, 1) with 127 bits. 63 random bits find the number betwe
 first 63 bits of a border, 64 more bits decide. A last bit is the sign. No float takes part, so the table has the same
 bits on every machine, and its distance to the law is computed with the table.
 
-The bits are the key stream of AES-256-CTR with a key from the operating system, a new key for each vector.
+The bits are the key stream of AES-256-CTR with a key from the operating system, a new key for each vector. A device
+keeps the key of an attempt to mask its vector, so that it masks the same vector again after a restart.
 """
 
 from __future__ import annotations
@@ -31,14 +32,19 @@ LARGEST_SIGMA: Final = float(1 << 17)  # The table of a larger sigma would take 
 SMALLEST_SIGMA: Final = 0.5
 BITS: Final = 127  # Bits of a border; 63 of them are in the first table, 64 in the second.
 _EXACT: Final = 192  # Bits behind the point of the fixed-point numbers from which the borders are computed.
-_REACH: Final = 14  # The table ends at this multiple of sigma; the probability beyond it is below 2^-146.
+REACH: Final = 14  # The table ends at this multiple of sigma; the probability beyond it is below 2^-146.
 
 
-class OperatingSystemBits:
-    """The key stream of AES-256-CTR; each object draws its own key from the operating system."""
+def noise_key() -> bytes:
+    """Return a new key from the operating system."""
+    return secrets.token_bytes(32)
 
-    def __init__(self) -> None:
-        cipher = Cipher(algorithms.AES(secrets.token_bytes(32)), modes.CTR(bytes(16)))
+
+class KeyStream:
+    """The key stream of AES-256-CTR; without a key, each object draws its own."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        cipher = Cipher(algorithms.AES(key or noise_key()), modes.CTR(bytes(16)))
         self._encryptor = cipher.encryptor()
 
     def __call__(self, count: int) -> Words:
@@ -56,7 +62,7 @@ class DiscreteGaussian:
 
     def draw(self, count: int, words: RandomWords | None = None) -> Whole:
         """Return independent numbers; `words` is given only by tests."""
-        words = words or OperatingSystemBits()
+        words = words or KeyStream()
         found = words(count)
         head, negative = found >> np.uint64(1), (found & np.uint64(1)).astype(bool)
         size: Whole = np.searchsorted(self.high, head, side="left").astype(np.int64)
@@ -96,7 +102,7 @@ def _weights(sigma: float) -> list[int]:
     first = _exp_minus(1 / (2 * Fraction(sigma) ** 2))
     square, ratio, weight = first * first >> _EXACT, first, 1 << _EXACT
     weights = [weight]
-    for _ in range(math.ceil(_REACH * sigma)):
+    for _ in range(math.ceil(REACH * sigma)):
         # The weight of y + 1 is the weight of y times exp(-(2 y + 1) / (2 sigma^2)).
         weight, ratio = weight * ratio >> _EXACT, ratio * square >> _EXACT
         weights.append(weight)

@@ -16,7 +16,7 @@ from protofleet.protocol.secagg.directory import Directory
 from protofleet.protocol.secagg.faults import SecaggError, SecaggFault
 from protofleet.protocol.secagg.masks import KEY, digest
 from protofleet.protocol.secagg.signing import SIGNATURE, verify
-from protofleet.protocol.secagg.terms import Terms, threshold
+from protofleet.protocol.secagg.terms import Terms, enough_of, threshold
 from protofleet.protocol.security.weak_keys import is_weak
 
 KEYS: Final = 3 * KEY + SIGNATURE  # bytes of the keys that a device sends
@@ -73,7 +73,7 @@ class Roster:
     @property
     def enough(self) -> int:
         """Return the fewest devices whose sum may be unmasked."""
-        return max(self.threshold, self.terms.least)
+        return enough_of(len(self.entries), self.terms.least)
 
     def __iter__(self) -> Iterator[RosterEntry]:
         return iter(self.entries)

@@ -95,3 +95,8 @@ def threshold(devices: int) -> int:
     It is more than two thirds. So a coordinator that lies cannot have two sets of survivors signed.
     """
     return 2 * devices // 3 + 1
+
+
+def enough_of(devices: int, least: int) -> int:
+    """Return the fewest devices of a roster whose sum may be unmasked."""
+    return max(threshold(devices), least)

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.settings.secagg import MOST_DEVICES
 
 LARGEST_EPSILON: Final = 30.0  # A larger epsilon protects nothing.
 LARGEST_CLIP: Final = 1e6
@@ -14,6 +15,7 @@ PrivacyUnit: TypeAlias = Literal["device", "sample"]
 Epsilon = Annotated[float, Within(0, LARGEST_EPSILON, above=True)]
 Delta = Annotated[float, Within(0, 0.1, above=True)]
 Clip = Annotated[float, Within(0, LARGEST_CLIP, above=True)]
+Colluders = Annotated[int, Within(0, MOST_DEVICES - 1)]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class DpSettings:
     """Number of updates for which a device may release numbers, also when a round begins again; the noise is made for
     this number.
     """
+    colluders: Colluders = 0
+    """Number of devices that may tell others their part of the noise, in a run with `secagg`."""
 
     def __post_init__(self) -> None:
         demand_within(self)

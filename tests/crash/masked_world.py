@@ -14,6 +14,7 @@ from typing import Any
 from protofleet.edge_client.masked_sums import own_bytes
 from protofleet.edge_client.secagg.book import read_book
 from protofleet.methods.contract.plan import Network
+from protofleet.protocol.settings.dp import DpSettings
 from tests.crash.points import SECOND
 from tests.crash.world import DEVICES, POLICY, TURN_SECONDS, Crashing, Outcome, outcome
 from tests.support.small_federation import plan, shard
@@ -77,12 +78,13 @@ class MaskedRun(SummedSimulation, Crashing):
 
 
 def masked_run(
-    folder: Path, method: str, deadly: Mapping[str, frozenset[int]] | None = None, **more: Any
-) -> MaskedRun:
+    folder: Path, method: str, deadly: Mapping[str, frozenset[int]] | None = None, dp: DpSettings | None = None,
+    **more: Any,
+) -> MaskedRun:  # fmt: skip
     shards = {
         name: shard(i, 12, classes=held) for i, (name, held) in enumerate(zip(DEVICES, HELD, strict=True))
     }
-    made = replace(plan(method, 1, epochs=1), network=Network("mlp", 8), secagg=PATIENT)
+    made = replace(plan(method, 1, epochs=1), network=Network("mlp", 8), secagg=PATIENT, dp=dp)
     return MaskedRun(
         made, shards, ONE_ROUND, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves={}, **more
     )

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from protofleet.edge_client import private_updates
 from protofleet.edge_client.private_updates import (
@@ -24,6 +23,7 @@ from protofleet.protocol.privacy.ledger import spent_epsilon
 from protofleet.protocol.privacy.noise import discrete_gaussian
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError
+from tests.support.empirical_epsilon import best_bound
 from tests.support.small_federation import plan
 
 DELTA = 1e-5
@@ -131,22 +131,6 @@ TRIALS = 10_000
 ATTACKED = {"epsilon": 1.0, "rounds": 1, "delta": 0.01}
 
 
-def best_bound(present, absent):
-    """Return a lower bound of epsilon with a confidence of 99.9 %; one half chooses the threshold."""
-    half = len(present) // 2
-    tried = np.quantile(present[:half], np.concatenate([np.linspace(0.05, 0.95, 19), [0.97, 0.98, 0.99]]))
-    best = max(tried, key=lambda threshold: bound_at(threshold, present[:half], absent[:half]))
-    return bound_at(best, present[half:], absent[half:])
-
-
-def bound_at(threshold, present, absent):
-    delta = ATTACKED["delta"]
-    right, wrong = int((present > threshold).sum()), int((absent > threshold).sum())
-    right_rate = stats.beta.ppf(0.0005, right, len(present) - right + 1) if right else 0.0
-    wrong_rate = stats.beta.ppf(0.9995, wrong + 1, len(absent) - wrong)
-    return math.log((right_rate - delta) / wrong_rate) if right_rate > delta else 0.0
-
-
 def device_attack(trials):
     """Compare a device whose training has moved the weights as far as it can with a device that has changed none."""
     made, broadcast = private_plan(**ATTACKED), weights(0.0, size=2)
@@ -156,7 +140,7 @@ def device_attack(trials):
         np.array([updates.noisy(payload, broadcast, 100)[0]["weights.a"][0] for _ in range(trials)])
         for payload in (moved, broadcast)
     ]
-    return best_bound(*groups)
+    return best_bound(*groups, ATTACKED["delta"])
 
 
 def sample_attack(trials):
@@ -178,7 +162,7 @@ def sample_attack(trials):
         for _ in range(trials):
             updates.noisy({SUMS: vector}, {}, 20)
     projected = np.array(seen.released) @ direction
-    return best_bound(projected[:trials], projected[trials:])
+    return best_bound(projected[:trials], projected[trials:], ATTACKED["delta"])
 
 
 class Watched:

@@ -42,12 +42,20 @@ class SummedSimulation(Simulation):
 
 
 def summed(
-    folder, method="fedavg", devices=4, policy=POLICY, settings=SETTINGS, hyper=None, held=None, **more
+    folder,
+    method="fedavg",
+    devices=4,
+    policy=POLICY,
+    settings=SETTINGS,
+    hyper=None,
+    held=None,
+    dp=None,
+    **more,
 ):
     """Return a simulation of a small run with masked sums; `held` has the classes of each device."""
     held = held or [range(CLASSES)] * devices
     shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
-    made = replace(plan(method, policy.rounds, **(hyper or {})), secagg=settings)
+    made = replace(plan(method, policy.rounds, **(hyper or {})), secagg=settings, dp=dp)
     return SummedSimulation(made, shards, policy, folder, more.pop("conditions", NetworkConditions()), **more)
 
 

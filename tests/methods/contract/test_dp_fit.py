@@ -11,7 +11,6 @@ from protofleet.methods.contract.plan import Network, read_plan
 from protofleet.protocol.settings.codec import CodecSettings, CodecStage
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError, decode
-from protofleet.protocol.settings.secagg import SecaggSettings
 from tests.support.small_federation import plan
 
 SAMPLE = {"fed3r", "fedncm"}
@@ -87,11 +86,6 @@ def test_a_codec_that_rounds_is_refused():
     codec = CodecSettings({"weights": CodecStage("ternary", "broadcast", keep=4)}, {})
     with pytest.raises(SettingsError, match="dp and codec are both set"):
         replace(private("fedavg"), codec=codec)
-
-
-def test_masked_sums_are_refused():
-    with pytest.raises(SettingsError, match="secagg and dp are both set"):
-        replace(private("fedavg"), secagg=SecaggSettings())
 
 
 def test_a_delta_above_one_over_the_devices_is_refused():

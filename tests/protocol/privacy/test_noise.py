@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from protofleet.protocol.privacy import noise
-from protofleet.protocol.privacy.noise import OperatingSystemBits, discrete_gaussian
+from protofleet.protocol.privacy.noise import KeyStream, discrete_gaussian
 
 
 def law(sigma, reach=14):
@@ -102,7 +102,7 @@ def test_the_bits_are_the_key_stream_of_aes_256_with_a_key_of_the_operating_syst
 
     monkeypatch.setattr(noise.secrets, "token_bytes", token_bytes)
     stream = Cipher(algorithms.AES(bytes(range(32))), modes.CTR(bytes(16))).encryptor().update(bytes(48))
-    source = OperatingSystemBits()
+    source = KeyStream()
     assert (source(2).tobytes() + source(4).tobytes()) == stream
     assert lengths == [32]
 

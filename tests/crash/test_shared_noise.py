@@ -1,0 +1,74 @@
+"""A device that dies around the write of its masked vector with noise: the ledger names each vector that leaves it.
+
+Its noise stays the same within an attempt, so an attempt is one release however often the device dies.
+"""
+
+import random
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from protofleet.protocol.settings.dp import DpSettings
+from tests.crash.masked_world import masked_run
+from tests.crash.points import FATES, SECOND
+from tests.crash.world import DEVICES
+
+VICTIM = DEVICES[1]
+DP = DpSettings("device", 8.0, 1e-4, 1.0, 10)
+WINDOW = 12  # Steps of the device's disk and transport before its vector leaves.
+SOME = 5  # Every fifth of them is in the quick test.
+
+
+@lru_cache
+def leaving_point():
+    """Return the number of steps of the device when its masked vector leaves."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = masked_run(Path(folder), "fedavg", dp=DP)
+
+        def vector_has_left():
+            return any(device == VICTIM for device, _, _ in run.vectors)
+
+        run.run(vector_has_left)
+        run.kill_all()
+        return len(run.points[VICTIM].passed)
+
+
+def faults(point, fate):
+    """Return what is wrong with the ledgers after a death at this point; an empty list means nothing."""
+    deadly = {point, point + SECOND} if fate == "killed twice" else {point}
+    dice = random.Random(point) if fate == "torn" else None
+    power = {} if fate.startswith("killed") else {"power": True, "dice": dice}
+    with tempfile.TemporaryDirectory() as folder:
+        run = masked_run(Path(folder), "fedavg", {VICTIM: frozenset(deadly)}, dp=DP, **power)
+        run.live()
+        assert run.points[VICTIM].deaths >= 1
+        return [*run.problems(), *wrong_ledgers(run)]
+
+
+def wrong_ledgers(run):
+    for device in DEVICES:
+        ledger = run.agents[device].state.releases
+        accepted = run.service.run.releases.releases(device)
+        attempts = len({keys for name, keys, _ in run.vectors if name == device})
+        if len(ledger) != attempts:
+            yield f"{device} has masked vectors in {attempts} attempts, and its ledger names {len(ledger)}"
+        if not accepted or accepted != ledger[-len(accepted) :]:
+            yield f"the coordinator names {accepted} of {device}, and the device {ledger}"
+
+
+def points():
+    return range(leaving_point() - WINDOW, leaving_point() + 2)
+
+
+def test_a_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right():
+    for i, point in enumerate(points()[::SOME]):
+        fate = list(FATES)[i % len(FATES)]
+        assert faults(point, fate) == [], f"{fate} at point {point}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", FATES)
+def test_every_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(fate):
+    assert {point: words for point in points() if (words := faults(point, fate))} == {}

@@ -1,0 +1,148 @@
+"""Whole federations whose devices share noise under a masked sum: the noise, the ledgers, and what is sent again."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protofleet.coordinator.round.events import Stage
+from protofleet.edge_client.masked_sums import own_words
+from protofleet.edge_client.work_queue import Question
+from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.contribution import arrays_of_payload
+from protofleet.methods.contract.summed import noise_of_sum, summed_layout
+from protofleet.protocol.privacy.mechanism import SIGMA
+from protofleet.protocol.settings.dp import DpSettings
+from protofleet.protocol.settings.secagg import SecaggSettings
+from tests.support.summed_simulation import POLICY, SumRecorder, summed
+
+DP = DpSettings("device", 8.0, 1e-4, 0.5, 4)
+SHARED = SecaggSettings(patience_seconds=5.0)
+ONE_ROUND = replace(POLICY, rounds=1)
+LEAVING = "device-1"
+
+
+def shared(folder, policy=ONE_ROUND, devices=4, dp=DP):
+    run = summed(folder, policy=replace(policy, gather=devices), devices=devices, settings=SHARED, dp=dp)
+    return run
+
+
+def at(run, step, number=1):
+    machine = run.service.run.machine
+    run.run(until=lambda: (machine.round, machine.asked, machine.stage) == (number, step, Stage.COLLECTING))
+
+
+def masked_answers(run):
+    """Return the stored masked vectors of the device that is killed."""
+    answers = run.agents[LEAVING].state.saved.answers
+    return [answer.object for answer in answers if answer.phase == "train.masked"]
+
+
+def ask_again(run):
+    """Ask the device for its masked vector in another task, and return its answer."""
+    agent = run.agents[LEAVING]
+    known = next(answer for answer in agent.state.saved.answers if answer.phase == "train.masked")
+    question = Question("a" * 64, 1, known.phase, bytes.fromhex(known.base), agent.state.saved.epoch)
+    return agent.tasks.runner.answer(agent.tasks.run.job, question, agent.tasks.run.name)
+
+
+def ledger(run, device):
+    return run.agents[device].state.releases
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    return SumRecorder(monkeypatch)
+
+
+@pytest.mark.parametrize("devices, lost, colluders", [(4, 0, 0), (5, 1, 1)])
+def test_the_model_is_the_mean_of_limited_updates_and_the_noise_of_the_fewest_devices(
+    tmp_path, recorder, devices, lost, colluders
+):
+    run = shared(tmp_path, devices=devices, dp=replace(DP, colluders=colluders))
+    before = to_numpy(run.service.run.server_runner.server.state())
+    at(run, "train.masked")
+    if lost:
+        run.kill("device-4")
+    at(run, "train.agree")
+    exact = {
+        name: own_words(run.agents[name].state, run.agents[name].state.saved.masked.words)
+        for name in list(run.shards)[: devices - lost]
+    }
+    run.run()
+    recorder.check()
+    (one,) = recorder.sums
+    field, enough = one.terms.field, {4: 3, 5: 4}[devices]
+    assert set(one.survivors) == set(exact)
+    noise = noise_of_sum(run.plan, one.terms.length, devices)
+    total = field.signed(one.words)
+    added = total - sum(field.signed(words) for words in exact.values())
+    expected = SIGMA * math.sqrt(len(exact) / (enough - colluders))
+    assert added.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * len(added)))
+    for words in exact.values():
+        assert np.linalg.norm(field.signed(words)) * noise.mechanism.step <= run.plan.dp.clip
+    after = to_numpy(run.service.run.server_runner.server.state())
+    layout = summed_layout(run.plan, "train", arrays_of_payload(after))
+    moved = layout.vector(after, before, 1, 1) * len(exact)
+    assert moved == pytest.approx(total * noise.mechanism.step, abs=1e-5)
+
+
+def test_both_sides_count_each_round_once_and_the_claim_is_within_the_budget(tmp_path):
+    run = shared(tmp_path, POLICY).run()
+    found = run.service.run.releases
+    assert run.service.finished and not run.service.run.diverged
+    for device in run.agents:
+        assert ledger(run, device) == found.releases(device)
+        assert [(one.round, one.phase, one.kind) for one in ledger(run, device)] == [
+            (number, "train.masked", "weights") for number in (1, 2)
+        ]
+        assert 0 < found.epsilon[device] <= run.plan.dp.epsilon
+
+
+def test_a_vector_that_is_asked_again_is_the_same_bytes_and_one_release(tmp_path):
+    run = shared(tmp_path)
+    run.run(until=lambda: bool(masked_answers(run)))
+    (before,) = masked_answers(run)
+    run.kill(LEAVING)
+    run.boot_device(LEAVING)
+    run.kill("coordinator")
+    run.boot_coordinator()
+    at(run, "train.agree")
+    assert masked_answers(run) == [before]
+    again = ask_again(run)
+    assert again.object == before
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    assert [one.attempt for one in ledger(run, LEAVING)] == [1]
+    assert run.service.run.releases.releases(LEAVING) == ledger(run, LEAVING)
+
+
+def test_another_attempt_has_other_noise_and_is_one_more_release(tmp_path, recorder):
+    run = shared(tmp_path)
+    at(run, "train.masked")
+    run.kill("device-0")
+    run.kill("device-2")
+    run.run(until=lambda: run.service.run.machine.attempt == 1)
+    run.boot_device("device-0")
+    run.boot_device("device-2")
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    recorder.check()
+    first, second = (words[LEAVING] for words in recorder.words.values() if LEAVING in words)
+    assert not np.array_equal(first, second)
+    assert [one.attempt for one in ledger(run, LEAVING)] == [1, 2]
+    assert run.service.run.releases.releases(LEAVING) == ledger(run, LEAVING)
+
+
+def test_a_device_whose_budget_is_used_up_takes_part_in_no_other_attempt_and_the_run_goes_on(tmp_path):
+    run = shared(tmp_path, POLICY, dp=replace(DP, rounds=2))
+    at(run, "train.agree")
+    table = run.agents[LEAVING].state.table
+    again = replace(table.saved.releases[0], attempt=2)
+    table.save(replace(table.saved, releases=[*table.saved.releases, again]))
+    run.run(until=lambda: run.service.finished, limit=2000)
+    assert "the privacy budget of this device is used up: 2 releases" in run.agents[LEAVING].view.problem
+    assert run.agents[LEAVING].state.last_round == 1, "it does not even begin round 2"
+    assert [one.round for one in ledger(run, "device-0")] == [1, 2]
+    assert [one.round for one in ledger(run, LEAVING)] == [1, 1]
