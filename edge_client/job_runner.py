@@ -128,7 +128,8 @@ class JobRunner:
         if plan is None or plan.secagg is None or question.phase == EVALUATE:
             return *job.run(question.phase, question.round, arrays), None
         assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
-        found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))
+        counts = self.data.train.y.bincount(minlength=plan.classes).numpy()
+        found = self.sums.answer(job, SummedTask(question, plan, state, run, counts, arrays))
         return found.arrays, found.metrics, found.masked
 
     @property

@@ -146,7 +146,8 @@ class Stepper:
         self._wants, self._averaged = ask.wants, None
         if self._robust and (averaged := self._plan.variant.averaged.get(ask.phase)):
             demand_covered(self._plan.method, averaged, ask)
-            self._averaged = AveragedPhase(averaged, ask.wants, ask.payload, self._statistics())
+            counts = {member.device: member.counts for member in self.server.cohort}
+            self._averaged = AveragedPhase(averaged, ask.wants, ask.payload, self._statistics(), counts)
         if self._summed is None or ask.phase == EVALUATE:
             return ask
         self._sum = self._summed.conducted(ask, self.server.number, self._attempt, self._members)
