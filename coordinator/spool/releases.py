@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from protofleet.coordinator.spool.index import Index
+from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
@@ -63,7 +64,7 @@ class ReleaseLedger:
         sums = self._plan.sums
         numbers = numbers_in(wants) if sums is None else sums.numbers
         noise = mechanism_of(self.dp, numbers, sums).noise
-        kind = kind_in(min(wants, default=phase))
+        kind = kind_in(min((name for name, spec in wants.items() if not spec.optional), default=phase))
         return PrivateRelease(
             self._run, round, phase, attempt, kind, self.dp.unit, noise.sigma, noise.sensitivity, noise.numbers,
             noise.distance,
@@ -83,11 +84,18 @@ class ReleaseLedger:
 
 
 def released_numbers(plan: Plan) -> int:
-    """Return the count of numbers in a release of all weights, or of the sums of the method; the plan has `dp`."""
+    """Return the count of numbers in a release of all weights, of a row for each class, or of the method's sums.
+
+    The plan has `dp`.
+    """
     if (sums := plan.sums) is not None:
         return sums.numbers
     with torch.device("meta"):
-        return numbers_in(weight_wants(plan.model()))
+        model = plan.model()
+    if not any(one.rows for one in plan.variant.averaged.values()):
+        return numbers_in(weight_wants(model))
+    cost = plan.variant.cost
+    return cost(Sizes(model, plan.classes)).up["prototypes"] if cost else plan.classes * model.embedding_size
 
 
 def numbers_in(wants: Mapping[str, TensorSpec]) -> int:

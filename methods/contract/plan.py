@@ -242,9 +242,9 @@ class Plan:
     def states_counts(self) -> bool:
         """Return whether devices state their number of samples of each class when they join.
 
-        In a run of masked sums, these numbers are only in the sum.
+        In a run of masked sums, these numbers are only in the sum. With noise, each device counts once.
         """
-        return self.load().needs_counts and self.secagg is None
+        return self.load().needs_counts and self.secagg is None and self.dp is None
 
     @property
     def summed_phases(self) -> Mapping[str, Averaged]:

@@ -1,6 +1,9 @@
 """The words about the noise of a run with `[dp]`, which are printed before the run begins."""
 
 import re
+from dataclasses import replace
+
+import pytest
 
 from protofleet.coordinator.noise_words import noise_words
 from protofleet.methods.contract.plan import Network, Plan
@@ -16,6 +19,11 @@ def length(devices):
 
 def test_the_noise_in_a_mean_becomes_shorter_by_the_root_of_the_number_of_devices():
     assert 9.9 < length(4) / length(400) < 10.1
+
+
+@pytest.mark.parametrize("method, width", [("fedproto", PLAN.model().embedding_size), ("feddistill", 3)])
+def test_a_row_of_every_class_has_noise(method, width):
+    assert f"to each of {3 * width:,} numbers" in noise_words(replace(PLAN, method=method), 4)
 
 
 def test_the_words_warn_while_the_noise_is_longer_than_the_updates():
