@@ -65,16 +65,19 @@ def test_the_accuracy_of_a_trained_model_is_not_in_the_update(device):
 
 @pytest.mark.parametrize("method, sent", [("fedavg", True), ("fedproto", False)])
 def test_the_classes_that_a_trained_model_confuses_stay_on_the_device(tmp_path, method, sent):
+    class Restorable(CountedJob):
+        def restore(self, state):
+            pass
+
     state, made = DeviceState(tmp_path, durable=False), replace(MADE, method=method)
     runner = JobRunner(
-        lambda plan: CountedJob(),
+        lambda plan: Restorable(),
         state,
         shard(0, 12),
         lambda: 1 << 16,
         lambda: 0.0,
         tells_confusion=lambda: True,
     )
-    runner.begin(made, "run", 1)
     answer = runner.answer(runner.begin(made, "run", 1), question(1, b"", "evaluate"), "run")
     assert bool(len(state.of("run").store.load(bytes.fromhex(answer.object)))) == sent
 
