@@ -12,6 +12,7 @@ from protofleet.coordinator.devices.selection import DeviceSelection
 from protofleet.coordinator.keep_settings import KeepSettings
 from protofleet.coordinator.method_settings import IDENTITY, without_unused
 from protofleet.coordinator.page.page_address import PageAddress
+from protofleet.coordinator.private_fit import demand_dp_policy
 from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import demand_one_round
@@ -174,6 +175,7 @@ class CoordinatorSettings:
         demand_buffered_fit(self.policy, plan)
         demand_robust_fit(self.policy, plan)
         demand_secagg_fit(self.policy, plan)
+        demand_dp_policy(self.policy, plan)
         if self.secagg is not None and not self.enrolled:
             raise SettingsError(NO_RECORDS)
         if self.secagg is not None and not seals(self.security):

@@ -28,6 +28,7 @@ from protofleet.coordinator.observe.view import RunObserver, RunView
 from protofleet.coordinator.operator_commands import OperatorCommands
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
+from protofleet.coordinator.private_fit import demand_dp_policy
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.queue.generation import Generation
 from protofleet.coordinator.robust.fit import demand_robust_fit
@@ -110,6 +111,7 @@ class Run:
         demand_buffered_fit(machine.policy, plan)
         demand_robust_fit(machine.policy, plan)
         demand_secagg_fit(machine.policy, plan)
+        demand_dp_policy(machine.policy, plan)
         machine.rounds = spool.total_rounds() or machine.rounds
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self.link = context, link

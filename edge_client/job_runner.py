@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from protofleet.edge_client.coded_answer import code_answer
 from protofleet.edge_client.evaluate import Splits
@@ -59,7 +60,7 @@ class JobRunner:
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
         job, self._plan = self._started(plan, state), plan
-        self._private = PrivateUpdates(plan) if plan.dp is not None else None
+        self._private = PrivateUpdates(plan, self._held(plan).tolist()) if plan.dp is not None else None
         if plan.coding and "weights" in plan.coding.down and not state.saved.broadcast:
             # The first broadcast may be coded against the first weights.
             state.store.put(to_numpy(first_weights(plan)))
@@ -90,7 +91,7 @@ class JobRunner:
         if before is not None:
             job.restore(before)
         self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
-        if question.phase == EVALUATE and not self.tells_confusion():
+        if question.phase == EVALUATE and (self._hides_confusion or not self.tells_confusion()):
             payload = NOTHING
         if self._hides_metrics:
             payload, metrics = NOTHING if question.phase == EVALUATE else payload, harmless(metrics)
@@ -131,13 +132,23 @@ class JobRunner:
         if plan is None or plan.secagg is None or question.phase == EVALUATE:
             return *job.run(question.phase, question.round, arrays), None
         assert self.sums is not None, "a plan with [secagg] is taken only if the device can take part"
-        found = self.sums.answer(job, SummedTask(question, plan, state, run, len(self.data.train.y), arrays))
+        held = self._held(plan).numpy()
+        found = self.sums.answer(job, SummedTask(question, plan, state, run, held, arrays))
         return found.arrays, found.metrics, found
 
     @property
     def _hides_metrics(self) -> bool:
         secagg = self._plan.secagg if self._plan else None
         return secagg is not None and secagg.metrics == "off"
+
+    @property
+    def _hides_confusion(self) -> bool:
+        """Return whether the confused classes would be those of a model that this device has trained."""
+        return self._private is not None and self._private.plan.variant.reports == "personal"
+
+    def _held(self, plan: Plan) -> Tensor:
+        """Return the number of samples of each class."""
+        return self.data.train.y.bincount(minlength=plan.classes)
 
     def _answer_again(self, job: Job, lost: Answer, run: str) -> None:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.of(run).saved.epoch

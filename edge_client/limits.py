@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import torch
 from torch import Tensor
 
+from protofleet.edge_client.private_rows import demand_rows_fit
 from protofleet.edge_client.private_updates import demand_delta_fit
 from protofleet.edge_client.trainer.features import replaces_samples
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
@@ -80,6 +81,7 @@ class HalfBuilder:
 
     def build(self, plan: Plan) -> ClientHalf:
         demand_delta_fit(plan.dp, len(self.train.y))
+        demand_rows_fit(plan, len(self.train.y))
         epochs, limits = device_epochs(plan.settings()), self.limits
         demand_same_kind(plan.input_shape, self.train.x)
         demand(f"{epochs:,} epochs", epochs <= limits.epochs, f"epochs = {limits.epochs:,}", "fewer")

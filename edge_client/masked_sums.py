@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 
 from protofleet.edge_client.private_updates import whole_numbers
 from protofleet.edge_client.secagg.book import read_book
@@ -90,8 +91,12 @@ class SummedTask:
     plan: Plan
     state: DeviceState
     run: str
-    examples: int
+    counts: NDArray[np.int64]  # number of samples of each class on the device
     arrays: Arrays
+
+    @property
+    def examples(self) -> int:
+        return int(self.counts.sum())
 
     @property
     def phase(self) -> str:
@@ -191,12 +196,13 @@ class MaskedSums:
             if stage == PRESENCE and terms[stage].apart:
                 past = replace(past, spent=False)  # `apart` limits how the cohort of another count may differ
             instances[stage] = Instance.begin(self._name, self._identity, terms[stage], past)
-        layout, words = encoded(task.plan, task.phase, terms[VALUES], payload, received, task.examples, most)
+        layout, words = encoded(task, terms[VALUES], payload, received, most)
         masked = MaskedState(*place, "", state.store.put(payload).object.hex(), put_words(state, words))
         if task.plan.dp is not None:
             masked = replace(masked, noise=put_bytes(state, noise_key()))  # New noise for each attempt.
         if PRESENCE in terms:
-            held = presence_words(terms[PRESENCE].field, layout.present(payload).astype(np.int64))
+            present = layout.present(payload, task.counts).astype(np.int64)
+            held = presence_words(terms[PRESENCE].field, present)
             masked = replace(masked, held=put_words(state, held))
         keys = {array_name(stage, "keys"): as_array(one.keys()) for stage, one in instances.items()}
         return SummedAnswer(keys, dict(metrics), _with_books(state, masked, instances))
@@ -332,19 +338,19 @@ def demand_enrolment(plan: Plan, sums: MaskedSums | None) -> None:
 
 
 def encoded(
-    plan: Plan, phase: str, terms: Terms, payload: Arrays, received: Arrays, examples: int, most: int
+    task: SummedTask, terms: Terms, payload: Arrays, received: Arrays, most: int
 ) -> tuple[VectorLayout, Words]:
     """Return the contribution of an update as words of the field, or raise SecaggError."""
     try:
-        layout = summed_layout(plan, phase, arrays_of_payload(payload))
-        vector = layout.vector(payload, received, examples, most)
+        layout = summed_layout(task.plan, task.phase, arrays_of_payload(payload))
+        vector = layout.vector(payload, received, task.examples, most, task.counts)
     except ValueError as error:
         raise SecaggError(SecaggFault.OTHER_TERMS, str(error)) from None
     if len(vector) != terms.length:
         raise SecaggError(
             SecaggFault.OTHER_TERMS, f"the update has {len(vector)} numbers, the attempt {terms.length}"
         )
-    if noise := _noise_of(plan, terms):
+    if noise := _noise_of(task.plan, terms):
         whole_numbers(payload, received)  # The update must have no array that neither has noise nor is known.
         vector = noise.mechanism.whole(vector).astype(np.float64)
     return layout, terms.field.encode(vector)

@@ -6,6 +6,7 @@ already.
 
   device   The vector is the difference of all weights to the broadcast. Arrays of whole numbers, such as the number
            of batches of a batch norm, come back as the broadcast has them. Numbers stay in the bounds of the network.
+           Rows of classes are a table with a row for every class; see `private_rows`.
   sample   The vector has the sums of the method over all samples.
 
 The ledger names each release before its update is sent. It is in the same file, and is written in the same step. The
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protofleet.edge_client.private_rows import ROWS, PrivateRows, bounds_of_rows, rows_with_noise
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.contribution import VectorLayout, arrays_of_payload, layout_of
@@ -68,10 +70,13 @@ def demand_budget(dp: DpSettings, run: str, ledger: Sequence[PrivateRelease]) ->
 class PrivateUpdates:
     """The updates with noise of one run."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Set up the updates of a run with `dp`."""
+    def __init__(self, plan: Plan, held: Sequence[int] = ()) -> None:
+        """Set up the updates of a run with `dp`; `held` has the device's number of samples of each class."""
         assert plan.dp is not None, "only updates of a run with dp have noise"
         self.plan, self.dp = plan, plan.dp
+        averaged = rows_with_noise(plan)
+        own = np.array(held, np.int64)
+        self._rows = PrivateRows(averaged, plan.classes, own) if averaged else None
         self._mechanisms: dict[int, Mechanism] = {}  # Count of numbers in a vector -> its mechanism.
 
     @cached_property
@@ -89,7 +94,9 @@ class PrivateUpdates:
         Raise SettingsError if the release would pass the budget of the run.
         """
         found, noise = self.noisy(payload, broadcast, samples)
-        return PrivateUpdate(found, self.release(noise, run, round, phase, found, ledger))
+        single = self._rows.averaged.single if self._rows else ()
+        names = (name for name in found if name not in single)
+        return PrivateUpdate(found, self.release(noise, run, round, phase, names, ledger))
 
     def release(
         self,
@@ -114,14 +121,21 @@ class PrivateUpdates:
             vector = sums_in(payload)
             mechanism = self._mechanism(len(vector))
             return self._arrays_of_sums(mechanism, vector, samples), mechanism.noise
+        others: Mapping[str, Array] = {}
+        if self._rows is not None:
+            others = self._rows.other_arrays(payload)
+            payload, broadcast = self._rows.tables(payload, broadcast)
         layout = layout_of_floats(payload)
         mechanism = self._mechanism(layout.length)
         released = mechanism.values(mechanism.release(layout.vector(payload, broadcast, 1, 1)))
         found = layout.mean(released, broadcast, [1], 1, self._specs(layout))
-        return {**found, **whole_numbers(payload, broadcast)}, mechanism.noise
+        return {**found, **whole_numbers(payload, broadcast), **others}, mechanism.noise
 
     def _specs(self, layout: VectorLayout) -> Mapping[str, TensorSpec]:
         """Return the bounds of the arrays; an array that the run's network does not have has none."""
+        if self._rows is not None:
+            (table,) = layout.places
+            return {ROWS: bounds_of_rows(table.shape, table.dtype)}
         return {
             place.name: self._bounds.get(place.name, TensorSpec(place.shape, place.dtype))
             for place in layout.places

@@ -21,13 +21,14 @@ Choices where the paper states nothing, or cannot be followed:
   anchors      all devices of a cohort get the same broadcast. It contains the anchors if a device of the cohort
                does not have them yet. The broadcast of the last evaluation always contains them. A device that has
                lost its state sends "lacks" and trains without L_H in that round. It gets the anchors in the next
-               round for which it is selected.
+               round for which it is selected. A mean of several devices has no "lacks", so the next broadcast always
+               contains the anchors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Annotated, Literal, get_args
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
+from protofleet.methods.contract.averages import Averaged, Weighing
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.received import demand_arrays
@@ -51,7 +53,12 @@ from protofleet.methods.parts.hyperspheres import (
 )
 from protofleet.methods.parts.local import demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures, table_specs
+from protofleet.methods.parts.prototypes import (
+    LARGEST_NUMBER,
+    class_means_in,
+    margin_figures,
+    table_specs,
+)
 from protofleet.methods.parts.rules import Nearest
 from protofleet.methods.parts.small_classes import CountsIfLimited, LeastSamplesHyper, sent_classes
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
@@ -67,6 +74,7 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans], Tensor], Tensor]] = {
     "counts": partial(aggregate, by_counts=True),
     "paper": aggregate_as_printed,
 }
+ROWS_BY: Mapping[str, Weighing] = {"normalised": "shares", "counts": "counts"}
 # Largest number of multiplications for the first anchors. One core needs about an hour for them.
 MOST_WORK = 10**13
 
@@ -124,8 +132,11 @@ class Server(CountsIfLimited, ServerHalf):
     def round(self) -> Round:
         replies = yield Ask("train", self.payload_for_cohort(), self.wants())
         self.count_devices(replies)
-        pieces = ((r.payload["prototypes"], self.counts_of(r.device)) for r in replies)
+        pieces = (self.piece(reply) for reply in replies)
         self.prototypes = AGGREGATE[self.hyper.aggregation](pieces, self.prototypes)
+        if any(is_mean(reply) for reply in replies):  # A mean does not say which devices lack the anchors.
+            self.holders = frozenset()
+            return
         lacking = {r.device for r in replies if "lacks" in r.payload}
         self.holders = (self.holders | {r.device for r in replies}) - lacking
 
@@ -145,6 +156,12 @@ class Server(CountsIfLimited, ServerHalf):
             "lacks": TensorSpec((1,), "bool", optional=True),
         }
 
+    def piece(self, reply: Reply) -> ClassMeans:
+        """Return a table [C, D] with the numbers of samples N_i^j [C]."""
+        if is_mean(reply):
+            return class_means_in(reply.payload, self.model.classes)
+        return reply.payload["prototypes"], self.counts_of(reply.device)
+
     def counts_of(self, device: str) -> Tensor:
         """Return N_i^j [C], as the device stated them when it joined."""
         counts = next((m.counts for m in self.cohort if m.device == device), ())
@@ -156,6 +173,8 @@ class Server(CountsIfLimited, ServerHalf):
         return torch.tensor(counts, dtype=torch.int64)
 
     def labels_of(self, reply: Reply) -> Tensor:
+        if is_mean(reply):
+            return reply.payload["labels"]
         return (self.counts_of(reply.device) >= self.hyper.least_samples).nonzero().squeeze(1)
 
     def state(self) -> Payload:
@@ -169,6 +188,11 @@ class Server(CountsIfLimited, ServerHalf):
 
     def monitor(self) -> Mapping[str, float]:
         return {**margin_figures(self.prototypes), **super().monitor()}
+
+
+def is_mean(reply: Reply) -> bool:
+    """Return whether the reply stands for the mean of several devices; only then do its rows have labels."""
+    return "labels" in reply.payload
 
 
 def demand_affordable(steps: int, classes: int, size: int) -> None:
@@ -262,9 +286,21 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up={"prototypes": table}, down={"prototypes": table, **anchors})
 
 
+def averaged(hyper: Hyper) -> Mapping[str, Averaged]:
+    """Return the averaged phase; eq. 5 as printed is no mean, so then no phase is averaged."""
+    rows = ROWS_BY.get(hyper.aggregation)
+    least, single = hyper.least_samples, ("lacks", "holders")
+    return {"train": Averaged(rows=rows, table=True, least=least, single=single)} if rows else {}
+
+
+def variant(hyper: Hyper) -> Method:
+    """Return the method under these settings."""
+    return replace(METHOD, averaged=averaged(hyper))
+
+
 METHOD = Method(
     "Fonio et al., ESANN 2024", Hyper, Server, Client,
     reports="personal", needs_counts=True, alike="embedding",
     private="the network below the prototypes, and its optimizer",
-    arrays=("prototypes", "anchors", "lacks"), cost=cost,
+    arrays=("prototypes", "anchors", "lacks"), averaged=averaged(Hyper()), cost=cost, variant=variant,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -20,7 +20,7 @@ from protofleet.coordinator.robust.points import ArrayPoints, RowPoints
 from protofleet.coordinator.robust.rules import FEWEST, Combine, fitted
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.round.weights import weight_cap
-from protofleet.methods.contract.averages import Averaged
+from protofleet.methods.contract.averages import CLASS_ROWS, Averaged
 from protofleet.methods.contract.base import Payload, Reply
 from protofleet.methods.contract.wants import TensorSpec, sliced
 from protofleet.methods.parts.averaging import flat_slice
@@ -41,6 +41,8 @@ class AveragedPhase:
     # Names of the arrays with running statistics. Their numbers have other units than weights, so they are vectors of
     # their own.
     statistics: frozenset[str] = frozenset()
+    # Device -> its number of samples of each class, as it stated them when it joined; only for a table of rows.
+    counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def is_combined(self, robust: Robust) -> bool:
         """Return whether a rule other than the mean applies to an array of this phase."""
@@ -54,13 +56,19 @@ def combined(replies: Sequence[Reply], asked: AveragedPhase, robust: Robust) -> 
         return replies
     ordered = sorted(replies, key=lambda reply: reply.device)
     examples = sum(reply.examples for reply in ordered)
-    holders = devices_of_class(ordered) if asked.averaged.rows else None
+    holders = devices_of_class(ordered, asked) if asked.averaged.rows else None
     return [Reply(NAME, examples, CombinedPayload(ordered, asked, robust), devices_of_class=holders)]
 
 
-def devices_of_class(replies: Sequence[Reply]) -> Mapping[int, int]:
+def devices_of_class(replies: Sequence[Reply], asked: AveragedPhase) -> Mapping[int, int]:
     """Return the number of devices that have sent each class."""
-    return Counter(label for reply in replies for label in set(reply.payload["labels"].tolist()))
+    return Counter(label for reply in replies for label in labels_of(reply, asked))
+
+
+def labels_of(reply: Reply, asked: AveragedPhase) -> set[int]:
+    if not asked.averaged.table:
+        return set(reply.payload["labels"].tolist())
+    return {label for label, n in enumerate(asked.counts[reply.device]) if n >= asked.averaged.least}
 
 
 class CombinedPayload(Mapping[str, Tensor]):
@@ -68,7 +76,9 @@ class CombinedPayload(Mapping[str, Tensor]):
 
     def __init__(self, replies: Sequence[Reply], asked: AveragedPhase, robust: Robust) -> None:
         self._replies, self._asked, self._robust = replies, asked, robust
-        self._names = tuple(name for name in asked.wants if name in replies[0].payload)
+        single, rows = asked.averaged.single, CLASS_ROWS if asked.averaged.rows else ()
+        sent = [name for name in asked.wants if name in replies[0].payload and name not in single]
+        self._names = tuple(dict.fromkeys((*sent, *rows)))
         self._arrays = [name for name in self._names if kind_in(name) in asked.averaged.arrays]
         # The rules are fitted now: later, the server half may write into the arrays of the broadcast.
         self._fits = dict(self._fit_groups())
@@ -120,8 +130,8 @@ class CombinedPayload(Mapping[str, Tensor]):
 
     def _bounded(self, name: str, value: Tensor) -> Tensor:
         """Return the array within the bounds of the task: a running variance must not become negative."""
-        spec = self._asked.wants[name]
-        if spec.low is None and spec.high is None:
+        spec = self._asked.wants.get(name)  # Labels and counts of a table are not requested.
+        if spec is None or (spec.low is None and spec.high is None):
             return value
         return value.clamp(spec.low, spec.high)
 
@@ -129,24 +139,24 @@ class CombinedPayload(Mapping[str, Tensor]):
     def _rows(self) -> Mapping[str, Tensor]:
         by, rule = self._asked.averaged.rows, self._robust.prototypes
         assert by is not None, "an array that is not averaged is refused before the task is sent"
-        tables = [ClassRows.of(reply) for reply in self._replies]
+        tables = [ClassRows.of(reply, self._asked) for reply in self._replies]
         held = sorted(set().union(*(table.places for table in tables)))
-        sent = _rows_in(self._asked.broadcast)
+        sent = _rows_in(self._asked.broadcast, self._asked.averaged.table)
         rows, counts = [], []
         for label in held:
             holders = [(t, r) for t, r in zip(tables, self._replies, strict=True) if label in t.places]
-            numbers = [table.count(label) if by == "counts" else 1 for table, _ in holders]
+            weights = [table.weight(label, by) for table, _ in holders]
             x = torch.stack([table.row(label) for table, _ in holders])
-            late = [n * reply.weight for n, (_, reply) in zip(numbers, holders, strict=True)]
+            late = [weight * reply.weight for weight, (_, reply) in zip(weights, holders, strict=True)]
             zero = x.new_zeros(x.shape[1])
             broadcast = sent.get(label, zero).to(x)
             points = RowPoints(x, broadcast if broadcast.shape == zero.shape else zero)
             combine = fitted(rule, points, shares_of(late), self._robust.liars)
             rows.append(combine(points.rows, points.broadcast))
-            counts.append(sum(numbers))
+            counts.append(sum(1 if by == "devices" else table.count(label) for table, _ in holders))
         first = self._replies[0].payload["prototypes"]
         return {
-            "prototypes": torch.stack(rows).to(first.dtype) if rows else first,
+            "prototypes": torch.stack(rows).to(first.dtype) if rows else first[:0],
             "labels": torch.tensor(held, dtype=torch.int64),
             "counts": torch.tensor(counts, dtype=torch.int64),
         }
@@ -163,12 +173,26 @@ class ClassRows:
     ]  # Class -> (number of the row, count of samples) of its rows.
 
     @classmethod
-    def of(cls, reply: Reply) -> ClassRows:
+    def of(cls, reply: Reply, asked: AveragedPhase) -> ClassRows:
+        width = sliced(reply.payload).dtype_and_shape("prototypes")[1][1]
+        if asked.averaged.table:
+            stated = enumerate(asked.counts[reply.device])
+            return cls(reply.payload, width, {label: [(label, n)] for label, n in stated if n})
         labels, counts = (reply.payload[name].tolist() for name in ("labels", "counts"))
         places: dict[int, list[tuple[int, int]]] = {}
         for number, (label, count) in enumerate(zip(labels, counts, strict=True)):
             places.setdefault(label, []).append((number, count))
-        return cls(reply.payload, sliced(reply.payload).dtype_and_shape("prototypes")[1][1], places)
+        return cls(reply.payload, width, places)
+
+    def weight(self, label: int, by: str) -> float:
+        """Return the weight of the device in the mean of a class."""
+        if by == "devices":
+            return 1
+        return self.count(label) / (self.examples if by == "shares" else 1)
+
+    @cached_property
+    def examples(self) -> int:
+        return sum(map(self.count, self.places))
 
     def count(self, label: int) -> int:
         return sum(count for _, count in self.places[label])
@@ -194,8 +218,10 @@ def shares_of(weights: Sequence[float]) -> Tensor:
     return found / found.sum() if bool(found.any()) else torch.full_like(found, 1 / len(found))
 
 
-def _rows_in(broadcast: Payload) -> Mapping[int, Tensor]:
+def _rows_in(broadcast: Payload, table: bool) -> Mapping[int, Tensor]:
     """Return the row of each class in a broadcast, by class."""
-    if not {"prototypes", "labels"} <= broadcast.keys():
+    if not {"prototypes", *(() if table else ("labels",))} <= broadcast.keys():
         return {}
-    return dict(zip(broadcast["labels"].tolist(), broadcast["prototypes"].detach().clone(), strict=True))
+    rows = broadcast["prototypes"].detach().clone()
+    labels = range(len(rows)) if table else broadcast["labels"].tolist()
+    return dict(zip(labels, rows, strict=True))

@@ -74,6 +74,11 @@ def _capped_reply(reply: Reply, counts: Sequence[str], most: int) -> Reply:
     return replace(reply, examples=min(reply.examples, most), payload=payload)
 
 
+def counted_once(members: Sequence[Member], classes: int) -> list[Member]:
+    """Return the members with one sample of each class; in a run with noise, no device states its counts."""
+    return [replace(member, counts=(1,) * classes) for member in members]
+
+
 def capped_members(members: Sequence[Member], factor: float) -> list[Member]:
     """Cap the counts of each member.
 

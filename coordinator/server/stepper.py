@@ -14,7 +14,7 @@ from protofleet.coordinator.robust.combined import AveragedPhase, combined
 from protofleet.coordinator.robust.fit import demand_covered
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.phase import SummedPhases, SumPhase
-from protofleet.coordinator.server.capped import capped_members, capped_replies
+from protofleet.coordinator.server.capped import capped_members, capped_replies, counted_once
 from protofleet.coordinator.server.outliers import LEAST, outliers, sizes_by_device
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.base import Ask, Member, Reply, Round, ServerHalf, seeded
@@ -88,6 +88,8 @@ class Stepper:
         if number == 1:
             self._plan.demand_fleet_fit(self.server.fleet)
         keeps = self.server.keeps_answers
+        if self._plan.dp is not None and self._plan.load().needs_counts:
+            members = counted_once(members, self._plan.classes)
         self.server.begin(number, list(members) if keeps else capped_members(members, self._weight_cap))
         if evaluate and (reason := self.server.lacking()):
             raise SettingsError(f"{self._plan.method}: {reason}")
@@ -146,7 +148,8 @@ class Stepper:
         self._wants, self._averaged = ask.wants, None
         if self._robust and (averaged := self._plan.variant.averaged.get(ask.phase)):
             demand_covered(self._plan.method, averaged, ask)
-            self._averaged = AveragedPhase(averaged, ask.wants, ask.payload, self._statistics())
+            counts = {member.device: member.counts for member in self.server.cohort}
+            self._averaged = AveragedPhase(averaged, ask.wants, ask.payload, self._statistics(), counts)
         if self._summed is None or ask.phase == EVALUATE:
             return ask
         self._sum = self._summed.conducted(ask, self.server.number, self._attempt, self._members)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from protofleet.coordinator.spool.index import Index
+from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.dp_fit import mechanism_of, released_kind
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
@@ -52,7 +53,7 @@ class ReleaseLedger:
         known = self._by_device.setdefault(device, {})
         if name in known:
             return
-        kind = released_kind(wants, phase)
+        kind = released_kind((array for array, spec in wants.items() if not spec.optional), phase)
         noise = noise or self._noise_of(wants)
         release = release_of(noise, self._run, round, phase, kind, self.dp.unit, known.values())
         known[name] = release
@@ -82,11 +83,18 @@ class ReleaseLedger:
 
 
 def released_numbers(plan: Plan) -> int:
-    """Return the count of numbers in a release of all weights, or of the sums of the method; the plan has `dp`."""
+    """Return the count of numbers in a release of all weights, of a row for each class, or of the method's sums.
+
+    The plan has `dp`.
+    """
     if (sums := plan.sums) is not None:
         return sums.numbers
     with torch.device("meta"):
-        return numbers_in(weight_wants(plan.model()))
+        model = plan.model()
+    if not any(one.rows for one in plan.variant.averaged.values()):
+        return numbers_in(weight_wants(model))
+    cost = plan.variant.cost
+    return cost(Sizes(model, plan.classes)).up["prototypes"] if cost else plan.classes * model.embedding_size
 
 
 def numbers_in(wants: Mapping[str, TensorSpec]) -> int:

@@ -70,12 +70,12 @@ def hello_of(
 ) -> Hello:
     """Return the hello of a device.
 
-    The hello has the number of samples of each class only if the plan's method needs these numbers. The hello has
+    The hello has the number of samples of each class only if the coordinator needs these numbers. The hello has
     the device's progress only if `plan` is not None. If `in_full` is true, the hello has all class names;
     otherwise it has only their hash.
     """
     counts: tuple[int, ...] = ()
-    if plan and plan.load().needs_counts:
+    if plan and plan.states_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
     round, phase, base = last_answer(saved) if plan else (0, "", b"")
     return Hello(

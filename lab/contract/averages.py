@@ -5,7 +5,7 @@ The mean is computed here in a plain way, array by array and class by class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -42,10 +42,11 @@ def one_mean_stands_for_all_replies(subject: Subject, rounds: int = 2) -> None:
                     f"METHOD has averaged={{{ask.phase!r}: ...}}, but the phase also requests "
                     f"{', '.join(uncovered[:3])}",
                 )
-            mean = replies if rule is None else [mean_reply(replies, rule)]
+            mean = replies if rule is None else [mean_reply(replies, rule, halves.counts)]
             ask = next_ask(halves, one, replies)
             next_ask(other, two, mean)
-            before, after = snapshot(halves.server.state()), snapshot(other.server.state())
+            single = rule.single if rule else ()
+            before, after = (without(snapshot(one.server.state()), single) for one in (halves, other))
             wrong = [k for k, value in before.items() if k not in after or not close(value, after[k])]
             require(
                 not wrong and before.keys() == after.keys(),
@@ -63,8 +64,12 @@ def next_ask(halves: Halves, story: Round, replies: list[Reply]) -> Ask | None:
         return None
 
 
-def mean_reply(replies: list[Reply], rule: Averaged) -> Reply:
-    """Return one reply with the mean of all replies."""
+def without(state: Payload, names: Collection[str]) -> Payload:
+    return {name: value for name, value in state.items() if name not in names}
+
+
+def mean_reply(replies: list[Reply], rule: Averaged, counts: Mapping[str, Tensor]) -> Reply:
+    """Return one reply with the mean of all replies; `counts` has each device's samples of each class."""
     examples = [reply.examples if rule.by == "examples" else 1 for reply in replies]
     names = [name for name in replies[0].payload if name.partition(".")[0] in rule.arrays]
     found: dict[str, Tensor] = {}
@@ -76,16 +81,26 @@ def mean_reply(replies: list[Reply], rule: Averaged) -> Reply:
         total = sum(n * array.double() for n, array in zip(examples, arrays, strict=True))
         found[name] = (total / sum(examples)).to(arrays[0].dtype)  # type: ignore[union-attr]
     if rule.rows:
-        found |= mean_rows([reply.payload for reply in replies], rule.rows)
+        found |= mean_rows([rows_of(reply, rule, counts) for reply in replies], rule.rows)
     return Reply("mean", sum(reply.examples for reply in replies), found)
 
 
+def rows_of(reply: Reply, rule: Averaged, counts: Mapping[str, Tensor]) -> Payload:
+    """Return the rows of the classes that a device has, with their labels and counts."""
+    if not rule.table:
+        return reply.payload
+    held = counts[reply.device].nonzero().flatten()
+    rows = reply.payload["prototypes"][held]
+    return {"prototypes": rows, "labels": held, "counts": counts[reply.device][held]}
+
+
 def mean_rows(payloads: list[Payload], by: str) -> Mapping[str, Tensor]:
-    rows: dict[int, list[tuple[int, Tensor]]] = {}
+    rows: dict[int, list[tuple[float, Tensor]]] = {}
     for payload in payloads:
         labels, counts = payload["labels"].tolist(), payload["counts"].tolist()
         for label, count, row in zip(labels, counts, payload["prototypes"], strict=True):
-            rows.setdefault(label, []).append((count if by == "counts" else 1, row.double()))
+            weight = {"devices": 1, "counts": count, "shares": count / sum(counts)}[by]
+            rows.setdefault(label, []).append((weight, row.double()))
     held = sorted(rows)
     totals = [sum(count for count, _ in rows[label]) for label in held]
     means = [
@@ -96,5 +111,6 @@ def mean_rows(payloads: list[Payload], by: str) -> Mapping[str, Tensor]:
     return {
         "prototypes": torch.stack(means).to(dtype),
         "labels": torch.tensor(held),
-        "counts": torch.tensor(totals),
+        # The sum of shares is no number of samples.
+        "counts": torch.tensor([1] * len(held) if by == "shares" else totals),
     }

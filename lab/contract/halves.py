@@ -104,10 +104,14 @@ class Halves:
     def all(self) -> dict[str, ClientHalf | ServerHalf]:
         return {SERVER: self.server, **self.clients}
 
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        """Return the number of samples of each class, of each device."""
+        return {n: part.y.bincount(minlength=CLASSES) for n, part in sorted(self.data.items())}
+
     def begin(self, number: int) -> None:
         members = [
-            Member(n, len(p.y), tuple(p.y.bincount(minlength=CLASSES).tolist()))
-            for n, p in sorted(self.data.items())
+            Member(n, len(self.data[n].y), tuple(counts.tolist())) for n, counts in self.counts.items()
         ]
         self.server.fleet = len(members)
         self.server.begin(number, members)

@@ -21,6 +21,7 @@ from protofleet.coordinator.method_settings import (
     require_own_settings,
     without_unused,
 )
+from protofleet.coordinator.private_fit import demand_dp_policy
 from protofleet.coordinator.robust.fit import demand_robust_fit
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
 from protofleet.coordinator.secagg.fit import demand_secagg_fit
@@ -298,6 +299,7 @@ class Experiment:
         demand_buffered_fit(self.effective_policy, self.plan)
         demand_robust_fit(self.effective_policy, self.plan)
         demand_secagg_fit(self.effective_policy, self.plan)
+        demand_dp_policy(self.effective_policy, self.plan)
 
     def _require_validation_to_stop_by(self) -> None:
         if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):

@@ -13,11 +13,11 @@ from typing import Final, Literal, TypeAlias
 
 from protofleet.protocol.wire.kinds import kind_in
 
-# Weights of the devices in a mean: "examples" (numbers of samples), "devices" (each device once), or "counts"
-# (numbers of samples of one class).
-Weighing: TypeAlias = Literal["examples", "devices", "counts"]
+# Weights of the devices in a mean: "examples" (numbers of samples), "devices" (each device once), "counts" (numbers
+# of samples of one class), or "shares" (these numbers, divided by all samples of the device).
+Weighing: TypeAlias = Literal["examples", "devices", "counts", "shares"]
 BY: Final = ("examples", "devices")
-ROWS_BY: Final = ("devices", "counts")
+ROWS_BY: Final = ("devices", "counts", "shares")
 # The arrays of rows of classes: a row for each class that the device holds, its class, and its count of samples.
 CLASS_ROWS: Final = ("prototypes", "labels", "counts")
 
@@ -36,6 +36,13 @@ class Averaged:
     # If set, the phase also requests the arrays CLASS_ROWS. The row of a class is the mean of the rows of the devices
     # that hold the class, with these weights.
     rows: Weighing | None = None
+    # True if the phase requests only the prototypes, as a table with a row for each class. Its counts are those that
+    # the devices state when they join (`Method.needs_counts`). A reply with the mean has all of CLASS_ROWS.
+    table: bool = False
+    least: int = 1  # Fewest samples of a class with which a device counts as a holder of its row in a table.
+    # Optional arrays of the phase and arrays of the server half's state that concern single devices, and say nothing
+    # about their samples. A mean has none of them, and the server half does without.
+    single: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.arrays or self.rows):
@@ -46,22 +53,30 @@ class Averaged:
             raise ValueError(f"by is {self.by!r}, it must be one of {', '.join(BY)}")
         if self.rows is not None and self.rows not in ROWS_BY:
             raise ValueError(f"rows is {self.rows!r}, it must be None or one of {', '.join(ROWS_BY)}")
+        if self.table and self.rows is None:
+            raise ValueError("table is True, but rows is None; set rows to the weights of the table's rows")
         if both := sorted({*self.arrays}.intersection(CLASS_ROWS)) if self.rows else []:
             raise ValueError(f"{both[0]} is in arrays, but rows = {self.rows!r} already includes it")
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds of all arrays of the phase."""
-        return (*self.arrays, *(CLASS_ROWS if self.rows else ()))
+        return (*self.arrays, *self.row_arrays)
+
+    @property
+    def row_arrays(self) -> tuple[str, ...]:
+        """Return the arrays with the rows of classes that the phase requests."""
+        if self.rows is None:
+            return ()
+        return CLASS_ROWS[:1] if self.table else CLASS_ROWS
 
     def uncovered(self, names: Iterable[str]) -> list[str]:
         """Return the names of requested arrays that are not averaged.
 
         If there is such an array, no mean can replace the replies of the phase.
         """
-        known = {*self.arrays}
-        rows = {*CLASS_ROWS} if self.rows else set[str]()
-        return sorted(name for name in names if name not in rows and kind_in(name) not in known)
+        kinds, whole = {*self.arrays}, {*self.row_arrays, *self.single}
+        return sorted(name for name in names if name not in whole and kind_in(name) not in kinds)
 
 
 def demand_averaged(averaged: Mapping[str, Averaged], arrays: Iterable[str] | None) -> None:

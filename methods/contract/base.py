@@ -402,6 +402,14 @@ class Method:
         return UNDECLARED if self.arrays is None else declared_kinds(self.arrays)
 
     @property
+    def sums_counts(self) -> bool:
+        """Return whether the counts that devices state are used only as weights of a mean of tables.
+
+        Then a masked sum can contain them, and no device states them.
+        """
+        return any(one.table for one in self.averaged.values())
+
+    @property
     def mixed_networks(self) -> bool:
         """Return whether the devices of a run may have different networks."""
         return self.alike != "network"

@@ -2,7 +2,8 @@
 
 An array that is averaged element by element is in the vector as w (value - value in the broadcast), where w is the
 weight of the device. Rows of classes are in the vector as a table: (mean, 1) for each class that the device holds, or
-(n mean, n) if the devices count by their samples n; the table has zeros for an absent class.
+(w mean, w) if the devices count by their samples of the class, or by the share of these samples in all samples of the
+device; the table has zeros for an absent class.
 
 The weights are at most 1. `most` is the largest number of examples with which a device counts, so a device with n
 examples has the weight min(n, most) / most. The number is the same for all devices of the phase, so nobody can choose
@@ -28,6 +29,7 @@ ROWS, LABELS, COUNTS = CLASS_ROWS
 WHOLE = 2.0**-10
 
 Vector = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,13 @@ class VectorLayout:
     def length(self) -> int:
         return self.table + self.classes * (self.width + 1)
 
-    def vector(self, payload: Arrays, broadcast: Arrays, examples: int, most: int) -> Vector:
-        """Return the contribution of a device with this number of examples; raise ValueError for wrong arrays."""
+    def vector(
+        self, payload: Arrays, broadcast: Arrays, examples: int, most: int, counts: Counts | None = None
+    ) -> Vector:
+        """Return the contribution of a device with this number of examples; raise ValueError for wrong arrays.
+
+        `counts` has the device's number of samples of each class; only the layout of a table needs it.
+        """
         found = np.zeros(self.length)
         weight = self._weight(examples, most)
         for place in self.places:
@@ -77,15 +84,15 @@ class VectorLayout:
                 value = value - _of_shape(broadcast, place.name, place.shape).astype(np.float64)
             found[place.start : place.stop] = (weight * place.scale * value).reshape(-1)
         if self.classes:
-            found[self.table :] = self._rows(payload, most).reshape(-1)
+            found[self.table :] = self._rows(payload, most, counts).reshape(-1)
         return found
 
     def _weight(self, examples: int, most: int) -> float:
         return 1.0 if self.averaged.by == "devices" else weight_of(examples, most)
 
-    def _rows(self, payload: Arrays, most: int) -> Vector:
+    def _rows(self, payload: Arrays, most: int, stated: Counts | None) -> Vector:
         """Return the table [C, D + 1] of a device."""
-        labels, counts = (np.asarray(payload[name]).astype(np.int64) for name in (LABELS, COUNTS))
+        labels, counts = self._counted(payload, stated)
         rows = _of_shape(payload, ROWS, (len(labels), self.width)).astype(np.float64)
         if len(counts) != len(labels) or (labels < 0).any() or (labels >= self.classes).any():
             raise ValueError(
@@ -98,14 +105,25 @@ class VectorLayout:
         means = np.divide(table[:, :-1], held, out=np.zeros_like(table[:, :-1]), where=held > 0)
         if self.averaged.rows == "devices":
             return np.hstack([means, (held > 0).astype(np.float64)])
-        share = capped(held, most) / most
+        counted = capped(held, most)
+        share = counted / (most if self.averaged.rows == "counts" else max(counted.sum(), 1.0))
         return np.hstack([share * means, share])
 
-    def present(self, payload: Arrays) -> NDArray[np.bool_]:
-        """Return for each class whether the device has a row of the class."""
+    def _counted(self, payload: Arrays, stated: Counts | None) -> tuple[Counts, Counts]:
+        """Return the classes of the payload's rows, and the number of samples behind each row."""
+        if not self.averaged.table:
+            labels, counts = (np.asarray(payload[name]).astype(np.int64) for name in (LABELS, COUNTS))
+            return labels, counts
+        if stated is None or len(stated) != self.classes:
+            raise ValueError(f"a table of {self.classes} classes needs the number of samples of each class")
+        return np.arange(self.classes), stated
+
+    def present(self, payload: Arrays, counts: Counts | None = None) -> NDArray[np.bool_]:
+        """Return for each class whether the device has a row of the class; `counts` as in `vector`."""
         found = np.zeros(self.classes, np.bool_)
         if self.classes:
-            found[np.asarray(payload[LABELS]).astype(np.int64)] = True
+            labels, numbers = self._counted(payload, counts)
+            found[labels] = numbers >= self.averaged.least if self.averaged.table else True
         return found
 
     def places_of(self, classes: Iterable[int]) -> NDArray[np.int64]:
@@ -133,13 +151,20 @@ class VectorLayout:
 
     def _mean_rows(self, total: Vector, most: int) -> dict[str, Array]:
         table = total[self.table :].reshape(self.classes, self.width + 1)
+        if self.averaged.rows == "shares":
+            held = table[:, -1] > 0
+            # The sum has no number of samples, and the server half only reads which classes have any.
+            return self._reply_rows(table[held, :-1] / table[held, -1:], held, np.ones(held.sum(), np.int64))
         unit = 1.0 if self.averaged.rows == "devices" else 1.0 / most
         counts = np.rint(table[:, -1] / unit).astype(
             np.int64
         )  # exact: the rounding of the sum is far below a half
         held = counts > 0
         means = table[held, :-1] / (counts[held, None] * unit)
-        return {ROWS: means.astype(self.dtype), LABELS: np.flatnonzero(held), COUNTS: counts[held]}
+        return self._reply_rows(means, held, counts[held])
+
+    def _reply_rows(self, means: Vector, held: NDArray[np.bool_], counts: Counts) -> dict[str, Array]:
+        return {ROWS: means.astype(self.dtype), LABELS: np.flatnonzero(held), COUNTS: counts}
 
 
 def weight_of(examples: int, most: int) -> float:
@@ -171,7 +196,7 @@ def layout_of(
             start = places[-1].stop
         elif averaged.rows is not None and name == ROWS:
             width, dtype = int(shape[1]), kind_dtype
-        elif averaged.rows is None or name not in (LABELS, COUNTS):
+        elif name not in (*averaged.row_arrays, *averaged.single):
             raise ValueError(f"{name} is not averaged in this phase, so a sum cannot replace it")
     return VectorLayout(averaged, tuple(places), classes if width else 0, width, dtype)
 

@@ -41,13 +41,20 @@ def misfit(method: Method, unit: PrivacyUnit) -> str:
             "has features that depend on the training samples, or sends no sums of features, so noise on its updates "
             "hides no sample"
         )
-    if method.needs_counts:
+    if method.needs_counts and not method.sums_counts:
         return "sends the number of samples of each class without noise"
     if unit == "sample":
         return ""
     means = method.averaged.values()
-    if not means or any(one.rows is not None for one in means) or method.individual_phases:
-        return "sends more than weights that are averaged"
+    if not means or method.individual_phases:
+        return "sends more than weights or rows of classes of which only the mean is used"
+    if any(one.arrays and one.rows for one in means):
+        return (
+            "sends more than weights: rows of classes have another length than changes of weights, so one dp.clip "
+            "cannot limit both"
+        )
+    if any(one.rows for one in means):
+        return ""  # The device sends no figure of its own model, so the run has none.
     if method.reports != "global":
         return "reports the accuracy of the model that a device has trained, which is a release without noise"
     return ""

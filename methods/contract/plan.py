@@ -242,6 +242,14 @@ class Plan:
         return changed
 
     @property
+    def states_counts(self) -> bool:
+        """Return whether devices state their number of samples of each class when they join.
+
+        In a run of masked sums, these numbers are only in the sum. With noise, each device counts once.
+        """
+        return self.load().needs_counts and self.secagg is None and self.dp is None
+
+    @property
     def summed_phases(self) -> Mapping[str, Averaged]:
         """Return the phases whose updates the coordinator learns only as a sum.
 
@@ -493,7 +501,7 @@ class Plan:
 def secagg_misfit(method: Method, name: str) -> str:
     """Return why a masked sum cannot replace the updates of a method, or "" if it can."""
     known = ", ".join(one for one in names() if fits_secagg(load(one)))
-    if method.needs_counts:
+    if method.needs_counts and not method.sums_counts:
         return (
             f"secagg is set, but {name} needs the number of samples of each class from each device, which would be "
             f"known in addition to the sum; leave secagg out, or take one of {known}"
@@ -520,7 +528,8 @@ def secagg_misfit(method: Method, name: str) -> str:
 
 def fits_secagg(method: Method) -> bool:
     """Return whether the coordinator may learn the updates of all phases of a method only as a sum."""
-    return len(method.averaged) == 1 and not (method.needs_counts or method.individual_phases)
+    counts_apart = method.needs_counts and not method.sums_counts
+    return len(method.averaged) == 1 and not (counts_apart or method.individual_phases)
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:

@@ -29,8 +29,8 @@ class DpSettings:
     delta: Delta
     """Delta of this epsilon; it must be at most 1 / devices, or at most 1 / samples of each device."""
     clip: Clip
-    """Largest length of the change of all weights in a round with `device`, and of the features of one sample with
-    `sample`.
+    """Largest length of the change of all weights, or of all rows of classes, in a round with `device`, and of the
+    features of one sample with `sample`.
     """
     rounds: Rounds
     """Number of updates for which a device may release numbers, also when a round begins again; the noise is made for

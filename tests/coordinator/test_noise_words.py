@@ -23,6 +23,11 @@ def test_the_noise_in_a_mean_becomes_shorter_by_the_root_of_the_number_of_device
     assert 9.9 < length(4) / length(400) < 10.1
 
 
+@pytest.mark.parametrize("method, width", [("fedproto", PLAN.model().embedding_size), ("feddistill", 3)])
+def test_a_row_of_every_class_has_noise(method, width):
+    assert f"to each of {3 * width:,} numbers" in noise_words(replace(PLAN, method=method), 4)
+
+
 def test_the_words_warn_while_the_noise_is_longer_than_the_updates():
     assert "so the run learns almost nothing; it needs more devices" in noise_words(PLAN, 4)
     assert length(10**7) < 1 and "learns" not in noise_words(PLAN, 10**7)

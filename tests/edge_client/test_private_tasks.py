@@ -42,8 +42,8 @@ def device(tmp_path):
     return job, runner, state.of("run"), name
 
 
-def question(number, name):
-    return Question(f"{number:064x}", number, "train", name, 1, None)
+def question(number, name, phase="train"):
+    return Question(f"{number:064x}", number, phase, name, 1, None)
 
 
 def test_a_task_that_the_budget_does_not_hold_is_refused_before_the_work(device):
@@ -61,6 +61,25 @@ def test_the_accuracy_of_a_trained_model_is_not_in_the_update(device):
     metrics = runner.answer(job, question(1, name), "run").metrics
     assert PERSONAL not in metrics
     assert metrics["accuracy.test.global"] == 0.5
+
+
+@pytest.mark.parametrize("method, sent", [("fedavg", True), ("fedproto", False)])
+def test_the_classes_that_a_trained_model_confuses_stay_on_the_device(tmp_path, method, sent):
+    class Restorable(CountedJob):
+        def restore(self, state):
+            pass
+
+    state, made = DeviceState(tmp_path, durable=False), replace(MADE, method=method)
+    runner = JobRunner(
+        lambda plan: Restorable(),
+        state,
+        shard(0, 12),
+        lambda: 1 << 16,
+        lambda: 0.0,
+        tells_confusion=lambda: True,
+    )
+    answer = runner.answer(runner.begin(made, "run", 1), question(1, b"", "evaluate"), "run")
+    assert bool(len(state.of("run").store.load(bytes.fromhex(answer.object)))) == sent
 
 
 def test_the_stored_update_has_noise_and_the_weights_of_the_work_are_not_stored(device):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from protofleet.edge_client import private_updates
+from protofleet.edge_client.private_rows import demand_rows_fit
 from protofleet.edge_client.private_updates import (
     PrivateUpdates,
     demand_budget,
@@ -20,13 +21,14 @@ from protofleet.methods.contract.private_sums import SUMS
 from protofleet.methods.parts.weights import first_weights
 from protofleet.protocol.privacy import mechanism
 from protofleet.protocol.privacy.ledger import spent_epsilon
-from protofleet.protocol.privacy.noise import discrete_gaussian
+from protofleet.protocol.privacy.noise import DiscreteGaussian, discrete_gaussian
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError
 from tests.support.empirical_epsilon import best_bound
 from tests.support.small_federation import plan
 
 DELTA = 1e-5
+WIDTH = 16  # numbers in a row of the plan's network
 
 
 def private_plan(method="fedavg", unit="device", epsilon=8.0, clip=1.0, rounds=3, delta=DELTA):
@@ -103,6 +105,58 @@ def test_releases_of_another_run_do_not_count_for_the_budget_of_this_run():
     demand_budget(made.dp, "run", ledger)
 
 
+def rows(value, label=0, count=4):
+    """Return an update with one row of the class."""
+    row = np.full((1, WIDTH), value, np.float32)
+    return {"prototypes": row, "labels": np.array([label]), "counts": np.array([count])}
+
+
+def without_noise(monkeypatch):
+    monkeypatch.setattr(DiscreteGaussian, "draw", lambda self, count, words=None: np.zeros(count, np.int64))
+
+
+NO_ROWS = {
+    "prototypes": np.zeros((0, WIDTH), np.float32),
+    "labels": np.zeros(0, np.int64),
+    "counts": np.zeros(0, np.int64),
+}
+
+
+@pytest.mark.parametrize("payload", [NO_ROWS, rows(1.0), rows(9.0, label=2, count=1)])
+def test_labels_and_counts_do_not_show_which_classes_a_device_has(payload):
+    found = update(private_plan("fedproto"), payload, {}).arrays
+    assert found["labels"].tolist() == [0, 1, 2] and found["counts"].tolist() == [1, 1, 1]
+    assert found["prototypes"].shape == (3, WIDTH) and (found["prototypes"] != 0).mean() > 0.99
+
+
+def test_a_class_that_a_device_does_not_have_stays_as_the_broadcast_has_it(monkeypatch):
+    without_noise(monkeypatch)
+    broadcast = {name: value for name, value in rows(5.0, label=1).items() if name != "counts"}
+    found = update(private_plan("fedproto", clip=100.0), rows(7.0, label=2), broadcast).arrays["prototypes"]
+    assert np.abs(found - np.array([[0.0], [5.0], [7.0]])).max() < 0.02
+    shorter = update(private_plan("fedproto", clip=1.0), rows(7.0, label=1), broadcast).arrays["prototypes"]
+    assert np.abs(shorter - np.array([[0.0], [5 + 1 / math.sqrt(WIDTH)], [0.0]])).max() < 0.02
+
+
+def test_the_rows_of_a_table_with_noise_are_those_of_the_classes_with_samples(monkeypatch):
+    without_noise(monkeypatch)
+    made = private_plan("fedhp", clip=100.0)
+    broadcast = {"prototypes": np.full((3, WIDTH), 1.0, np.float32)}
+    payload = {"prototypes": np.full((3, WIDTH), 2.0, np.float32), "lacks": np.ones(1, np.bool_)}
+    found, _ = PrivateUpdates(made, (4, 0, 1)).noisy(payload, broadcast, 5)
+    assert np.abs(found["prototypes"] - np.array([[2.0], [1.0], [2.0]])).max() < 0.02
+    assert sorted(found) == ["lacks", "prototypes"]
+
+
+def test_a_device_with_fewer_samples_than_classes_cannot_send_rows_with_noise():
+    demand_rows_fit(private_plan("fedproto"), 3)
+    demand_rows_fit(private_plan("fedhp"), 2)
+    with pytest.raises(
+        SettingsError, match="each of the 3 classes, which counts as one sample, but .* only 2"
+    ):
+        demand_rows_fit(private_plan("fedproto"), 2)
+
+
 def test_an_update_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not finite"):
         update(private_plan(), weights(math.nan), weights(1.0))
@@ -143,6 +197,17 @@ def device_attack(trials):
     return best_bound(*groups, ATTACKED["delta"])
 
 
+def rows_attack(trials):
+    """Compare a device with one class, whose row is as far away as it can be, with a device that has no class."""
+    trials //= 2  # A row costs more time than two weights.
+    updates = PrivateUpdates(private_plan("fedproto", **ATTACKED))
+    groups = [
+        np.array([updates.noisy(payload, {}, 100)[0]["prototypes"][0].mean() for _ in range(trials)])
+        for payload in (rows(50.0), NO_ROWS)
+    ]
+    return best_bound(*groups)
+
+
 def sample_attack(trials):
     """Compare the sums with and without one sample whose features are as long as the clip."""
     made = private_plan("fedncm", "sample", clip=2.0, **ATTACKED)
@@ -176,19 +241,19 @@ class Watched:
         return {}
 
 
-@pytest.mark.parametrize("attack", [device_attack, sample_attack])
+@pytest.mark.parametrize("attack", [device_attack, rows_attack, sample_attack])
 def test_the_claim_is_not_below_what_an_attack_on_updates_finds(attack):
     assert attack(TRIALS) <= 1.0
 
 
-@pytest.mark.parametrize("attack", [device_attack, sample_attack])
+@pytest.mark.parametrize("attack", [device_attack, rows_attack, sample_attack])
 def test_half_the_noise_is_found_by_the_same_attack(attack, monkeypatch):
     monkeypatch.setattr(mechanism, "discrete_gaussian", lambda sigma: discrete_gaussian(sigma / 2))
     assert attack(TRIALS) > 1.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", [device_attack, sample_attack])
+@pytest.mark.parametrize("attack", [device_attack, rows_attack, sample_attack])
 def test_a_long_attack_on_updates_stays_below_the_claim(attack):
     assert 0.4 < attack(10 * TRIALS) <= 1.0
 

@@ -34,7 +34,14 @@ def ledger(run, device):
 
 
 @pytest.mark.parametrize(
-    "method, unit, releases", [("fedavg", "device", 2), ("fedncm", "sample", 1), ("fed3r", "sample", 1)]
+    "method, unit, releases",
+    [
+        ("fedavg", "device", 2),
+        ("fedhp", "device", 2),
+        ("fedproto", "device", 2),
+        ("fedncm", "sample", 1),
+        ("fed3r", "sample", 1),
+    ],
 )
 def test_both_sides_count_the_same_releases_and_the_claim_is_the_budget(method, unit, releases, tmp_path):
     run = private(tmp_path, method, unit, releases)
@@ -45,7 +52,7 @@ def test_both_sides_count_the_same_releases_and_the_claim_is_the_budget(method, 
         assert len(found.releases(device)) == releases
         assert found.epsilon[device] == pytest.approx(8.0, abs=1e-3)
         assert found.epsilon[device] <= 8.0
-    assert run.service.finished
+    assert run.service.finished and not run.service.run.diverged
 
 
 def test_a_device_shows_its_epsilon_until_the_run_is_over(tmp_path):

@@ -69,7 +69,7 @@ def test_a_device_that_leaves_in_a_step_costs_nothing_but_its_update(tmp_path, r
     assert survivors == (others if STEPS.index(step) <= STEPS.index("train.masked") else tuple(run.shards))
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedsa", "fednh"])
+@pytest.mark.parametrize("method", ["fedproto", "fednh", "fedhp"])
 def test_rows_of_classes_are_those_of_a_plain_run(tmp_path, recorder, method):
     run = summed(tmp_path / "summed", method).run()
     plain = summed(tmp_path / "plain", method, settings=None).run()
@@ -80,6 +80,8 @@ def test_rows_of_classes_are_those_of_a_plain_run(tmp_path, recorder, method):
     for name, value in two.items():
         if value.is_floating_point():
             assert (one[name] - value).abs().max() < 1e-3
+    stated = {member.counts for member in run.service.run.participants.members.values()}
+    assert stated == {()}, "the coordinator learns the samples of each class only as a sum"
 
 
 def test_a_class_with_fewer_holders_than_the_setting_is_in_no_sum(tmp_path, recorder):

@@ -84,7 +84,7 @@ knows it. A device of an earlier version refuses such a plan.
 - **What is left out** is the row of the class, with its label and its count. In a class with enough samples, FedPLVM
   and FedPLCC make one cluster of all clusters with fewer samples. FedPall leaves the features of the class out of
   `mix` too.
-- **FedHP** sends a full table. The row of such a class is the row that the device has received.
+- **FedHP** sends a full table. The row of such a class is the received one.
 - **What the coordinator still learns:** the number of samples that a device states, and in FedHP, TinyProto, FedGram
   and FedGen the number of each class. A model that is sent has been trained with all samples.
 - **ADCOL** sends the feature of every sample, without labels, so it has no such setting.

@@ -23,7 +23,7 @@ def plan(method="fedavg", secagg=SETTINGS, **more):
 @pytest.mark.parametrize("method, words", [
     ("fedplcc", "would protect nothing: fedplcc uses the updates of single devices"),
     ("fedpall", "the phase mix of fedpall uses the updates of single devices"),
-    ("fedhp", "needs the number of samples of each class"),
+    ("fedgen", "needs the number of samples of each class"),
     ("fedtgp", "would protect nothing"),
 ])  # fmt: skip
 def test_a_method_for_which_a_sum_protects_nothing_is_refused(method, words):
@@ -41,7 +41,7 @@ def test_a_method_with_two_averaged_phases_in_a_round_is_refused():
     assert not secagg_misfit(one, "fedavg")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh", "fedhp"])
 def test_methods_of_weights_and_of_prototypes_take_masked_sums(method):
     assert [*plan(method).summed_phases] == ["train"]
     assert not plan(method, secagg=None).summed_phases

@@ -25,11 +25,12 @@ OTHERWISE = [
     ("fedproto", {"average_models": True, "aggregation": "weighted"}),
     ("fedsa", {"aggregation": "unweighted"}),
     ("fednh", {"fixed_scale": True}),
+    ("fedhp", {"aggregation": "counts"}),
 ]
 
 
 def test_methods_of_weights_and_of_prototypes_declare_averaged_phases():
-    assert {"fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fedpall", "fednh"} <= {*DECLARING}
+    assert {"fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fedpall", "fednh", "fedhp"} <= {*DECLARING}
 
 
 @pytest.mark.parametrize("method", of_each_shape(DECLARING))
@@ -72,8 +73,9 @@ def test_a_phase_that_no_round_has_is_found(monkeypatch):
         checked(wrong, monkeypatch)
 
 
-def test_printed_eq_3_of_fedsa_is_no_mean():
-    assert not Subject("fedsa", hyper={"aggregation": "paper"}).plan().variant.averaged
+@pytest.mark.parametrize("method", ["fedsa", "fedhp"])
+def test_the_printed_mean_of_prototypes_is_no_mean(method):
+    assert not Subject(method, hyper={"aggregation": "paper"}).plan().variant.averaged
 
 
 def test_only_the_first_phase_of_fedpall_is_averaged():
@@ -86,14 +88,17 @@ def test_uncovered_names_are_those_that_no_mean_has():
     assert both.uncovered(wanted) == []
     assert both.uncovered([*wanted, "lacks", "head.bias"]) == ["head.bias", "lacks"]
     assert Averaged(("weights",)).uncovered(wanted) == ["counts", "labels", "prototypes"]
+    table = Averaged(rows="shares", table=True, single=("lacks",))
+    assert table.uncovered(["prototypes", "lacks", "labels"]) == ["labels"]
 
 
 @pytest.mark.parametrize("make, words", [
     (Averaged, "must have arrays or rows"),
     (lambda: Averaged("weights"), "it must be a tuple of kinds"),
     (lambda: Averaged(("weights",), by="counts"), "by is 'counts', it must be one of examples, devices"),
-    (lambda: Averaged(rows="examples"), "rows is 'examples', it must be None or one of devices, counts"),
+    (lambda: Averaged(rows="examples"), "rows is 'examples', it must be None or one of devices, counts, shares"),
     (lambda: Averaged(("prototypes",), rows="devices"), "prototypes is in arrays, but rows"),
+    (lambda: Averaged(("weights",), table=True), "table is True, but rows is None"),
     (lambda: of({"train": ("weights",)}), "must be a phase and an Averaged"),
     (lambda: of(["train"]), "averaged must be a table"),
     (lambda: of({"train": Averaged(rows="devices")}), "prototypes is not in arrays="),

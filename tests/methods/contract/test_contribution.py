@@ -33,6 +33,8 @@ SETTINGS = [
     ("fedsa", {"aggregation": "unweighted"}),
     ("fednh", {}),
     ("fedpall", {}),
+    ("fedhp", {}),
+    ("fedhp", {"aggregation": "counts"}),
 ]
 WEIGHTS = Averaged(("weights",))
 
@@ -41,7 +43,7 @@ def rounded_sum(vectors):
     return np.sum([np.rint(vector * FRACTION) for vector in vectors], axis=0) / FRACTION
 
 
-def reply_of_sum(ask, replies, rule, classes):
+def reply_of_sum(ask, replies, rule, classes, counts):
     """Return one reply that is made from the sum of the devices' vectors alone."""
     layout = layout_of(rule, arrays_of_wants(ask.wants), classes)
     most, broadcast = max(reply.examples for reply in replies), to_numpy(ask.payload)
@@ -49,7 +51,8 @@ def reply_of_sum(ask, replies, rule, classes):
     for reply in replies:
         payload = to_numpy(reply.payload)
         assert layout_of(rule, arrays_of_payload(payload), classes) == layout
-        vectors.append(layout.vector(payload, broadcast, reply.examples, most))
+        held = counts[reply.device].numpy()
+        vectors.append(layout.vector(payload, broadcast, reply.examples, most, held))
     examples = [reply.examples for reply in replies]
     found = layout.mean(rounded_sum(vectors), broadcast, examples, most, ask.wants)
     return Reply("sum", sum(examples), to_torch(found))
@@ -70,8 +73,10 @@ def test_the_sum_of_the_vectors_leads_to_the_state_of_the_mean(method, hyper):
             sent = {name: answer_of(client, ask) for name, client in sorted(halves.clients.items())}
             replies = [Reply(n, len(halves.data[n].y), payload) for n, payload in sent.items()]
             rule = rules.get(ask.phase)
-            mean = replies if rule is None else [mean_reply(replies, rule)]
-            mine = replies if rule is None else [reply_of_sum(ask, replies, rule, plan.classes)]
+            mean = replies if rule is None else [mean_reply(replies, rule, halves.counts)]
+            mine = (
+                replies if rule is None else [reply_of_sum(ask, replies, rule, plan.classes, halves.counts)]
+            )
             if rule is not None:
                 check_payload(mean[0].payload, mine[0].payload)
             ask = next_ask(halves, one, mean)
@@ -147,6 +152,25 @@ def test_wrong_arrays_make_no_vector(payload, words):
     layout = layout_of(WEIGHTS, {"weights.a": ("float32", (2,))}, 3)
     with pytest.raises(ValueError, match=words):
         layout.vector(payload, {}, 1, 1)
+
+
+TABLE = Averaged(rows="shares", table=True, least=2)
+
+
+def test_a_row_of_a_table_counts_by_the_share_of_its_samples():
+    layout = layout_of(TABLE, {"prototypes": ("float32", (3, 1))}, 3)
+    payload, counts = {"prototypes": np.array([[8], [4], [2]], np.float32)}, np.array([3, 1, 0])
+    vector = layout.vector(payload, {}, 4, 4, counts)
+    assert vector.reshape(3, 2).tolist() == [[6, 0.75], [1, 0.25], [0, 0]]
+    assert layout.present(payload, counts).tolist() == [True, False, False]
+    found = layout.mean(vector * 2, {}, [4, 4], 4, {})
+    assert found["prototypes"].tolist() == [[8], [4]] and found["labels"].tolist() == [0, 1]
+
+
+def test_a_table_without_the_number_of_samples_of_each_class_makes_no_vector():
+    layout = layout_of(TABLE, {"prototypes": ("float32", (3, 1))}, 3)
+    with pytest.raises(ValueError, match="a table of 3 classes needs the number of samples of each class"):
+        layout.vector({"prototypes": np.zeros((3, 1))}, {}, 1, 1)
 
 
 def test_a_label_outside_of_the_classes_makes_no_vector():

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from protofleet.coordinator.private_fit import demand_dp_policy
+from protofleet.coordinator.round.policy import Policy, Stop
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.dp_fit import misfit
 from protofleet.methods.contract.plan import Network, read_plan
@@ -15,6 +17,7 @@ from tests.support.small_federation import plan
 
 SAMPLE = {"fed3r", "fedncm"}
 DEVICE = {"fedadagrad", "fedadam", "fedavg", "fedavgm", "fedlsa", "fedprox", "fedsr", "fedyogi", "moon"}
+ROWS = {"feddistill", "fedhp", "fedproto", "fedsa"}
 
 
 def dp(unit="device", rounds=3, **more):
@@ -29,8 +32,8 @@ def test_only_features_that_do_not_depend_on_the_samples_protect_a_sample():
     assert {name for name in names() if not misfit(load(name), "sample")} == SAMPLE
 
 
-def test_only_averaged_weights_protect_a_device():
-    assert {name for name in names() if not misfit(load(name), "device")} == DEVICE
+def test_only_averaged_weights_or_rows_of_classes_protect_a_device():
+    assert {name for name in names() if not misfit(load(name), "device")} == DEVICE | ROWS
 
 
 @pytest.mark.parametrize("method", ["fedpall", "fedproto", "fedsa", "fedhp", "fedplcc", "fedavg"])
@@ -46,12 +49,25 @@ def test_a_method_that_trains_on_the_samples_is_refused_for_samples_with_the_rea
 
 @pytest.mark.parametrize(
     ("method", "reason"),
-    [("fedpall", "sends more than weights"), ("fedproto", "sends more than weights"),
+    [("fedpall", "rows of classes of which only the mean is used"), ("fedtgp", "of which only the mean is used"),
+     ("fednh", "one dp.clip cannot limit both"), ("tinyproto", "number of samples of each class"),
      ("fedbn", "reports the accuracy"), ("fedgram", "sends the number of samples of each class")],
 )  # fmt: skip
-def test_a_method_that_sends_more_than_averaged_weights_is_refused_for_devices(method, reason):
+def test_a_method_whose_updates_cannot_protect_a_device_is_refused_with_the_reason(method, reason):
     with pytest.raises(SettingsError, match=reason):
         private(method)
+
+
+def test_a_run_without_any_accuracy_that_is_sent_cannot_stop_by_it():
+    stop = Policy(stop=Stop(accuracy=0.9))
+    demand_dp_policy(stop, private("fedavg"))
+    demand_dp_policy(Policy(), private("fedproto"))
+    with pytest.raises(SettingsError, match="which is not sent; leave policy.stop or dp out"):
+        demand_dp_policy(stop, private("fedproto"))
+
+
+def test_devices_do_not_state_their_counts_in_a_run_with_noise():
+    assert plan("fedhp", 3).states_counts and not private("fedhp").states_counts
 
 
 def test_settings_that_make_a_method_report_personal_models_are_refused():
