@@ -18,7 +18,7 @@ from tests.crash.world import DEVICES
 VICTIM = DEVICES[1]
 DP = DpSettings("device", 8.0, 1e-4, 1.0, 10)
 WINDOW = 12  # Steps of the device's disk and transport before its vector leaves.
-SOME = 5  # Every fifth of them is in the quick test.
+SOME = 7  # Every seventh of them is in the quick test.
 
 
 @lru_cache
