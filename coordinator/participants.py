@@ -82,7 +82,7 @@ class Participants:
         # The boot of each device at its last hello with a plan that named this run. A device that does not have the
         # run names it in a hello without a plan, when a task of the run arrives.
         self._named_by: dict[str, int] = {}
-        self._needs_counts = plan.load().needs_counts
+        self._needs_counts = plan.variant.needs_counts
         self._needs_domains = plan.variant.domains is not None
         self._enrolment_due = 0.0
         self.measures = names_of(plan.variant.views, plan.metrics())

@@ -75,7 +75,7 @@ def hello_of(
     otherwise it has only their hash.
     """
     counts: tuple[int, ...] = ()
-    if plan and plan.load().needs_counts:
+    if plan and plan.variant.needs_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
     round, phase, base = last_answer(saved) if plan else (0, "", b"")
     return Hello(

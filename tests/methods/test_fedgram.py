@@ -332,6 +332,17 @@ def test_sums_with_almost_no_noise_give_the_arrays_of_the_samples():
             assert_close(value, sent[key], rtol=1e-9, atol=1e-9)
 
 
+def test_a_class_with_too_few_samples_in_a_sum_is_not_held():
+    _, sums, vectors = released(("device-0", "device-3"), 0.0)
+    for name, vector in vectors.items():
+        (kept,) = whole_moments.with_sent_counts(
+            [Reply(name, SIZES[name], sums.payload(vector, SIZES[name]))], 7
+        )
+        held = {c: n for c, n in enumerate(DATA[name].y.bincount(minlength=CLASSES).tolist()) if n >= 7}
+        labels, counts = (kept.payload[key].tolist() for key in ("labels", "counts"))
+        assert dict(zip(labels, counts, strict=True)) == held
+
+
 def test_the_sum_of_all_devices_gives_the_head_of_the_single_sums(monkeypatch):
     """So a masked sum could replace the sums of the devices, with the same noise in it."""
     monkeypatch.setattr(fedgram, "noise_edge", lambda *_: 3.0)  # As if the noise were the same in both.
