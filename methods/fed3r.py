@@ -27,7 +27,6 @@ from functools import partial
 from typing import get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods.contract.base import Method, Payload, Reply
@@ -44,7 +43,14 @@ from protofleet.methods.maths.grams import (
 from protofleet.methods.maths.heads import Penalty, penalised, solved
 from protofleet.methods.maths.means import class_means
 from protofleet.methods.nets.base import Net
-from protofleet.methods.parts.class_sums import ClassSums, NoisySums, ReleasedSums
+from protofleet.methods.parts.class_sums import (
+    ClassSums,
+    NoisySums,
+    ReleasedSums,
+    noise_edge,
+    problem_with_noisy_products,
+    solvable,
+)
 from protofleet.methods.parts.feature_means import (
     class_squares,
     dtype_of,
@@ -98,8 +104,10 @@ class Server(StatisticsServer):
 
     def refusal(self, reply: Reply) -> str:
         whole = symmetric_of(reply.payload["gram"].double(), self.width)
-        within = whole - own_squares(reply.payload, "targets")
         most = self.width if self.hyper.normalised else math.inf
+        if self.noise is not None:
+            return problem_with_noisy_products(whole, self.noise, float(samples(reply).sum()), most)
+        within = whole - own_squares(reply.payload, "targets")
         return problem_with_squares("gram", whole, within, whole, most)
 
     def solve(self, replies: Sequence[Reply]) -> Payload:
@@ -109,6 +117,8 @@ class Server(StatisticsServer):
         G = torch.zeros(self.width, self.width, dtype=torch.float64, device=means.device)
         for reply in replies:
             G += samples(reply).sum() * symmetric_of(reply.payload["gram"].double(), self.width)
+        if self.noise is not None:
+            G = solvable(G, noise_edge(self.noise, self.width, len(replies)))
         targets = counts.unsqueeze(1) * means
         head = solved(penalised(G, self.hyper.lam, self.hyper.penalty), targets.T).T
         head = unit_classes(head, self.model.embedding_size) if self.hyper.normalise else head
@@ -141,19 +151,18 @@ class Client(StatisticsClient):
 
 def sums(hyper: Hyper, model: Net, clip: float) -> ReleasedSums:
     """Return the sums whose release with noise protects each sample; phi does not depend on the samples."""
-    size, width = model.embedding_size, hyper.width(model.embedding_size)
+    size = model.embedding_size
     longest = min(clip, math.sqrt(size)) if hyper.normalised else clip
     dtype = dtype_of(model)
 
     def arrays(noisy: NoisySums, samples: int) -> dict[str, Tensor]:
         means, counts = noisy.means(hyper.least_samples, samples, longest)
-        x = with_constant(means) if hyper.intercept else means
-        between = class_squares(x, counts.double() / counts.sum().clamp(min=1))
-        most = width if hyper.normalised else math.inf
-        # The constant feature is the same for all samples, so its products about the class means are 0.
-        within = noisy.within(means, counts, most - float(between.trace()))
-        mean_gram = triangle_of(between + F.pad(within, (0, width - size, 0, width - size)))
-        return {"gram": mean_gram.to(dtype), **held_means(model, x, counts, "targets")}
+        assert noisy.products is not None, "the released sums have products"
+        x, total = with_constant(means) if hyper.intercept else means, counts.sum().clamp(min=1)
+        # The products with the constant feature are the sums of the features, so they follow from the means.
+        mean_gram = class_squares(x, counts.double() / total)
+        mean_gram[:size, :size] = noisy.products / total
+        return {"gram": triangle_of(mean_gram).to(dtype), **held_means(model, x, counts, "targets")}
 
     return ReleasedSums(ClassSums(clip, model.classes, size, products=True), arrays)
 

@@ -15,10 +15,15 @@ not grow; the rounding is that of the sums. It is part of the method: named code
   bits    8. With 4 bits, leaving devices out has chosen penalties that are far too large, also with exact errors, and
           has cost 5 to 8 points. A choice by validation samples, which 4 bits need, is not implemented.
 
-Devices state their numbers of samples of each class when they join, as in TinyProto, because the arrays have no
-counts. So the coordinator learns the label distribution, which B shows too. F is a sketch of the samples: with
-r = 96, membership of a sample in a device's data could be read from it almost surely. The method saves bytes, and
-hides nothing. Random features and a personal head are left out.
+  form    "factor" as above. With "gram", devices send X_i'X_i / n_i as it is, and no counts: B shows them. Only then
+          can noise protect the samples ([dp]), because the sums of a release are linear in the samples, and a factor
+          is not. With noise, G = sum_i n_i G_i has negative eigenvalues, which are set to 0. The penalty is then at
+          least half of the largest eigenvalue of the noise alone, and `lam` is not chosen by leaving devices out.
+
+With "factor", devices state their numbers of samples of each class when they join, as in TinyProto, because the
+arrays have no counts. So the coordinator learns the label distribution, which B shows too. F is a sketch of the
+samples: with r = 96, membership of a sample in a device's data could be read from it almost surely. The method saves
+bytes, and hides nothing without noise. Random features and a personal head are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -36,14 +41,25 @@ from protofleet.methods.contract.base import Method, Payload, Reply, seeded
 from protofleet.methods.contract.cost import Cost, Numbers, Sizes
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.maths.grams import with_constant
+from protofleet.methods.maths.grams import gram, symmetric_of, triangle_size, with_constant
 from protofleet.methods.maths.left_out import Moments, factor, ridge
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts import whole_moments
+from protofleet.methods.parts.class_sums import (
+    ClassSums,
+    ReleasedSums,
+    noise_edge,
+    problem_with_noisy_products,
+    solvable,
+)
 from protofleet.methods.parts.feature_means import dtype_of, linear_rule
-from protofleet.methods.parts.local import demand
+from protofleet.methods.parts.local import demand, demand_one_of
 from protofleet.methods.parts.rounded_moments import (
     GRID,
+    MomentsOf,
     chosen_penalty,
     moment_wants,
+    moments,
     problem_with_moments,
     rounded_moments,
     total,
@@ -58,6 +74,7 @@ from protofleet.methods.parts.statistics import (
 from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Within
 
 LARGEST_HALF = 65_504.0  # The largest float16.
+Form: TypeAlias = Literal["factor", "gram"]
 Penalty = Annotated[float, Within(0, LARGEST_FACTOR, above=True)]
 
 
@@ -68,10 +85,15 @@ class Hyper(StatisticsHyper):
     bits: Annotated[int, Within(1, 8)] = 8
     """Bits of a number of the factor; only 8 is possible, because fewer bits spoil the choice of `lam`."""
     lam: Penalty | None = None
-    """Penalty (lambda) on the head; if left out, it is chosen by leaving devices out of the head."""
+    """Penalty (lambda) on the head; if left out, it is chosen by leaving devices out of the head, or with `[dp]` by
+    the noise.
+    """
+    form: Form = "factor"
+    """Form of the second moments, `factor` (of `rank` rows, rounded) or `gram` (all numbers, which `[dp]` needs)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        demand_one_of("form", self.form, get_args(Form))
         reason = "with fewer bits, leaving devices out chooses penalties that are far too large"
         demand("bits", self.bits, self.bits == 8, f"8, because {reason}")
 
@@ -84,27 +106,50 @@ class Server(StatisticsServer):
     hyper: Hyper
 
     def wants(self) -> Mapping[str, TensorSpec]:
+        if self.hyper.form == "gram":
+            return whole_moments.whole_wants(self.model)
         width = self.model.embedding_size + 1
         return moment_wants(self.hyper.rows(width), self.model.classes, width)
 
     def kept(self, replies: Iterable[Reply]) -> Iterable[Reply]:
+        if self.hyper.form == "gram":
+            return whole_moments.with_sent_counts(replies, self.hyper.least_samples)
         return with_stated_counts(replies, self.cohort, self.hyper.least_samples)
 
     def refusal(self, reply: Reply) -> str:
-        most = math.sqrt(self.model.embedding_size + 1) if self.hyper.normalised else math.inf
-        return problem_with_moments(reply.payload, most)
+        width = self.model.embedding_size + 1
+        most = width if self.hyper.normalised else math.inf
+        if self.noise is not None:
+            whole = symmetric_of(reply.payload["gram"].double(), width)
+            return problem_with_noisy_products(whole, self.noise, float(reply.payload["samples"]), most)
+        if self.hyper.form == "gram":
+            return whole_moments.problem_with_whole(reply.payload, most)
+        return problem_with_moments(reply.payload, math.sqrt(most))
 
     def solve(self, replies: Sequence[Reply]) -> Payload:
         labels = torch.cat([reply.payload["labels"] for reply in replies])
         if not (known := labels.bincount(minlength=self.model.classes) > 0).any():
             return {}
-        whole = total(replies)
-        lam = self.hyper.lam or self.chosen(replies, whole)
-        head = ridge(whole, lam * whole.unit).T.clamp(-LARGEST_HALF, LARGEST_HALF)
+        whole = total(replies, self.of)
+        if self.noise is None:
+            head = ridge(whole, (self.hyper.lam or self.chosen(replies, whole)) * whole.unit)
+        else:
+            head = self.among_noise(whole, noise_edge(self.noise, len(whole.gram), len(replies)))
+        head = head.T.clamp(-LARGEST_HALF, LARGEST_HALF)
         return {"head": torch.where(known.unsqueeze(1), head, 0.0).half()}
 
+    @property
+    def of(self) -> MomentsOf:
+        """Return the function that computes the sums over the samples of an answer."""
+        return whole_moments.moments if self.hyper.form == "gram" else moments
+
+    def among_noise(self, whole: Moments, edge: float) -> Tensor:
+        """Return the head from sums whose noise has eigenvalues up to `edge`."""
+        more = max(0.0, (self.hyper.lam or 0.0) * whole.unit - edge / 2)
+        return ridge(replace(whole, gram=solvable(whole.gram, edge)), more)
+
     def chosen(self, replies: Sequence[Reply], whole: Moments) -> float:
-        if (best := chosen_penalty(replies, whole)) == GRID[-1]:
+        if (best := chosen_penalty(replies, whole, self.of)) == GRID[-1]:
             server_log.warning(
                 "round %d: leaving devices out chooses lam = %g, the largest of those that are tried; a larger "
                 "method.lam, or a larger method.rank, may be better", self.number, best,
@@ -117,9 +162,11 @@ class Client(StatisticsClient):
 
     def statistics(self, z: Tensor, y: Tensor) -> Payload:
         x, size = with_constant(z), max(1, len(z))
-        rows, tail = factor(x / math.sqrt(size), self.hyper.rows(x.shape[1]))
         is_class = y == torch.arange(self.model.classes, device=y.device).unsqueeze(1)
         signs = torch.where(is_class, 1.0, -1.0).to(x.dtype)
+        if self.hyper.form == "gram":
+            return whole_moments.whole_moments(self.model, gram(x), signs @ x, len(z))
+        rows, tail = factor(x / math.sqrt(size), self.hyper.rows(x.shape[1]))
         # The rounding is the same in every round, so an answer that is computed again has the same bits.
         generator = seeded(self.seed, self.device, "rounding")
         return rounded_moments(rows, tail, signs @ x / size, len(z), generator)
@@ -134,17 +181,30 @@ class Client(StatisticsClient):
 
 def cost(sizes: Sizes, hyper: Hyper | None = None) -> Cost:
     """Return the cost of a round; the head goes down only in the last evaluation."""
-    rows, width = (hyper or Hyper()).rows(sizes.D + 1), sizes.D + 1
+    hyper, width = hyper or Hyper(), sizes.D + 1
+    if hyper.form == "gram":
+        up = {"gram": triangle_size(width), "targets": sizes.C * width, "samples": 1}
+        return Cost(up, last={"head": Numbers(sizes.C * width, 2 * sizes.C * width)})
+    rows = hyper.rows(width)
     factors, targets = (Numbers(count * width, count * width) for count in (rows, sizes.C))
     up = {"factor": factors, "targets": targets, "scales": rows + sizes.C, "tail": 1, "samples": 1}
     return Cost(up, last={"head": Numbers(sizes.C * width, 2 * sizes.C * width)})
 
 
+def sums(hyper: Hyper, model: Net, clip: float) -> ReleasedSums:
+    """Return the sums whose release with noise protects each sample; phi does not depend on the samples."""
+    classes = ClassSums(clip, model.classes, model.embedding_size, products=True)
+    return ReleasedSums(classes, partial(whole_moments.whole_moments_of_sums, model))
+
+
 def variant(hyper: Hyper) -> Method:
-    return replace(METHOD, cost=partial(cost, hyper=hyper))
+    made = replace(METHOD, cost=partial(cost, hyper=hyper))
+    if hyper.form == "factor":
+        return made
+    return replace(made, needs_counts=False, arrays=("gram", "targets", "samples", "head"), sums=sums)
 
 
 METHOD = Method(
-    "no paper", Hyper, Server, Client, needs_counts=True,
+    "no paper", Hyper, Server, Client, needs_counts=True, sums_with='method.form = "gram"',
     arrays=("factor", "targets", "scales", "tail", "samples", "head"), cost=cost, variant=variant,
 )  # fmt: skip

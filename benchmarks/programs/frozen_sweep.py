@@ -82,7 +82,7 @@ def half_of(plan: Plan, rows: Rows, name: str) -> ClientHalf:
 
 def members_of(plan: Plan, rows: Rows) -> list[Member]:
     def counts(data: Splits) -> tuple[int, ...]:
-        needed = plan.load().needs_counts
+        needed = plan.variant.needs_counts
         return tuple(data.train.y.bincount(minlength=data.classes).tolist()) if needed else ()
 
     return [Member(name, len(data.train.y), counts(data), data.domain) for name, data in rows.items()]

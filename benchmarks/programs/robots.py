@@ -199,7 +199,7 @@ class Robot:
             return
         self.sent_hello = True
         plan = self.plan if self.welcomed_by == self.link.epoch else None
-        counts = (EXAMPLES // CLASSES,) * CLASSES if plan and plan.load().needs_counts else ()
+        counts = (EXAMPLES // CLASSES,) * CLASSES if plan and plan.variant.needs_counts else ()
         last = self.answered if plan else None
         can = (*forms.DEVICE_FORMS, forms.RUNS) if self.wish.free_places else forms.DEVICE_FORMS
         self.link.send(

@@ -88,7 +88,7 @@ class Stepper:
         if number == 1:
             self._plan.demand_fleet_fit(self.server.fleet)
         keeps = self.server.keeps_answers
-        if self._plan.dp is not None and self._plan.load().needs_counts:
+        if self._plan.dp is not None and self._plan.variant.needs_counts:
             members = counted_once(members, self._plan.classes)
         self.server.begin(number, list(members) if keeps else capped_members(members, self._weight_cap))
         if evaluate and (reason := self.server.lacking()):

@@ -343,7 +343,7 @@ class Federation:
         return LocalJob(half, data, self._plan.variant.reports)
 
     def _counts(self, data: Shard) -> tuple[int, ...]:
-        if not self._plan.load().needs_counts:
+        if not self._plan.variant.needs_counts:
             return ()
         return tuple(torch.bincount(data.train.y, minlength=data.classes).tolist())
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.averages import Averaged, demand_averaged
 from protofleet.methods.contract.cost import Cost, Sizes
-from protofleet.methods.contract.private_sums import SampleSums
+from protofleet.methods.contract.private_sums import SampleSums, SumNoise
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.contract.wants import TensorSpec, problem_with
 from protofleet.methods.nets.base import Encoder, Net
@@ -127,6 +127,8 @@ class ServerHalf(ABC):
     # Description of the run's public set, for methods whose field `public` is true. The server half does not get the
     # samples.
     public: PublicSet = PublicSet()
+    # Noise on the sums of each device under `dp.unit = "sample"`, or None.
+    noise: SumNoise | None = None
     # True if the half keeps the answers of devices in its state, so that each device is asked once. Then it defines
     # `answered` and `forget`, and calls `capped` with all kept answers, because their median does not depend on the
     # rounds in which they came. The coordinator limits the samples of all other halves' replies itself.
@@ -341,6 +343,7 @@ class Method:
     # Function that gets the settings, the run's network and `dp.clip`. It returns the sums that a device releases
     # with noise under `dp.unit = "sample"`. A method whose features depend on the training samples must not have it.
     sums: Callable[[Any, Net, float], SampleSums] | None = None
+    sums_with: str = ""  # Setting with which the method has `sums`, if it has none as it is.
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
     # Function that gets the settings. It returns a copy of this method, in which the fields above have the values for
     # these settings.

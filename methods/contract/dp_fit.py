@@ -36,6 +36,8 @@ def demand_dp_fit(dp: DpSettings, name: str, method: Method, rounds: int, coded:
 
 def misfit(method: Method, unit: PrivacyUnit) -> str:
     """Return why noise on the updates of a method does not protect this unit, or "" if it does."""
+    if unit == "sample" and method.sums is None and method.sums_with:
+        return f"sends no sums over its samples; set {method.sums_with}"
     if unit == "sample" and method.sums is None:
         return (
             "has features that depend on the training samples, or sends no sums of features, so noise on its updates "

@@ -20,11 +20,11 @@ from torch import Tensor
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
-from protofleet.methods.contract.dp_fit import demand_dp_fit
+from protofleet.methods.contract.dp_fit import demand_dp_fit, mechanism_of
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.kept import KeptRound, problem_with
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
-from protofleet.methods.contract.private_sums import SUMS, SampleSums
+from protofleet.methods.contract.private_sums import SUMS, SampleSums, SumNoise
 from protofleet.methods.contract.public import (
     DRAWN,
     HASHED,
@@ -247,7 +247,7 @@ class Plan:
 
         In a run of masked sums, these numbers are only in the sum. With noise, each device counts once.
         """
-        return self.load().needs_counts and self.secagg is None and self.dp is None
+        return self.variant.needs_counts and self.secagg is None and self.dp is None
 
     @property
     def summed_phases(self) -> Mapping[str, Averaged]:
@@ -300,7 +300,7 @@ class Plan:
     @cached_property
     def sums(self) -> SampleSums | None:
         """Return the sums that a device releases with noise, if the run protects single samples."""
-        of_method = self.load().sums
+        of_method = self.variant.sums
         if self.dp is None or self.dp.unit != "sample" or of_method is None:
             return None
         model = self._model_without_memory()
@@ -407,6 +407,8 @@ class Plan:
         half = method.Server(model, self.settings(), self.seed)
         half.rounds, half.public = self.rounds, self.public or PublicSet()
         half.kinds = self.variant.kinds
+        if self.dp is not None and (sums := self.sums) is not None:
+            half.noise = SumNoise(self.dp.clip, mechanism_of(self.dp, sums.numbers, sums).deviation)
         return half
 
     def client_half(
@@ -505,6 +507,12 @@ def secagg_misfit(method: Method, name: str) -> str:
         return (
             f"secagg is set, but {name} needs the number of samples of each class from each device, which would be "
             f"known in addition to the sum; leave secagg out, or take one of {known}"
+        )
+    if method.sums is not None:
+        return (
+            f"secagg is set, but {name} sends sums over samples: without noise, a sum of few devices still shows "
+            "whether a sample is in it, and a masked sum with noise for each sample is not implemented; leave "
+            'secagg out, and set [dp] with unit = "sample"'
         )
     if not method.averaged:
         return (

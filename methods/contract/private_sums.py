@@ -8,11 +8,20 @@ it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from torch import Tensor
 
 SUMS: Final = "sums"  # Name of the array with the sums; it stays on the device.
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise that each device adds to its sums. It follows from the plan, so the server half may use it."""
+
+    clip: float  # Largest length of the features of one sample (`dp.clip`).
+    deviation: float  # Deviation of the noise on each number of the vector.
 
 
 class SampleSums(Protocol):

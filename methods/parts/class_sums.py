@@ -5,8 +5,10 @@ first scaled to a length of at most C. The upper triangle of z z' has its produc
 its length is |z|^2. So a sample adds a vector of at most C sqrt(1 + 1/4), or C sqrt(2 + 1/4) with the products.
 
 Sums with noise may be sums of no samples: counts are below 0, or a matrix of products has negative eigenvalues.
-The functions here return the nearest means and products that samples can have. They look at nothing but the sums with
-noise and the stated number of samples, so they give away nothing more.
+`NoisySums.means` returns the nearest means that samples can have. Products keep their negative eigenvalues until the
+server has added those of all devices, because on each device alone, a correction would add to the sum as often as
+there are devices. `solvable` then makes the sum positive. These functions look at nothing but the sums with noise and
+the stated number of samples, so they give away nothing more.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from protofleet.methods.contract.private_sums import SumNoise
 from protofleet.methods.maths.grams import symmetric_of, triangle_of, triangle_size
 
 ToArrays: TypeAlias = Callable[["NoisySums", int], dict[str, Tensor]]
@@ -93,18 +96,6 @@ class NoisySums:
         means = means * (longest / means.norm(dim=1, keepdim=True).clamp(min=longest))
         return torch.where(held.unsqueeze(1), means, 0.0), torch.where(held, whole, 0)
 
-    def within(self, means: Tensor, counts: Tensor, trace: float) -> Tensor:
-        """Return the mean of z z' about the class means, with no eigenvalue below 0 and at most this trace."""
-        assert self.products is not None
-        shares = counts.double() / counts.sum().clamp(min=1)
-        found = self.products / self.counts.sum().clamp(min=1) - means.T @ (shares.unsqueeze(1) * means)
-        values, vectors = torch.linalg.eigh((found + found.T) / 2)
-        values = values.clamp(min=0)
-        if (total := float(values.sum())) > trace:
-            values = values * (max(0.0, trace) / total)
-        nearest: Tensor = (vectors * values) @ vectors.T
-        return nearest
-
 
 @dataclass(frozen=True)
 class ReleasedSums:
@@ -126,3 +117,34 @@ class ReleasedSums:
 
     def payload(self, vector: Tensor, samples: int) -> dict[str, Tensor]:
         return self.arrays(self.of_classes.split(vector), samples)
+
+
+def noise_edge(noise: SumNoise, width: int, devices: int) -> float:
+    """Return the largest eigenvalue that noise alone has in the sum of the products [width, width] of the devices.
+
+    A number off the diagonal has sqrt(2) times less noise than the diagonal (see `ClassSums`). The eigenvalues of
+    such a matrix fill the interval from -edge to edge (Wigner's semicircle).
+    """
+    return noise.clip * noise.deviation * math.sqrt(2 * width * devices)
+
+
+def solvable(G: Tensor, edge: float) -> Tensor:
+    """Return a sum of products with noise for a ridge head: no eigenvalue below 0, and then a penalty.
+
+    The penalty is half of `edge`, so it follows from the plan and gives away nothing. In directions in which the
+    samples have less than the noise, it keeps the weights of the head small.
+    """
+    values, vectors = torch.linalg.eigh(G)
+    found: Tensor = (vectors * (values.clamp(min=0) + edge / 2)) @ vectors.T
+    return found
+
+
+def problem_with_noisy_products(G: Tensor, noise: SumNoise, samples: float, most: float) -> str:
+    """Return why a mean of products cannot be one of samples with noise, with value and limit; "" if it can.
+
+    `most` is the largest squared length of a sample.
+    """
+    # The noise of all n (n + 1) / 2 numbers has a length of about n / sqrt(2) deviations.
+    room = 2 * noise.clip * noise.deviation * (len(G) + 8) / max(1.0, samples)
+    norm, limit = float(G.norm()), most + room
+    return f"gram has a norm of {norm:g}, above {limit:g}" if norm > limit else ""

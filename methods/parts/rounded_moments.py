@@ -6,9 +6,9 @@ All arrays are means over the samples of the device. W is the width of a sample,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.left_out import Moments, errors_of_penalties
 from protofleet.methods.maths.rounded_rows import room, rounded_rows, rows_of
 from protofleet.methods.parts.feature_means import ROOM
+
+MomentsOf: TypeAlias = Callable[[Reply], Moments]
 
 GRID: Final = tuple(10 ** (power / 2) for power in range(-2, 9))  # 0.1 to 10,000
 ALONE: Final = 1.0  # The penalty if no device can be left out.
@@ -74,16 +76,16 @@ def moments(reply: Reply) -> Moments:
     return Moments(samples * (rows.T @ rows + tail * identity), samples * targets.T, samples)
 
 
-def total(replies: Sequence[Reply]) -> Moments:
+def total(replies: Sequence[Reply], of: MomentsOf = moments) -> Moments:
     """Return the sums over the samples of these devices, in their order; there is at least one device."""
-    return reduce(Moments.__add__, map(moments, replies))
+    return reduce(Moments.__add__, map(of, replies))
 
 
-def chosen_penalty(replies: Sequence[Reply], whole: Moments) -> float:
+def chosen_penalty(replies: Sequence[Reply], whole: Moments, of: MomentsOf = moments) -> float:
     """Return the penalty of GRID with the smallest squared error on devices that are left out of the head."""
     groups = [replies[place::GROUPS] for place in range(min(GROUPS, len(replies)))]
     penalties, errors = [lam * whole.unit for lam in GRID], [0.0] * len(GRID)
-    for own in map(total, groups):
+    for own in (total(group, of) for group in groups):
         report_progress()
         if 0 < own.samples < whole.samples:
             found = errors_of_penalties(whole - own, own, penalties)

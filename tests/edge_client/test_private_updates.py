@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from protofleet.edge_client import private_updates
+from protofleet.edge_client.conversation.hello import hello_of
 from protofleet.edge_client.private_rows import demand_rows_fit
 from protofleet.edge_client.private_updates import (
     PrivateUpdates,
@@ -15,6 +16,7 @@ from protofleet.edge_client.private_updates import (
     demand_delta_fit,
     without_personal,
 )
+from protofleet.edge_client.state.file import RunEntry
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.contract.private_sums import SUMS
@@ -25,7 +27,7 @@ from protofleet.protocol.privacy.noise import DiscreteGaussian, discrete_gaussia
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError
 from tests.support.empirical_epsilon import best_bound
-from tests.support.small_federation import plan
+from tests.support.small_federation import plan, shard
 
 DELTA = 1e-5
 WIDTH = 16  # numbers in a row of the plan's network
@@ -261,3 +263,13 @@ def test_a_long_attack_on_updates_stays_below_the_claim(attack):
 def test_sums_that_are_not_limited_would_be_found(monkeypatch):
     monkeypatch.setattr(private_updates, "sums_in", lambda payload: np.asarray(payload[SUMS]) * 4)
     assert sample_attack(TRIALS) > 1.0
+
+
+def test_a_device_states_no_counts_of_classes_in_a_run_with_noise():
+    """These counts would be a release without noise."""
+    made = (
+        plan("fedgram", 1),
+        replace(plan("fedgram", 1, form="gram"), dp=DpSettings("sample", 8.0, 1e-4, 3.0, 1)),
+    )
+    found = [hello_of("a", "", shard(0), one, RunEntry()).counts for one in made]
+    assert found[0] and not found[1]

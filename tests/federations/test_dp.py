@@ -24,7 +24,8 @@ LEAVING = "device-1"
 
 def private(folder, method="fedavg", unit="device", rounds=2, policy=POLICY):
     dp = DpSettings(unit, 8.0, DELTA, 1.0 if unit == "device" else 3.0, rounds)
-    made = replace(plan(method, policy.rounds), network=Network("mlp", 8), dp=dp)
+    hyper = {"form": "gram"} if method == "fedgram" else {}
+    made = replace(plan(method, policy.rounds, **hyper), network=Network("mlp", 8), dp=dp)
     shards = {f"device-{i}": shard(i) for i in range(3)}
     return Simulation(made, shards, policy, folder, NetworkConditions())
 
@@ -41,6 +42,7 @@ def ledger(run, device):
         ("fedproto", "device", 2),
         ("fedncm", "sample", 1),
         ("fed3r", "sample", 1),
+        ("fedgram", "sample", 1),
     ],
 )
 def test_both_sides_count_the_same_releases_and_the_claim_is_the_budget(method, unit, releases, tmp_path):

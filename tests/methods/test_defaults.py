@@ -74,7 +74,7 @@ DEFAULTS = {
         "replay": True,  # Our choice; in the paper, the server learns from the rows of a round.
         "least_samples": 5,
     },
-    "fedgram": {"rank": 24, "bits": 8, "lam": None, **STATISTICS},  # The method has no paper.
+    "fedgram": {"rank": 24, "bits": 8, "lam": None, "form": "factor", **STATISTICS},  # The method has no paper.
     "fedheal": {"threshold": 0.3, "beta": 0.4, "table_bytes": 1 << 30},  # The last is our choice.
     "fedhp": {**EVERY_CLASS,
         "weight_decay": 1e-4, "lam": 0.1, "proto_lr": 0.005, "lh_reduction": "sum", "aggregation": "normalised",

@@ -12,10 +12,11 @@ from protofleet.methods import fedgram
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
-from protofleet.methods.parts import rounded_moments
+from protofleet.methods.contract.private_sums import SumNoise
+from protofleet.methods.parts import rounded_moments, whole_moments
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.statistics import with_stated_counts
-from tests.methods.plain import DATA, PRESENT, counted_features, halves, played
+from tests.methods.plain import DATA, PRESENT, counted_features, halves, network, played
 from tests.methods.tiny import Shard, play, same
 
 D, CLASSES = 6, 3
@@ -50,7 +51,11 @@ def sums(sent):
 
 def plain(answers, lam):
     """Return the head [C, W] of these answers, in the order of the devices' names."""
-    found = [sums(answers[name]) for name in sorted(answers)]
+    return plain_of([sums(answers[name]) for name in sorted(answers)], lam)
+
+
+def plain_of(found, lam):
+    """Return the head [C, W] of G, B and n of each device."""
     c = float(sum(G for G, _, _ in found).trace()) / sum(n for _, _, n in found) / 513
 
     def head(some, lam):
@@ -249,9 +254,140 @@ def test_its_bytes_are_those_of_the_closed_form(rank, up):
         ),
         ({"rank": 0}, "rank is 0, it must be at least 1"),
         ({"lam": 0.0}, "lam is 0.0, it must be above 0"),
+        ({"form": "rows"}, "form is 'rows', it must be one of factor, gram"),
     ],
 )
 def test_impossible_settings_name_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         fedgram.Hyper(**settings)
     assert str(error.value).startswith(problem)
+
+
+# The whole Gram matrix
+
+GRAM = {"form": "gram"}
+
+
+def whole_sums(device, hyper):
+    """Return G, B and n of the samples that count on a device."""
+    x, signs = rows_and_signs(DATA[device], hyper)
+    return x.T @ x, x.T @ signs, len(x)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lam": 40.0, "features": "raw", "least_samples": 1}])
+def test_the_head_of_whole_grams_is_that_of_a_plain_loop_over_the_samples(settings):
+    hyper = fedgram.Hyper(**GRAM, **settings)
+    server, _ = played(fedgram, hyper)
+    wanted = plain_of([whole_sums(name, hyper) for name in sorted(DATA)], hyper.lam)
+    assert torch.equal(server.payload()["head"], wanted.half())
+    counts = {name: reply.payload["counts"].tolist() for name, reply in by_device(server).items()}
+    assert counts == {
+        name: [n for n in DATA[name].y.bincount().tolist() if n >= hyper.least_samples] for name in DATA
+    }
+
+
+def by_device(server):
+    return {reply.device: reply for reply in server.answers.replies()}
+
+
+def released(devices, deviation, seed=1):
+    """Return a server half of a run with noise, and the sums with noise of these devices."""
+    hyper = fedgram.Hyper(**GRAM, least_samples=1)
+    server, clients = halves(fedgram, hyper)
+    server.noise = SumNoise(math.sqrt(D), deviation)
+    sums, generator = fedgram.sums(hyper, network(), math.sqrt(D)), torch.Generator().manual_seed(seed)
+    vectors = {}
+    for name in devices:
+        clients[name].sums = sums
+        (vector,) = clients[name].run(Ask("describe")).values()
+        vectors[name] = vector + deviation * torch.randn(
+            len(vector), generator=generator, dtype=torch.float64
+        )
+    return server, sums, vectors
+
+
+def head_of(server, sums, vectors, sizes):
+    server.begin(1, [Member(name, sizes[name]) for name in vectors])
+    story = server.round()
+    ask, replies = next(story), []
+    for name, vector in vectors.items():
+        payload = sums.payload(vector, sizes[name])
+        assert ask.problem_with(payload, sizes[name]) is None
+        replies.append(Reply(name, sizes[name], payload))
+    with pytest.raises(StopIteration):
+        story.send(replies)
+    return server.payload()["head"]
+
+
+SIZES = {name: len(part.y) for name, part in DATA.items()}
+
+
+def test_sums_with_almost_no_noise_give_the_arrays_of_the_samples():
+    hyper = fedgram.Hyper(**GRAM, least_samples=1)
+    _, sums, vectors = released(DATA, 0.0)
+    clients = halves(fedgram, hyper)[1]
+    for name, vector in vectors.items():
+        sent = clients[name].run(Ask("describe"))
+        for key, value in sums.payload(vector, SIZES[name]).items():
+            assert_close(value, sent[key], rtol=1e-9, atol=1e-9)
+
+
+def test_a_class_with_too_few_samples_in_a_sum_is_not_held():
+    _, sums, vectors = released(("device-0", "device-3"), 0.0)
+    for name, vector in vectors.items():
+        (kept,) = whole_moments.with_sent_counts(
+            [Reply(name, SIZES[name], sums.payload(vector, SIZES[name]))], 7
+        )
+        held = {c: n for c, n in enumerate(DATA[name].y.bincount(minlength=CLASSES).tolist()) if n >= 7}
+        labels, counts = (kept.payload[key].tolist() for key in ("labels", "counts"))
+        assert dict(zip(labels, counts, strict=True)) == held
+
+
+def test_the_sum_of_all_devices_gives_the_head_of_the_single_sums(monkeypatch):
+    """So a masked sum could replace the sums of the devices, with the same noise in it."""
+    monkeypatch.setattr(fedgram, "noise_edge", lambda *_: 3.0)  # As if the noise were the same in both.
+    server, sums, vectors = released(DATA, 2.0)
+    single = head_of(server, sums, vectors, SIZES)
+    whole, sums, _ = released((), 2.0)
+    one = head_of(whole, sums, {"all": sum(vectors.values())}, {"all": sum(SIZES.values())})
+    assert single.any() and assert_close(single.double(), one.double(), rtol=2e-3, atol=2e-3) is None
+
+
+def test_with_noise_the_head_solves_the_positive_part_of_the_sum_with_the_penalty_of_the_noise():
+    server, sums, vectors = released(DATA, 2.0)
+    head = head_of(server, sums, vectors, SIZES).double()
+    G = sum(one.gram for one in map(whole_moments.moments, server.answers.replies()))
+    B = sum(one.products for one in map(whole_moments.moments, server.answers.replies()))
+    values, directions = torch.linalg.eigh(G)
+    edge = math.sqrt(D) * 2.0 * math.sqrt(2 * W * len(DATA))
+    assert float(values[0]) < 0
+    G = sum(max(0.0, float(v)) * torch.outer(d, d) for v, d in zip(values, directions.T, strict=True))
+    wanted = torch.linalg.solve(G + edge / 2 * torch.eye(W, dtype=torch.float64), B).T
+    assert_close(head, wanted.half().double(), rtol=2e-3, atol=1e-4)
+
+
+def test_a_larger_penalty_than_that_of_the_noise_is_used():
+    heads = []
+    for lam in (None, 1e4):
+        server, sums, vectors = released(DATA, 2.0)
+        server.hyper = fedgram.Hyper(**GRAM, least_samples=1, lam=lam)
+        heads.append(float(head_of(server, sums, vectors, SIZES).double().norm()))
+    assert heads[1] < heads[0] / 2
+
+
+def test_answers_of_whole_grams_that_no_samples_can_have_are_not_used(caplog):
+    hyper = fedgram.Hyper(**GRAM, least_samples=1)
+    clients = halves(fedgram, hyper)[1]
+    for name, value, problem in (
+        ("gram", 9.0, "gram has a trace of"),
+        ("targets", -3.0, "targets has 3, above 0.39"),
+    ):
+        server = halves(fedgram, hyper)[0]
+        sent = snapshot(clients["device-0"].run(Ask("describe")))
+        sent[name][:] = value
+        server.begin(1, [Member("device-0", 24)])
+        story = server.round()
+        next(story)
+        with pytest.raises(StopIteration):
+            story.send([Reply("device-0", 24, sent)])
+        assert not server.answers.replies() and problem in caplog.text

@@ -31,7 +31,7 @@ GIVEN_AWAY: Final = {
     "fedgram": (
         "a sketch of the samples, class sums, and counts when the device joins; the sketch shows whether a given "
         "sample is one of them",
-        "no: factors cannot be added; `fed3r` sends what can be added",
+        'no: factors cannot be added; `form = "gram"` sends what can be added',
     ),
     "tinyproto": (
         "a few numbers of each class mean, and counts when the device joins",

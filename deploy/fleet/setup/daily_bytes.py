@@ -44,7 +44,7 @@ def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
     Bytes that depend on a board's samples, such as features, are not counted.
     """
     plan = settings.plan()
-    cost_of = plan.load().cost
+    cost_of = plan.variant.cost
     if cost_of is None:
         return None
     half = plan.client_half(NoSamples(), "")

@@ -41,6 +41,14 @@ def test_a_method_with_two_averaged_phases_in_a_round_is_refused():
     assert not secagg_misfit(one, "fedavg")
 
 
+@pytest.mark.parametrize("method, hyper", [("fedgram", {"form": "gram"}), ("fed3r", {}), ("fedncm", {})])
+def test_a_sum_over_samples_without_noise_is_refused_and_the_message_names_the_noise(method, hyper):
+    reason = f"{method} sends sums over samples: without noise, a sum of few devices still shows whether a sample is"
+    with pytest.raises(SettingsError, match=reason) as error:
+        plan(method, hyper=hyper)
+    assert str(error.value).endswith('leave secagg out, and set [dp] with unit = "sample"')
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh", "fedhp"])
 def test_methods_of_weights_and_of_prototypes_take_masked_sums(method):
     assert [*plan(method).summed_phases] == ["train"]

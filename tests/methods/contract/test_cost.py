@@ -41,6 +41,7 @@ OTHERWISE = [  # Settings that change what is sent.
     ("fed3r", {"intercept": False}),
     ("fedcof", {"means_per_class": 3}),
     ("fedgram", {"rank": 2}),
+    ("fedgram", {"form": "gram"}),
     ("fedpft", {"covariance": "diag", "parts": 2}),
     ("fedpft", {"covariance": "full"}),
     ("ghofl", {"head": "nb"}),

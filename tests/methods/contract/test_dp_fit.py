@@ -16,6 +16,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.support.small_federation import plan
 
 SAMPLE = {"fed3r", "fedncm"}
+GRAM = {"form": "gram"}
 DEVICE = {"fedadagrad", "fedadam", "fedavg", "fedavgm", "fedlsa", "fedprox", "fedsr", "fedyogi", "moon"}
 ROWS = {"feddistill", "fedhp", "fedproto", "fedsa"}
 
@@ -24,12 +25,20 @@ def dp(unit="device", rounds=3, **more):
     return DpSettings(unit, 8.0, 1e-5, 1.0, rounds, **more)
 
 
-def private(method, unit="device", rounds=3):
-    return replace(plan(method, 3), network=Network("mlp", 8), dp=dp(unit, rounds))
+def private(method, unit="device", rounds=3, **hyper):
+    return replace(plan(method, 3, **hyper), network=Network("mlp", 8), dp=dp(unit, rounds))
 
 
 def test_only_features_that_do_not_depend_on_the_samples_protect_a_sample():
     assert {name for name in names() if not misfit(load(name), "sample")} == SAMPLE
+
+
+def test_factors_of_samples_cannot_have_noise_and_the_message_names_the_form_that_can():
+    with pytest.raises(
+        SettingsError, match='fedgram sends no sums over its samples; set method.form = "gram"'
+    ):
+        private("fedgram", "sample")
+    assert not misfit(private("fedgram", "sample", **GRAM).variant, "sample")
 
 
 def test_only_averaged_weights_or_rows_of_classes_protect_a_device():
@@ -123,8 +132,8 @@ def test_a_plan_with_dp_is_read_back_as_it_was():
 
 def test_the_sums_of_a_method_have_no_part_of_a_sample_that_is_longer_than_their_sensitivity():
     generator = torch.Generator().manual_seed(1)
-    for name in sorted(SAMPLE):
-        sums = private(name, "sample").sums
+    for made in (*(private(name, "sample") for name in sorted(SAMPLE)), private("fedgram", "sample", **GRAM)):
+        sums = made.sums
         z = torch.randn(40, 16, generator=generator, dtype=torch.float64) * 30
         for one, label in zip(z, range(40), strict=True):
             part = sums.vector(one.unsqueeze(0), torch.tensor([label % 3]))

@@ -3,11 +3,19 @@
 import pytest
 import torch
 
+from protofleet.methods.contract.private_sums import SumNoise
 from protofleet.methods.maths.grams import gram
 from protofleet.methods.maths.means import class_means
-from protofleet.methods.parts.class_sums import ClassSums, NoisySums
+from protofleet.methods.parts.class_sums import (
+    ClassSums,
+    NoisySums,
+    noise_edge,
+    problem_with_noisy_products,
+    solvable,
+)
 
 CLASSES, WIDTH = 3, 5
+NOISE = SumNoise(clip=2.0, deviation=0.5)
 
 
 def data(count=60, length=1.0):
@@ -60,21 +68,30 @@ def test_a_mean_with_noise_is_not_longer_than_a_feature_can_be():
     torch.testing.assert_close(means.norm(dim=1), torch.full((CLASSES,), 2.0).double())
 
 
-def test_products_with_noise_have_no_negative_eigenvalue_and_a_limited_trace():
-    generator = torch.Generator().manual_seed(5)
-    noise = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) * 50
-    noisy = NoisySums(
-        torch.zeros(CLASSES, WIDTH).double(), torch.full((CLASSES,), 10.0).double(), noise + noise.T
-    )
-    means, counts = noisy.means(1, 30, 1.0)
-    found = noisy.within(means, counts, trace=2.0)
-    assert float(torch.linalg.eigvalsh(found)[0]) >= -1e-12
-    assert float(found.trace()) <= 2.0 + 1e-9
+def noise_alone(width, deviation, devices):
+    """Return the products of sums over no samples, with the noise of so many devices."""
+    generator, sums = torch.Generator().manual_seed(5), ClassSums(2.0, 1, width, products=True)
+    rows = torch.randn(devices, sums.numbers, generator=generator, dtype=torch.float64) * deviation
+    return sum(sums.split(row).products for row in rows)
 
 
-def test_products_without_noise_are_those_about_the_class_means():
-    z, y = data()
-    sums = ClassSums(1.0, CLASSES, WIDTH, products=True)
-    noisy = sums.split(sums.vector(z, y))
-    means, counts = noisy.means(1, 60, 1.0)
-    torch.testing.assert_close(noisy.within(means, counts, 10.0), gram(z - means[y]) / 60)
+def test_the_largest_eigenvalue_of_noise_alone_is_the_edge():
+    for devices in (1, 4):
+        values = torch.linalg.eigvalsh(noise_alone(200, 0.5, devices)) / noise_edge(NOISE, 200, devices)
+        assert float(values[-1]) == pytest.approx(1, abs=0.1)
+        assert float(values[0]) == pytest.approx(-1, abs=0.1)
+
+
+def test_a_sum_of_products_for_a_head_has_half_of_the_edge_in_each_direction_without_samples():
+    generator = torch.Generator().manual_seed(6)
+    directions = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
+    values = torch.tensor([-7.0, -0.1, 0.0, 20.0]).double()
+    found = solvable(directions @ torch.diag(values) @ directions.T, 8.0)
+    wanted = torch.tensor([4.0, 4.0, 4.0, 24.0]).double()
+    torch.testing.assert_close(found, directions @ torch.diag(wanted) @ directions.T)
+
+
+def test_products_far_beyond_the_noise_are_refused_and_the_noise_itself_is_not():
+    found = noise_alone(WIDTH, 0.5, 1) / 30
+    assert problem_with_noisy_products(found, NOISE, 30, WIDTH) == ""
+    assert problem_with_noisy_products(found * 100, NOISE, 30, WIDTH).startswith("gram has a norm of ")
