@@ -55,8 +55,8 @@ def plan_of(s: Scenario) -> Plan:
 
 
 def sums_of(s: Scenario) -> SecaggSettings | None:
-    """Return the settings of masked sums; with less patience, more attempts fail."""
-    return SecaggSettings(patience_seconds=(2.0, 5.0, 20.0)[s.seed % 3]) if s.summed else None
+    """Return the settings of masked sums; devices work for up to `work_seconds` in each short phase too."""
+    return SecaggSettings(patience_seconds=10.0 + s.work_seconds) if s.summed else None
 
 
 def data_of(s: Scenario, i: int) -> Any:
