@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from protofleet.lab.leakage.maths.decoder import chosen_network, fitted_decoder, missed, with_means
@@ -14,6 +15,7 @@ def rows_and_pixels(seed, count=300):
     return rows, np.tanh(np.abs(rows) @ np.random.default_rng(99).normal(size=(4, 12)))
 
 
+@pytest.mark.slow
 def test_a_decoder_finds_what_a_linear_map_misses_on_images_that_it_has_not_seen():
     others, true = rows_and_pixels(1)
     decoded = psnr(fitted_decoder(*rows_and_pixels(0))(others), true).mean()
