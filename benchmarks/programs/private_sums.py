@@ -6,7 +6,7 @@ from the sum of the devices' sums, as a masked sum would give it, and the server
 The features are scaled to the length sqrt(D), and the clip is this length, so it changes no sample. With `--lam`, the
 accuracy without noise is that of the penalty with the most right answers on the validation samples. Start it with
 
-    python -m benchmarks.programs.private_sums experiments/digits/fedgram-gram.toml --samples 240 2000 --lam 1 10 100
+    python -m benchmarks.programs.private_sums experiments/digits-gram.toml --samples 240 2000 --lam 1 10 100
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def rows_attack(trials):
         np.array([updates.noisy(payload, {}, 100)[0]["prototypes"][0].mean() for _ in range(trials)])
         for payload in (rows(50.0), NO_ROWS)
     ]
-    return best_bound(*groups)
+    return best_bound(*groups, ATTACKED["delta"])
 
 
 def sample_attack(trials):

@@ -74,15 +74,28 @@ def public_of(private):
 
 # -- terms
 
-Terms = namedtuple(
-    "Terms", "federation run round nonce stage base length devices limit fraction bits least apart"
-)
+TERMS = [
+    "federation",
+    "run",
+    "round",
+    "nonce",
+    "stage",
+    "base",
+    "length",
+    "devices",
+    "limit",
+    "fraction",
+    "bits",
+    "least",
+    "apart",
+]
+Terms = namedtuple("Terms", TERMS)
 TEXTS = {"federation", "run", "nonce", "stage", "base", "limit"}
 
 
 def read_terms(data):
     found, at = [], 0
-    for name in Terms._fields:
+    for name in TERMS:
         size = 8
         if name in TEXTS:
             (size,) = struct.unpack_from("<I", data, at)

@@ -271,6 +271,13 @@ def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
         link.adapt(least - 1)
 
 
+WEIGHTS_OF_ROWS = {
+    "devices": "1",
+    "counts": "the samples of the class / most",
+    "shares": "the samples of the class / all samples of the device",
+}
+
+
 def test_the_weights_in_masked_sums_are_those_of_the_methods():
     weights = {}
     for what, weight in rows(section("### Numbers"))[1:]:
@@ -281,5 +288,5 @@ def test_the_weights_in_masked_sums_are_those_of_the_methods():
             if one.arrays and one.by == "devices":
                 found["arrays", name] = "1"
             if one.rows:
-                found["rows", name] = "1" if one.rows == "devices" else "the samples of the class / most"
+                found["rows", name] = WEIGHTS_OF_ROWS[one.rows]
     assert weights == found
