@@ -66,6 +66,7 @@ from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.privacy.accountant import LARGEST_EPSILON
+from protofleet.protocol.secagg.control_arrays import SumStep
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.names import EVALUATE
 
@@ -181,7 +182,9 @@ class Journal:
         self._record.unused = list(step.unused)
         self._record.removed = sorted({*self._record.removed, *step.removed})
         if step.ask is None:
-            self._record.without_sum = step.without_sum[:MAX_FAULT_LETTERS]
+            if step.without_sum:
+                self._record.without_sum = step.without_sum[:MAX_FAULT_LETTERS]
+                self._record.participants = []
             return
         cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
@@ -205,6 +208,11 @@ class Journal:
             "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains),
             rounds=run.rounds_planned,
         )  # fmt: skip
+
+    def _uses_updates(self, phase: str) -> bool:
+        """Return whether updates of this phase are used. Of the steps of a masked sum, only one sends an update."""
+        name, _, step = phase.partition(".")
+        return name not in self._run.plan.summed_phases or step == SumStep.MASKED
 
     def _is_before_round(self, phase: str) -> bool:
         return phase == EVALUATE and self._record.kind != EVALUATION
@@ -242,7 +250,8 @@ class Journal:
                 self._tell_sinks("answered", **place, **age, **self._bytes())
             case Close(_, phase, _):
                 self._phase_ended(phase, now)
-            case Advance(_, str(), devices):  # This includes phases that an earlier process closed.
+            # This includes phases that an earlier process closed.
+            case Advance(_, str() as phase, devices) if self._uses_updates(phase):
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
                 self._note_drop(device, verdict, problem.message)

@@ -150,6 +150,8 @@ def test_a_device_that_stays_away_costs_a_strict_cohort_its_sums_and_not_the_run
     assert rounds == ([1] if strict else [1, 2, 3])
     without = [record["without_sum"] for record in file.records]
     assert ["differ only by device-2" in words for words in without] == [False, strict, strict, False]
+    used = [[name[-1:] for name in record["participants"]] for record in file.records[:3]]
+    assert used == [["0", "1", "2", "3"], *([[]] * 2 if strict else [["0", "1", "3"]] * 2)]
     waits = f"waits up to {policy.patience_seconds:.0f} s (policy.patience_seconds) for device-2"
     assert caplog.text.count(waits) == strict, "the run waits once for each absence"
 

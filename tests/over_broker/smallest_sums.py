@@ -74,21 +74,10 @@ def public_of(private):
 
 # -- terms
 
-TERMS = [
-    "federation",
-    "run",
-    "round",
-    "nonce",
-    "stage",
-    "base",
-    "length",
-    "devices",
-    "limit",
-    "fraction",
-    "bits",
-    "least",
-    "apart",
-]
+TERMS = (
+    *("federation", "run", "round", "nonce", "stage", "base", "length", "devices"),
+    *("limit", "fraction", "bits", "least", "apart"),
+)
 Terms = namedtuple("Terms", TERMS)
 TEXTS = {"federation", "run", "nonce", "stage", "base", "limit"}
 
