@@ -14,12 +14,12 @@ from typing import Annotated, Any, Final
 import torch
 from torch import Tensor
 
-from protofleet.edge_client.private_rows import demand_rows_fit
 from protofleet.edge_client.private_updates import demand_delta_fit
 from protofleet.edge_client.trainer.features import replaces_samples
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
 from protofleet.methods.contract.confusion import MOST_CLASSES, ConfusionClasses
 from protofleet.methods.contract.plan import Network, Plan, PublicImages
+from protofleet.methods.contract.private_rows import demand_rows_fit
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import BATCH

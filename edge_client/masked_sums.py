@@ -24,6 +24,7 @@ from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.contribution import VectorLayout, apart_of, arrays_of_payload
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.private_rows import PrivateRows, rows_with_noise
 from protofleet.methods.contract.shared_noise import SharedNoise
 from protofleet.methods.contract.summed import noise_of_sum, summed_field, summed_layout
 from protofleet.protocol.privacy.accountant import Noise
@@ -342,6 +343,8 @@ def encoded(
 ) -> tuple[VectorLayout, Words]:
     """Return the contribution of an update as words of the field, or raise SecaggError."""
     try:
+        if (rows := rows_with_noise(task.plan)) is not None:
+            payload, received = PrivateRows(rows, task.plan.classes, task.counts).tables(payload, received)
         layout = summed_layout(task.plan, task.phase, arrays_of_payload(payload))
         vector = layout.vector(payload, received, task.examples, most, task.counts)
     except ValueError as error:

@@ -24,14 +24,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofleet.edge_client.private_rows import ROWS, PrivateRows, bounds_of_rows, rows_with_noise
 from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.contribution import VectorLayout, arrays_of_payload, layout_of
 from protofleet.methods.contract.dp_fit import mechanism_of, released_kind
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.private_rows import ROWS, PrivateRows, rows_with_noise
 from protofleet.methods.contract.private_sums import SUMS
 from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.weights import weight_wants
 from protofleet.protocol.privacy.accountant import Noise
 from protofleet.protocol.privacy.ledger import PrivateRelease, release_of, spent_epsilon
@@ -135,7 +136,7 @@ class PrivateUpdates:
         """Return the bounds of the arrays; an array that the run's network does not have has none."""
         if self._rows is not None:
             (table,) = layout.places
-            return {ROWS: bounds_of_rows(table.shape, table.dtype)}
+            return {ROWS: _bounds_of_rows(table.shape, table.dtype)}
         return {
             place.name: self._bounds.get(place.name, TensorSpec(place.shape, place.dtype))
             for place in layout.places
@@ -157,6 +158,11 @@ class PrivateUpdates:
         share = mechanism.limit / mechanism.clip
         released = mechanism.values(mechanism.release(vector * share)) / share
         return to_numpy(self.plan.sums.payload(torch.from_numpy(released), samples))
+
+
+def _bounds_of_rows(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    """Return the bounds of rows with noise, which are the widest bounds of a task."""
+    return TensorSpec(shape, dtype, low=-LARGEST_NUMBER, high=LARGEST_NUMBER)
 
 
 def _passes(dp: DpSettings, releases: Sequence[PrivateRelease]) -> bool:

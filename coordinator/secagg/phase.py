@@ -20,8 +20,9 @@ from protofleet.coordinator.secagg.question import SumAsk
 from protofleet.coordinator.secagg.steps import AttemptEndedError, SecureSum, SumConduct, SumQuestion, conduct
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply
 from protofleet.methods.contract.bridge import to_numpy, to_torch
-from protofleet.methods.contract.contribution import apart_of, arrays_of_wants
+from protofleet.methods.contract.contribution import Vector, VectorLayout, apart_of, arrays_of_wants
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.private_rows import COUNTS, LABELS, ROWS, rows_with_noise, table_of_broadcast
 from protofleet.methods.contract.summed import noise_of_sum, summed_field, summed_layout
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.protocol.privacy.accountant import Noise
@@ -192,13 +193,28 @@ class SummedPhases:
         found = stages[-1].found
         assert found is not None, "the last stage has ended"
         counted = [examples[device] for device in found.survivors]
-        total, whole = values.field.decode(found.words), {}
+        total = values.field.decode(found.words)
         if noise is not None:
-            total = noise.mechanism.values(total)
-            whole = {name: broadcast[name] for name, spec in ask.wants.items() if not spec.is_float}
-        mean = {**layout.mean(total, broadcast, counted, most, ask.wants), **whole}
+            return self._reply_with_noise(ask, layout, noise.mechanism.values(total), counted)
+        mean = layout.mean(total, broadcast, counted, most, ask.wants)
         holders = self._holders(stages[0]) if stages[0] is not stages[-1] else None
         return Reply(SUM, sum(counted), to_torch(mean), devices_of_class=holders)
+
+    def _reply_with_noise(
+        self, ask: Ask, layout: VectorLayout, total: Vector, counted: Sequence[int]
+    ) -> Reply:
+        """Return the reply with the mean of a sum to which devices have added noise; each device counts once."""
+        broadcast, classes, devices = to_numpy(ask.payload), self._plan.classes, len(counted)
+        if (rows := rows_with_noise(self._plan)) is None:
+            whole = {name: broadcast[name] for name, spec in ask.wants.items() if not spec.is_float}
+            mean = layout.mean(total, broadcast, counted, 1, ask.wants)
+            return Reply(SUM, sum(counted), to_torch({**mean, **whole}))
+        (place,) = layout.places
+        base = {ROWS: table_of_broadcast(rows, place.shape, broadcast)}
+        mean = layout.mean(total, base, counted, 1, ask.wants)
+        once = {LABELS: np.arange(classes), COUNTS: np.full(classes, devices)}
+        holders = dict.fromkeys(range(classes), devices)
+        return Reply(SUM, sum(counted), to_torch({**mean, **once}), devices_of_class=holders)
 
     @staticmethod
     def _holders(stage: SumStage) -> dict[int, int]:

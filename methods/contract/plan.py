@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from protofleet.methods.contract.averages import Averaged
+from protofleet.methods.contract.averages import CLASS_ROWS, Averaged
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.dp_fit import demand_dp_fit, mechanism_of
@@ -253,14 +253,18 @@ class Plan:
     def summed_phases(self) -> Mapping[str, Averaged]:
         """Return the phases whose updates the coordinator learns only as a sum.
 
-        Under `dp` each device counts once, because a weight would change how far a device can move the sum.
+        Under `dp` each device counts once, because a weight would change how far a device can move the sum. Rows of
+        classes are one array with a row for every class, because a count of the holders would have no noise.
         """
         if self.secagg is None:
             return {}
         averaged = self.variant.averaged
         if self.dp is None:
             return averaged
-        return {phase: replace(one, by="devices") for phase, one in averaged.items()}
+        return {
+            phase: Averaged(CLASS_ROWS[:1], by="devices") if one.rows else replace(one, by="devices")
+            for phase, one in averaged.items()
+        }
 
     @property
     def coding(self) -> CodecSettings | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from protofleet.methods.contract.contribution import VectorLayout, layout_of
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.private_rows import ROWS, rows_with_noise
 from protofleet.methods.contract.shared_noise import SharedNoise, noise_field, shared_noise
 from protofleet.protocol.secagg.field import Field
 
@@ -18,9 +19,13 @@ def summed_layout(
 ) -> VectorLayout:
     """Return the places of arrays with these dtypes and shapes; raise ValueError if the phase's mean lacks one.
 
-    Under `dp`, arrays of whole numbers are not in the vector, and come back as the broadcast has them.
+    Under `dp`, arrays of whole numbers are not in the vector, and come back as the broadcast has them. Rows of
+    classes are a table with a row for every class.
     """
-    if plan.dp is not None:
+    if rows_with_noise(plan) is not None:
+        dtype, shape = arrays[ROWS]
+        arrays = {ROWS: (dtype, (plan.classes, *shape[1:]))}
+    elif plan.dp is not None:
         arrays = {name: one for name, one in arrays.items() if one[0].startswith("float")}
     return layout_of(plan.summed_phases[phase], arrays, plan.classes)
 

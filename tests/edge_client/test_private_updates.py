@@ -9,7 +9,6 @@ import torch
 
 from protofleet.edge_client import private_updates
 from protofleet.edge_client.conversation.hello import hello_of
-from protofleet.edge_client.private_rows import demand_rows_fit
 from protofleet.edge_client.private_updates import (
     PrivateUpdates,
     demand_budget,
@@ -19,6 +18,7 @@ from protofleet.edge_client.private_updates import (
 from protofleet.edge_client.state.file import RunEntry
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Network
+from protofleet.methods.contract.private_rows import demand_rows_fit
 from protofleet.methods.contract.private_sums import SUMS
 from protofleet.methods.parts.weights import first_weights
 from protofleet.protocol.privacy import mechanism

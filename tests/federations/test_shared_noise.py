@@ -15,6 +15,7 @@ from protofleet.methods.contract.summed import noise_of_sum, summed_layout
 from protofleet.protocol.privacy.mechanism import SIGMA
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.secagg import SecaggSettings
+from tests.support.small_federation import CLASSES
 from tests.support.summed_simulation import POLICY, SumRecorder, summed
 
 DP = DpSettings("device", 8.0, 1e-4, 0.5, 4)
@@ -23,9 +24,9 @@ ONE_ROUND = replace(POLICY, rounds=1)
 LEAVING = "device-1"
 
 
-def shared(folder, policy=ONE_ROUND, devices=4, dp=DP):
-    run = summed(folder, policy=replace(policy, gather=devices), devices=devices, settings=SHARED, dp=dp)
-    return run
+def shared(folder, policy=ONE_ROUND, devices=4, dp=DP, method="fedavg", **more):
+    policy = replace(policy, gather=devices)
+    return summed(folder, method, policy=policy, devices=devices, settings=SHARED, dp=dp, **more)
 
 
 def at(run, step, number=1):
@@ -88,14 +89,50 @@ def test_the_model_is_the_mean_of_limited_updates_and_the_noise_of_the_fewest_de
     assert moved == pytest.approx(total * noise.mechanism.step, abs=1e-5)
 
 
-def test_both_sides_count_each_round_once_and_the_claim_is_within_the_budget(tmp_path):
-    run = shared(tmp_path, POLICY).run()
+@pytest.mark.parametrize(
+    "method, held", [("fedproto", [(0, 1), (0,), (0, 1), (1,)]), ("fedhp", [(0, 1, 2)] * 4)]
+)
+def test_rows_of_classes_are_a_table_in_the_sum_and_nobody_counts_the_holders(
+    tmp_path, recorder, method, held
+):
+    """The first broadcast of FedHP has rows, and that of FedProto has none."""
+    run = shared(tmp_path, method=method, held=held)
+    server = run.service.run.server_runner.server
+    before = to_numpy(server.payload()).get("prototypes", 0.0)
+    at(run, "train.agree")
+    exact = [own_words(one.state, one.state.saved.masked.words) for one in run.agents.values()]
+    run.run()
+    assert run.service.finished and not run.service.run.diverged
+    (one,) = recorder.sums
+    assert one.terms.stage == "values" and len(one.survivors) == 4
+    field = one.terms.field
+    tables = [field.signed(words).reshape(CLASSES, -1) for words in exact]
+    for table, own in zip(tables, held, strict=True):
+        assert [bool(row.any()) for row in table] == [label in own for label in range(CLASSES)]
+    step = noise_of_sum(run.plan, one.terms.length, 4).mechanism.step
+    assert max(np.linalg.norm(table) for table in tables) * step <= run.plan.dp.clip
+    rows = run.service.run.server_runner.server.prototypes.numpy()
+    moved = field.signed(one.words).reshape(rows.shape) * step / 4
+    assert rows == pytest.approx(before + moved, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "method, kind",
+    [
+        ("fedavg", "weights"),
+        ("fedproto", "prototypes"),
+        ("fedsa", "prototypes"),
+        ("feddistill", "prototypes"),
+    ],
+)
+def test_both_sides_count_each_round_once_and_the_claim_is_within_the_budget(tmp_path, method, kind):
+    run = shared(tmp_path, POLICY, method=method).run()
     found = run.service.run.releases
     assert run.service.finished and not run.service.run.diverged
     for device in run.agents:
         assert ledger(run, device) == found.releases(device)
         assert [(one.round, one.phase, one.kind) for one in ledger(run, device)] == [
-            (number, "train.masked", "weights") for number in (1, 2)
+            (number, "train.masked", kind) for number in (1, 2)
         ]
         assert 0 < found.epsilon[device] <= run.plan.dp.epsilon
 

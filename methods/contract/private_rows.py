@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from protofleet.methods.contract.averages import CLASS_ROWS, Averaged
 from protofleet.methods.contract.contribution import arrays_of_payload, layout_of
 from protofleet.methods.contract.plan import Plan
-from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Array, Arrays
 
@@ -37,10 +35,7 @@ class PrivateRows:
     def tables(self, payload: Arrays, broadcast: Arrays) -> tuple[Arrays, Arrays]:
         """Return the tables [C, D] of the update and of the broadcast; a class without a row in it is 0 there."""
         own, has = self._own(payload)
-        base = np.zeros_like(own)
-        if ROWS in broadcast:
-            labels = range(self.classes) if self.averaged.table else np.asarray(broadcast[LABELS]).tolist()
-            base[list(labels)] = np.asarray(broadcast[ROWS])
+        base = table_of_broadcast(self.averaged, own.shape, broadcast)
         dtype = payload[ROWS].dtype
         return {ROWS: np.where(has, own, base).astype(dtype)}, {ROWS: base.astype(dtype)}
 
@@ -60,16 +55,20 @@ class PrivateRows:
         return {**single, LABELS: np.arange(self.classes), COUNTS: np.ones(self.classes, np.int64)}
 
 
+def table_of_broadcast(averaged: Averaged, shape: tuple[int, ...], broadcast: Arrays) -> NDArray[np.float64]:
+    """Return the rows of a broadcast as a table [C, D]; a class without a row in it is 0."""
+    table = np.zeros(shape)
+    if ROWS in broadcast:
+        labels = range(shape[0]) if averaged.table else np.asarray(broadcast[LABELS]).tolist()
+        table[list(labels)] = np.asarray(broadcast[ROWS])
+    return table
+
+
 def rows_with_noise(plan: Plan) -> Averaged | None:
     """Return the phase of a run whose rows of classes have noise for each device, or None if there is none."""
     if plan.dp is None or plan.dp.unit != "device":
         return None
     return next((one for one in plan.variant.averaged.values() if one.rows), None)
-
-
-def bounds_of_rows(shape: tuple[int, ...], dtype: str) -> TensorSpec:
-    """Return the bounds of rows with noise, which are the widest bounds of a task."""
-    return TensorSpec(shape, dtype, low=-LARGEST_NUMBER, high=LARGEST_NUMBER)
 
 
 def demand_rows_fit(plan: Plan, samples: int) -> None:
