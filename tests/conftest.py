@@ -68,13 +68,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_ROOMS:
             item.add_marker(pytest.mark.slow)
     items.sort(key=own_limit, reverse=True)
+    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Return the tests in an order in which each process begins with slow tests and ends with quick ones.
+
+    The processes get parts of equal length. If the last tests were slow, most processes would have ended before them.
+    """
+    if processes == 1:
+        return items
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    return [
+        item for part in range(processes) for kind in (slow, quick) for item in share(kind, part, processes)
+    ]
+
+
+def share(items: list[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
+    return items[len(items) * part // parts : len(items) * (part + 1) // parts]
 
 
 def own_limit(item: pytest.Item) -> float:
     """Return the time limit that a test sets for itself, or 0.
 
-    Tests with long limits run first, because one of them at the end of the suite would keep a single process busy
-    for minutes while the other processes have ended.
+    Of the slow tests, those with long limits run first, because one of them at the end of the suite would keep a
+    single process busy for minutes while the other processes have ended.
     """
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker else 0.0
