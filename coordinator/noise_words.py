@@ -37,7 +37,7 @@ def noise_words(plan: Plan, devices: int) -> str:
     )
     if length > 1:
         words += (
-            ", so the run learns almost nothing; it needs more devices, fewer rounds, a larger dp.epsilon or a "
-            "smaller network"
+            ", so the result of a round is mostly noise; more devices, fewer rounds, a larger dp.epsilon or a "
+            "smaller network make the noise shorter"
         )
     return words
