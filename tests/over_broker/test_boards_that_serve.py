@@ -177,10 +177,10 @@ def test_a_rollback_stays_while_later_versions_are_written_and_everybody_is_told
 
 
 def test_nobody_has_ever_seen_half_a_model(served):
-    until(lambda: served.reader.reads > 100)
+    until(lambda: served.reader.reads > 100 and len(served.reader.seen) >= 6)
+    until(lambda: served.models[1].named("previous"))
     assert served.reader.problems == []
     assert not (served.files[2].parent / "models").exists()  # This device serves nothing.
-    assert len(served.reader.seen) >= 6
     listed = json.loads(protofleet("model", "list", served.files[1].parent, "--json"))
     assert {"current", "champion", "previous"} <= {
         link for row in listed["versions"] for link in row["links"]
