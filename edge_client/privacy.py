@@ -27,8 +27,8 @@ class PrivacySettings:
     """
 
     epsilon: Epsilon | None = None
-    """Largest `dp.epsilon` of a run; the device refuses runs with a larger one and runs without `[dp]`. If left out,
-    it accepts all runs.
+    """Largest `dp.epsilon` of a run; the device refuses runs with a larger one and runs without `[dp]`, and if left
+    out, it refuses none.
     """
 
     def check(self, plan: Plan) -> None:
