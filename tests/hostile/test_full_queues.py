@@ -147,6 +147,7 @@ def seconds_until_closed(connection: socket.socket, began: float) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # It waits for a minute and a half, so it must not be the last test.
 def test_a_connection_that_never_finishes_tls_is_closed_in_the_time_that_the_page_says(tmp_path):
     """Each such connection takes one of the 2,000 of the broker until then."""
     assert f"takes one of the 2,000 connections for {IDLE_SECONDS} s (measured)" in SECURITY_PAGE.read_text()
