@@ -79,9 +79,8 @@ class SummedAnswer:
     arrays: Mapping[str, Array]
     metrics: dict[str, float]
     masked: MaskedState
-    noise: Noise | None = (
-        None  # the noise of the numbers that this answer releases, if it is the first with them
-    )
+    # The noise of the numbers that this answer releases, if no earlier answer has released them.
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Measure what noise for each sample costs methods that release sums over samples ([dp], unit = "sample").
 
 For each draw of the images, the devices compute their sums once. Then each epsilon has its own noise: of each device
-("local"), or one noise in the sum of all devices ("shared"). No run has shared noise today. The program computes it
+("local"), or one noise in the sum of all devices ("shared"). No run shares noise for samples. The program computes it
 from the sum of the devices' sums, as a masked sum would give it, and the server half gets one answer for all devices.
 The features are scaled to the length sqrt(D), and the clip is this length, so it changes no sample. With `--lam`, the
 accuracy without noise is that of the penalty with the most right answers on the validation samples. Start it with

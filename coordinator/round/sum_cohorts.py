@@ -16,9 +16,8 @@ class SumCohorts:
     last: tuple[frozenset[str], ...] = ()  # The devices of the last sum of each stage.
     wait_until: float | None = None  # Time until which the run waits for devices of the last sum.
     _given_up: set[str] = field(default_factory=set)  # Devices for which the run has waited until that time.
-    _heard: set[str] = field(
-        default_factory=set
-    )  # Devices that have joined since their last connection was lost.
+    # Devices that have joined since their last connection was lost.
+    _heard: set[str] = field(default_factory=set)
 
     def joined(self, device: str) -> bool:
         """Note that a device is here, and return whether its silence ends, because the next sum needs the device.

@@ -28,9 +28,8 @@ class PrivateRows:
 
     averaged: Averaged  # the phase with the rows
     classes: int
-    held: NDArray[
-        np.int64
-    ]  # number of samples of each class on the device; only a phase with a table needs it
+    # Number of samples of each class on the device; only a phase with a table needs it.
+    held: NDArray[np.int64]
 
     def tables(self, payload: Arrays, broadcast: Arrays) -> tuple[Arrays, Arrays]:
         """Return the tables [C, D] of the update and of the broadcast; a class without a row in it is 0 there."""

@@ -45,7 +45,7 @@ MOST_IMAGES: Final = 8  # Images of a batch for the closed form and the labels.
 MOST_OPTIMISED: Final = 4
 MOST_PARAMETERS: Final = 2_000_000
 GRADIENT: Final = 0.99  # Least cosine at which an update counts as a gradient of the cross-entropy.
-CLEAR: Final = 30.0  # dB from which on an image is a copy for the eye.
+CLEAR: Final = 30.0  # Least PSNR, in dB, of an image that looks like a copy.
 COMPARED: Final = 200  # Most images of the control.
 DRAWN: Final = 200  # Batches of labels that are drawn for the baseline and the control of labels.
 
@@ -265,7 +265,7 @@ def optimised(scene: Scene) -> list[Result]:
 def unfit(scene: Scene, found: FewSteps) -> str:
     """Return why the update cannot be compared with gradients of the cross-entropy; "" if it can.
 
-    The attacker trains a device of his own on random samples, and compares its update with the gradient.
+    The attacker trains its own device on random samples, and compares the update of this device with the gradient.
     """
     count = sum(value.numel() for value in found.model.parameters())
     if count > MOST_PARAMETERS:

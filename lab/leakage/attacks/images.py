@@ -9,14 +9,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.lab.leakage.finding import Attacker, ImageScores
+from protofleet.lab.leakage.finding import Attacker, ImageScores, Labels
 from protofleet.lab.leakage.maths.recovery import psnr
 from protofleet.lab.leakage.maths.ssim import ssim
 from protofleet.lab.leakage.scene import Scene
 from protofleet.methods.contract.base import Samples
 
 Pixels: TypeAlias = NDArray[np.float64]
-Labels: TypeAlias = NDArray[np.int64]
 Closeness: TypeAlias = Callable[[Pixels, Pixels], NDArray[np.float64]]  # Two sets of N images -> N values.
 
 
