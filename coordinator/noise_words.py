@@ -7,6 +7,7 @@ import math
 from protofleet.coordinator.spool.releases import released_numbers
 from protofleet.methods.contract.dp_fit import mechanism_of
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.shared_noise import most_samples
 from protofleet.methods.contract.summed import noise_of_sum
 
 
@@ -15,8 +16,9 @@ def noise_words(plan: Plan, devices: int) -> str:
     dp = plan.dp
     assert dp is not None, "a run without dp has no noise"
     numbers = released_numbers(plan)
+    sums, secagg = plan.sums, plan.secagg
     shared = noise_of_sum(plan, numbers, devices)
-    mechanism = shared.mechanism if shared else mechanism_of(dp, numbers, plan.sums)
+    mechanism = shared.mechanism if shared else mechanism_of(dp, numbers, sums)
     share = mechanism.deviation / dp.clip
     each = f"{share:.3g} times dp.clip to each of {numbers:,} numbers"
     added = f"Each device adds noise of {each}"
@@ -27,6 +29,9 @@ def noise_words(plan: Plan, devices: int) -> str:
         f"dp: epsilon {dp.epsilon:g} at delta {dp.delta:g} for each {dp.unit}, in at most {dp.rounds} releases of a "
         f"device. {added}"
     )
+    if sums is not None and secagg is not None:
+        most = most_samples(dp, secagg, devices, sums)
+        return f"{words}. A device with more than {most:,} samples takes no part"
     if dp.unit == "sample":
         return f"{words}. In the sum of {devices} devices, this is {share * math.sqrt(devices):.3g} times dp.clip"
     # The noises of the devices are independent, so their mean is shorter by the root of their number. Shared noise is

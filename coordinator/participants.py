@@ -86,7 +86,7 @@ class Participants:
         self._needs_domains = plan.variant.domains is not None
         self._enrolment_due = 0.0
         self.measures = names_of(plan.variant.views, plan.metrics())
-        self._link.metric_names, self._link.kinds = tuple(sorted(self.measures)), plan.variant.kinds
+        self._link.metric_names, self._link.kinds = tuple(sorted(self.measures)), plan.kinds
         left_out = set() if plan.classes <= limits.confusion else {forms.CONFUSION}
         can = tuple(form for form in forms.COORDINATOR_FORMS if form not in left_out)
         kinds = plan.variant.kinds.declared

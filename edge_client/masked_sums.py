@@ -25,7 +25,7 @@ from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.contribution import VectorLayout, apart_of, arrays_of_payload
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.private_rows import PrivateRows, rows_with_noise
-from protofleet.methods.contract.shared_noise import SharedNoise
+from protofleet.methods.contract.shared_noise import SharedNoise, demand_room
 from protofleet.methods.contract.summed import noise_of_sum, summed_field, summed_layout
 from protofleet.protocol.privacy.accountant import Noise
 from protofleet.protocol.privacy.noise import noise_key
@@ -341,6 +341,7 @@ def encoded(
     task: SummedTask, terms: Terms, payload: Arrays, received: Arrays, most: int
 ) -> tuple[VectorLayout, Words]:
     """Return the contribution of an update as words of the field, or raise SecaggError."""
+    _check_room(task, terms)
     try:
         if (rows := rows_with_noise(task.plan)) is not None:
             payload, received = PrivateRows(rows, task.plan.classes, task.counts).tables(payload, received)
@@ -356,6 +357,17 @@ def encoded(
         whole_numbers(payload, received)  # The update must have no array that neither has noise nor is known.
         vector = noise.mechanism.whole(vector).astype(np.float64)
     return layout, terms.field.encode(vector)
+
+
+def _check_room(task: SummedTask, terms: Terms) -> None:
+    """Raise SecaggError if this device has so many samples that sums over them could be too large for the field."""
+    dp, sums = task.plan.dp, task.plan.sums
+    if dp is None or sums is None:
+        return
+    try:
+        demand_room(dp, task.settings, terms.field.devices, sums, task.examples)
+    except SettingsError as error:
+        raise SecaggError(SecaggFault.OUT_OF_RANGE, str(error)) from None
 
 
 def _noise_of(plan: Plan, terms: Terms) -> SharedNoise | None:

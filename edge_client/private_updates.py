@@ -150,13 +150,9 @@ class PrivateUpdates:
     def _arrays_of_sums(
         self, mechanism: Mechanism, vector: NDArray[np.float64], samples: int
     ) -> Mapping[str, Array]:
-        """Return the arrays of the update from the sums over the samples.
-
-        The sums are made a little smaller, so that the part of one sample is within the clip after the rounding.
-        """
+        """Return the arrays of the update from the sums over the samples."""
         assert self.plan.sums is not None, "a plan for samples has sums"
-        share = mechanism.limit / mechanism.clip
-        released = mechanism.values(mechanism.release(vector * share)) / share
+        released = mechanism.values(mechanism.release(vector))
         return to_numpy(self.plan.sums.payload(torch.from_numpy(released), samples))
 
 

@@ -138,7 +138,7 @@ class TaskHandler:
         except SettingsError as error:
             self._refuse_plan(error)
         else:
-            self._link.kinds = plan.variant.kinds
+            self._link.kinds = plan.kinds
             self._link.apply_delta = delta_reader(plan, self._state.store)
             self._take_plan(plan)
 

@@ -9,7 +9,7 @@ from protofleet.coordinator.round.past_sums import PastSums
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.secagg.phase import EnrolledDevice, Records, SummedPhases
 from protofleet.methods.contract.plan import Plan
-from protofleet.methods.contract.shared_noise import noise_field
+from protofleet.methods.contract.shared_noise import demand_field
 from protofleet.protocol.link.coordinator_run import CoordinatorRunLink
 from protofleet.protocol.security.enrolment import KnownRecords
 from protofleet.protocol.security.keyfiles import KeyFileError
@@ -55,7 +55,7 @@ def demand_secagg_fit(policy: Policy, plan: Plan) -> None:
             '"each", or leave policy.stop out'
         )
     if policy.cohort and plan.dp is not None:
-        noise_field(plan.dp, settings, policy.cohort)
+        demand_field(plan.dp, settings, policy.cohort, plan.sums)
     elif policy.cohort:
         try:
             settings.fraction(policy.cohort)

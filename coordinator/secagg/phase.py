@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from protofleet.coordinator.round.past_sums import PastSum, PastSums
@@ -205,6 +206,11 @@ class SummedPhases:
     ) -> Reply:
         """Return the reply with the mean of a sum to which devices have added noise; each device counts once."""
         broadcast, classes, devices = to_numpy(ask.payload), self._plan.classes, len(counted)
+        if (sums := self._plan.sums) is not None:
+            vector = torch.from_numpy(total)
+            # The devices' statements are not used, because a wrong one would scale the sums of all devices.
+            samples = sums.samples(vector)
+            return Reply(SUM, samples, sums.payload(vector, samples))
         if (rows := rows_with_noise(self._plan)) is None:
             whole = {name: broadcast[name] for name, spec in ask.wants.items() if not spec.is_float}
             mean = layout.mean(total, broadcast, counted, 1, ask.wants)

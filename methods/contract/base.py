@@ -127,8 +127,10 @@ class ServerHalf(ABC):
     # Description of the run's public set, for methods whose field `public` is true. The server half does not get the
     # samples.
     public: PublicSet = PublicSet()
-    # Noise on the sums of each device under `dp.unit = "sample"`, or None.
+    # Noise on the sums of each reply under `dp.unit = "sample"`, or None.
     noise: SumNoise | None = None
+    # True if the replies of all devices are replaced by one reply with their sum or mean ([secagg]).
+    summed: bool = False
     # True if the half keeps the answers of devices in its state, so that each device is asked once. Then it defines
     # `answered` and `forget`, and calls `capped` with all kept answers, because their median does not depend on the
     # rounds in which they came. The coordinator limits the samples of all other halves' replies itself.

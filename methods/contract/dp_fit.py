@@ -13,16 +13,20 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.kinds import CONTROL, kind_in
 
 
-def demand_dp_fit(dp: DpSettings, name: str, method: Method, rounds: int, coded: bool) -> None:
+def demand_dp_fit(
+    dp: DpSettings, name: str, method: Method, rounds: int, coded: bool, summed: bool = False
+) -> None:
     """Raise SettingsError if the updates of a run cannot have this differential privacy.
 
-    `method` is the method for the settings of the run, and `coded` says that its codec rounds.
+    `method` is the method for the settings of the run, `coded` says that its codec rounds, and `summed` that its
+    updates are masked.
     """
     if coded:
         raise SettingsError(
             "dp and codec are both set, but a codec that rounds would change numbers with noise; leave codec out"
         )
-    if not method.Server.keeps_answers and dp.rounds < rounds:
+    asks_once = method.Server.keeps_answers and not summed
+    if not asks_once and dp.rounds < rounds:
         raise SettingsError(
             f"dp.rounds is {dp.rounds}, but the run has {rounds} rounds, and each is a release; raise dp.rounds to "
             f"at least {rounds}, which makes the noise larger, or lower rounds"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -24,7 +25,7 @@ from protofleet.methods.contract.dp_fit import demand_dp_fit, mechanism_of
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.kept import KeptRound, problem_with
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
-from protofleet.methods.contract.private_sums import SUMS, SampleSums, SumNoise
+from protofleet.methods.contract.private_sums import SUMS, SUMS_PHASE, SampleSums, SumNoise
 from protofleet.methods.contract.public import (
     DRAWN,
     HASHED,
@@ -34,7 +35,7 @@ from protofleet.methods.contract.public import (
     hashed,
     sha256_of,
 )
-from protofleet.methods.contract.shared_noise import demand_shared_noise
+from protofleet.methods.contract.shared_noise import demand_shared_noise, largest_share, shared_noise
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
 from protofleet.methods.plugins.allowed import PLANNED, PlugIns, checked_hashes
@@ -57,7 +58,7 @@ from protofleet.protocol.settings.named_codecs import CodecName, short_table, st
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
-from protofleet.protocol.wire.kinds import declared_kinds
+from protofleet.protocol.wire.kinds import Kinds, declared_kinds
 
 DEFAULT_NETWORK: Final = "cnn23"
 MOST_LISTED: Final = 12  # Most domains that an error message lists.
@@ -187,7 +188,8 @@ class Plan:
         if self.codec is not None:
             self._check_codec(self.codec)
         if self.dp is not None:
-            demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None)
+            summed = self.secagg is not None
+            demand_dp_fit(self.dp, self.method, self.variant, self.rounds, self.codec is not None, summed)
             if self.dp.colluders and self.secagg is None:
                 raise SettingsError(
                     f"dp.colluders is {self.dp.colluders}, but without secagg each device adds the whole noise; "
@@ -199,7 +201,7 @@ class Plan:
     def _check_secagg(self, settings: SecaggSettings) -> None:
         """Raise SettingsError if a masked sum cannot replace the updates of this run."""
         if self.dp is not None:
-            demand_shared_noise(self.dp, settings)
+            demand_shared_noise(self.dp, settings, self.sums)
         if self.codec is not None:
             raise SettingsError(
                 "secagg and codec are both set, but a sum of masked numbers cannot be coded by each device; leave "
@@ -210,7 +212,7 @@ class Plan:
                 "secagg and keep.answers are both set, but the masked answer of one device shows nothing that could "
                 "be measured; leave keep.answers out"
             )
-        if problem := secagg_misfit(self.variant, self.method):
+        if problem := secagg_misfit(self.variant, self.method, self.dp):
             raise SettingsError(problem)
 
     def _check_codec(self, codec: CodecSettings) -> None:
@@ -254,10 +256,13 @@ class Plan:
         """Return the phases whose updates the coordinator learns only as a sum.
 
         Under `dp` each device counts once, because a weight would change how far a device can move the sum. Rows of
-        classes are one array with a row for every class, because a count of the holders would have no noise.
+        classes are one array with a row for every class, because a count of the holders would have no noise. Sums
+        over samples are one array too.
         """
         if self.secagg is None:
             return {}
+        if self.sums is not None:
+            return {SUMS_PHASE: Averaged((SUMS,), by="devices")}
         averaged = self.variant.averaged
         if self.dp is None:
             return averaged
@@ -265,6 +270,14 @@ class Plan:
             phase: Averaged(CLASS_ROWS[:1], by="devices") if one.rows else replace(one, by="devices")
             for phase, one in averaged.items()
         }
+
+    @property
+    def kinds(self) -> Kinds:
+        """Return the kinds under which the bytes of the run are counted."""
+        kinds = self.variant.kinds
+        if self.secagg is None or self.sums is None:
+            return kinds
+        return declared_kinds((*kinds.declared, SUMS))
 
     @property
     def coding(self) -> CodecSettings | None:
@@ -410,10 +423,17 @@ class Plan:
         model = self.mutual_model() if method.mutual else self.model()
         half = method.Server(model, self.settings(), self.seed)
         half.rounds, half.public = self.rounds, self.public or PublicSet()
-        half.kinds = self.variant.kinds
+        half.kinds, half.summed = self.variant.kinds, self.secagg is not None
         if self.dp is not None and (sums := self.sums) is not None:
-            half.noise = SumNoise(self.dp.clip, mechanism_of(self.dp, sums.numbers, sums).deviation)
+            half.noise = SumNoise(self.dp.clip, self._deviation(self.dp, sums))
         return half
+
+    def _deviation(self, dp: DpSettings, sums: SampleSums) -> float:
+        """Return the largest deviation of the noise on each number of a reply."""
+        if self.secagg is None:
+            return mechanism_of(dp, sums.numbers, sums).deviation
+        shared = shared_noise(dp, self.secagg, sums.numbers, self.secagg.least, sums).mechanism
+        return shared.deviation * math.sqrt(largest_share(dp, self.secagg))
 
     def client_half(
         self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None,
@@ -504,8 +524,10 @@ class Plan:
         return hashlib.sha256(self.encode()).digest()
 
 
-def secagg_misfit(method: Method, name: str) -> str:
+def secagg_misfit(method: Method, name: str, dp: DpSettings | None = None) -> str:
     """Return why a masked sum cannot replace the updates of a method, or "" if it can."""
+    if method.sums is not None and dp is not None and dp.unit == "sample":
+        return ""
     known = ", ".join(one for one in names() if fits_secagg(load(one)))
     if method.needs_counts and not method.sums_counts:
         return (
@@ -515,8 +537,7 @@ def secagg_misfit(method: Method, name: str) -> str:
     if method.sums is not None:
         return (
             f"secagg is set, but {name} sends sums over samples: without noise, a sum of few devices still shows "
-            "whether a sample is in it, and a masked sum with noise for each sample is not implemented; leave "
-            'secagg out, and set [dp] with unit = "sample"'
+            'whether a sample is in it; add [dp] with unit = "sample", or leave secagg out'
         )
     if not method.averaged:
         return (

@@ -14,14 +14,17 @@ from typing import Final, Protocol
 from torch import Tensor
 
 SUMS: Final = "sums"  # Name of the array with the sums; it stays on the device.
+SUMS_PHASE: Final = "describe"  # The phase in which a method sends the arrays that are made of its sums.
 
 
 @dataclass(frozen=True)
 class SumNoise:
-    """The noise that each device adds to its sums. It follows from the plan, so the server half may use it."""
+    """The noise on the sums in each reply. It follows from the plan, so the server half may use it."""
 
     clip: float  # Largest length of the features of one sample (`dp.clip`).
-    deviation: float  # Deviation of the noise on each number of the vector.
+    deviation: (
+        float  # Deviation of the noise on each number of the vector, or the largest one that it may have.
+    )
 
 
 class SampleSums(Protocol):
@@ -37,6 +40,11 @@ class SampleSums(Protocol):
         """Return the largest length of the part of one sample in the vector."""
         ...
 
+    @property
+    def largest(self) -> float:
+        """Return the largest absolute value of a number in the part of one sample."""
+        ...
+
     def vector(self, z: Tensor, y: Tensor) -> Tensor:
         """Return the sum [L] over the samples with the features z [N, D] and the classes y [N], in float64."""
         ...
@@ -46,4 +54,8 @@ class SampleSums(Protocol):
 
         `samples` is the number of samples that the device states. Nothing else about the samples is used.
         """
+        ...
+
+    def samples(self, vector: Tensor) -> int:
+        """Return the number of samples, and at least 1, from the counts with noise in the vector."""
         ...

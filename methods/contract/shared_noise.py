@@ -15,13 +15,14 @@ import math
 from dataclasses import dataclass, replace
 
 from protofleet.methods.contract.dp_fit import mechanism_of
+from protofleet.methods.contract.private_sums import SampleSums
 from protofleet.protocol.privacy.mechanism import SIGMA, Mechanism
 from protofleet.protocol.privacy.noise import REACH, KeyStream, Whole
-from protofleet.protocol.secagg.field import Field
+from protofleet.protocol.secagg.field import MOST_BITS, Field
 from protofleet.protocol.secagg.terms import enough_of, threshold
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.settings.secagg import SecaggSettings
+from protofleet.protocol.settings.secagg import MOST_DEVICES, SecaggSettings
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,23 @@ class SharedNoise:
         return replace(self.mechanism, parties=enough - self.colluders).draw(KeyStream(key))
 
 
-def shared_noise(dp: DpSettings, secagg: SecaggSettings, numbers: int, devices: int) -> SharedNoise:
-    """Return the noise for a vector of so many numbers; raise SettingsError if the budget allows none."""
+def shared_noise(
+    dp: DpSettings, secagg: SecaggSettings, numbers: int, devices: int, sums: SampleSums | None = None
+) -> SharedNoise:
+    """Return the noise for a vector of so many numbers; raise SettingsError if the budget allows none.
+
+    `sums` are the sums of the method under `dp.unit = "sample"`.
+    """
     parties = enough_of(devices, secagg.least) - dp.colluders
-    return SharedNoise(mechanism_of(dp, numbers, parties=parties), dp.colluders)
+    return SharedNoise(mechanism_of(dp, numbers, sums, parties), dp.colluders)
+
+
+def largest_part(dp: DpSettings, secagg: SecaggSettings) -> int:
+    """Return the largest number in the noise of one device, in steps.
+
+    The smallest roster has the fewest parts, so they are the largest.
+    """
+    return math.ceil(REACH * SIGMA / math.sqrt(secagg.least - dp.colluders))
 
 
 def noise_field(dp: DpSettings, secagg: SecaggSettings, devices: int) -> Field:
@@ -48,8 +62,7 @@ def noise_field(dp: DpSettings, secagg: SecaggSettings, devices: int) -> Field:
     A vector of one number needs the least noise, so its clip has the most steps.
     """
     clip = math.ceil(SIGMA / shared_noise(dp, secagg, 1, devices).mechanism.multiplier)
-    # The smallest roster has the fewest parts, so they are the largest.
-    part = math.ceil(REACH * SIGMA / math.sqrt(secagg.least - dp.colluders))
+    part = largest_part(dp, secagg)
     if (need := (2 * devices * (clip + part)).bit_length()) > secagg.bits:
         raise SettingsError(
             f"secagg.bits is {secagg.bits}, but with dp each of {devices} devices sends numbers up to "
@@ -59,19 +72,57 @@ def noise_field(dp: DpSettings, secagg: SecaggSettings, devices: int) -> Field:
     return Field(devices, float(clip + part), 0, secagg.bits)
 
 
-def demand_shared_noise(dp: DpSettings, secagg: SecaggSettings) -> None:
-    """Raise SettingsError if the devices of a masked sum cannot share the noise of this budget."""
-    if dp.unit != "device":
+def samples_field(secagg: SecaggSettings, devices: int) -> Field:
+    """Return the field of a sum over samples, in which each device has an equal part of the words."""
+    return Field(devices, float(((1 << secagg.bits) - 1) // (2 * devices)), 0, secagg.bits)
+
+
+def most_samples(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: SampleSums) -> int:
+    """Return the most samples of a device whose sums and noise fit into its part of the words."""
+    room = samples_field(secagg, devices).steps - largest_part(dp, secagg) - 1
+    each = sums.largest / shared_noise(dp, secagg, sums.numbers, devices, sums).mechanism.step
+    return max(0, math.floor(room / each))
+
+
+def demand_room(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: SampleSums, samples: int) -> None:
+    """Raise SettingsError if a device with so many samples cannot take part in a sum of so many devices."""
+    if samples > (most := most_samples(dp, secagg, devices, sums)):
+        bits = "secagg.bits = 32, " if secagg.bits < MOST_BITS else ""
         raise SettingsError(
-            f'secagg is set and dp.unit is "{dp.unit}", but devices share noise only with unit = "device"; leave '
-            "secagg out, and each device adds the whole noise"
+            f"a device has {samples:,} samples, but with secagg.bits = {secagg.bits}, dp.epsilon = {dp.epsilon:g} "
+            f"and {devices} devices, each may have at most {most:,}, because the sum could wrap; use {bits}a smaller "
+            "dp.epsilon, or a smaller policy.cohort"
         )
+
+
+def demand_shared_noise(dp: DpSettings, secagg: SecaggSettings, sums: SampleSums | None = None) -> None:
+    """Raise SettingsError if the devices of a masked sum cannot share the noise of this budget.
+
+    `sums` are the sums of the method under `dp.unit = "sample"`.
+    """
     if dp.colluders > (most := most_colluders(secagg.least)):
         raise SettingsError(
             f"dp.colluders is {dp.colluders}, but with secagg.least = {secagg.least} it must be at most {most}, "
             "because more devices could have two sums of one round signed; lower dp.colluders or raise secagg.least"
         )
-    noise_field(dp, secagg, secagg.least)
+    demand_field(dp, secagg, secagg.least, sums)
+
+
+def demand_field(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: SampleSums | None) -> None:
+    """Raise SettingsError if a sum of so many devices could wrap, or if no device could have a sample in it."""
+    if sums is None:
+        noise_field(dp, secagg, devices)
+    else:
+        demand_room(dp, secagg, devices, sums, samples=1)
+
+
+def largest_share(dp: DpSettings, secagg: SecaggSettings) -> float:
+    """Return the largest variance of the noise in a sum, as a multiple of the variance of the fewest devices' noise.
+
+    Of a roster, all devices may be in the sum, and each part is made for the fewest of them.
+    """
+    rosters = range(secagg.least, MOST_DEVICES + 1)
+    return max(n / (enough_of(n, secagg.least) - dp.colluders) for n in rosters)
 
 
 def most_colluders(least: int) -> int:

@@ -47,6 +47,10 @@ class ClassSums:
     def sensitivity(self) -> float:
         return self.clip * math.sqrt(1 + COUNT**2 + self.products)
 
+    @property
+    def largest(self) -> float:
+        return self.clip  # A product off the diagonal is at most C / sqrt(2).
+
     def vector(self, z: Tensor, y: Tensor) -> Tensor:
         """Return the sums [L] in float64."""
         rows = z.double()
@@ -112,11 +116,18 @@ class ReleasedSums:
     def sensitivity(self) -> float:
         return self.of_classes.sensitivity
 
+    @property
+    def largest(self) -> float:
+        return self.of_classes.largest
+
     def vector(self, z: Tensor, y: Tensor) -> Tensor:
         return self.of_classes.vector(z, y)
 
     def payload(self, vector: Tensor, samples: int) -> dict[str, Tensor]:
         return self.arrays(self.of_classes.split(vector), samples)
+
+    def samples(self, vector: Tensor) -> int:
+        return max(1, round(float(self.of_classes.split(vector).counts.sum())))
 
 
 def noise_edge(noise: SumNoise, width: int, devices: int) -> float:

@@ -28,7 +28,7 @@ from protofleet.methods.contract.base import (
     ServerHalf,
 )
 from protofleet.methods.contract.cost import Sizes, eight_bytes
-from protofleet.methods.contract.private_sums import SUMS
+from protofleet.methods.contract.private_sums import SUMS, SUMS_PHASE
 from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import same_norm
@@ -111,7 +111,7 @@ class StatisticsServer(ServerHalf):
     def round(self) -> Round:
         if self.number >= self.rounds and (reason := self.too_few(self._stated_samples())):
             raise SettingsError(reason)
-        replies = yield Ask("describe", NOTHING, self.wants())
+        replies = yield Ask(SUMS_PHASE, NOTHING, self.wants())
         self.answers.keep(self.kept(reply for reply in replies if self._is_usable(reply)))
         self._say_who_sends_nothing({reply.device for reply in replies})
         self._solve_again()
@@ -140,9 +140,12 @@ class StatisticsServer(ServerHalf):
         counted = sum(map(counted_samples, kept))
         if not kept:
             return "no device has sent statistics that can be used, so there is no head"
+        found = (
+            "the sum has no" if self.summed else f"none of the {len(kept)} devices that have answered has a"
+        )
         return self.too_few(counted) or (
-            f"none of the {len(kept)} devices that have answered has a class with method.least_samples = {least} "
-            "samples, so there is no head; set method.least_samples lower, or give the devices more samples"
+            f"{found} class with method.least_samples = {least} samples, so there is no head; set "
+            "method.least_samples lower, or give the devices more samples"
         )
 
     def _capped(self) -> Sequence[Reply]:
@@ -161,11 +164,13 @@ class StatisticsServer(ServerHalf):
         return not reason
 
     def answered(self) -> frozenset[str]:
-        return self.answers.devices()
+        # A sum is no answer of a device. The sum of a later round replaces it.
+        return frozenset() if self.summed else self.answers.devices()
 
     def unused(self) -> frozenset[str]:
         """Return the devices that have no class with `least_samples` samples."""
-        return frozenset(r.device for r in self.answers.replies() if not len(r.payload["labels"]))
+        kept = [] if self.summed else self.answers.replies()
+        return frozenset(reply.device for reply in kept if not len(reply.payload["labels"]))
 
     def forget(self, devices: Collection[str]) -> None:
         for device in devices:
@@ -178,10 +183,12 @@ class StatisticsServer(ServerHalf):
     def monitor(self) -> Mapping[str, float]:
         """Return how many answers are kept, how many of them have each class, and how many samples are counted.
 
-        A class without devices is never predicted.
+        A class without devices is never predicted. Of a sum, only the number of samples is known.
         """
         replies = self._capped()
         counted = sum(map(counted_samples, replies))
+        if self.summed:
+            return {"samples.counted": float(counted)}
         total = sum(reply.examples for reply in replies)
         holders = class_figures(
             devices_by_class([reply.payload["labels"] for reply in replies], self.model.classes).tolist()

@@ -5,7 +5,8 @@ lengthen the change that one unit makes, so the vector is limited to a little le
 
   device   The vector of a device is compared with zeros, which rounding does not change. Its own rounding moves each
            of d numbers by at most half a step, so the vector is limited to clip - sqrt(d) / 2 steps.
-  sample   Two sums, with and without a sample, are both rounded, so a sample is limited to clip - sqrt(d) steps.
+  sample   Two sums, with and without a sample, are both rounded, so a sample is limited to clip - sqrt(d) steps. The
+           caller has limited each sample to the clip, and the sum is scaled down to this limit.
 """
 
 from __future__ import annotations
@@ -103,18 +104,20 @@ class Mechanism:
         """Return the deviation of the noise on each number, in the unit of the vector."""
         return SIGMA * self.step
 
-    def release(self, vector: NDArray[np.float64], words: RandomWords | None = None) -> Whole:
-        """Return the vector on the grid with noise. Under `unit = "device"`, limit its length first.
+    @property
+    def share(self) -> float:
+        """Return the factor of a vector before the rounding: below 1 for sums over samples, and otherwise 1."""
+        return self.limit / self.clip if self.unit == "sample" else 1.0
 
-        Under `unit = "sample"`, the caller has limited each sample. `words` is given only by tests.
-        """
+    def release(self, vector: NDArray[np.float64], words: RandomWords | None = None) -> Whole:
+        """Return the vector on the grid with noise; `words` is given only by tests."""
         return self.whole(vector) + self.draw(words)
 
     def whole(self, vector: NDArray[np.float64]) -> Whole:
         """Return the vector on the grid without noise. Under `unit = "device"`, limit its length first."""
         if vector.shape != (self.numbers,):
             raise ValueError(f"the vector has the shape {vector.shape}, it must be ({self.numbers},)")
-        kept = limited(vector, self.limit) if self.unit == "device" else vector
+        kept = limited(vector, self.limit) if self.unit == "device" else vector * self.share
         return on_grid(kept, self.step)
 
     def draw(self, words: RandomWords | None = None) -> Whole:
@@ -123,7 +126,7 @@ class Mechanism:
 
     def values(self, released: Whole | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a released vector, or a sum of such vectors, in the unit of the vector."""
-        return released.astype(np.float64) * self.step
+        return released.astype(np.float64) * self.step / self.share
 
 
 def limited(vector: NDArray[np.float64], limit: float) -> NDArray[np.float64]:

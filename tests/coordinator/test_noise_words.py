@@ -8,6 +8,7 @@ import pytest
 
 from protofleet.coordinator.noise_words import noise_words
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.shared_noise import most_samples
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.secagg import SecaggSettings
 
@@ -38,3 +39,12 @@ def test_shared_noise_is_shorter_by_the_root_of_the_fewest_devices_without_the_c
         shared = replace(PLAN, dp=replace(PLAN.dp, colluders=colluders), secagg=SecaggSettings())
         assert length(10) / length(10, shared) == pytest.approx(math.sqrt(parts), rel=0.02)
         assert "share noise: 7 devices, the fewest in a sum" in noise_words(shared, 10)
+
+
+def test_the_words_say_how_many_samples_a_device_may_have_in_a_masked_sum_over_samples():
+    dp = DpSettings("sample", 8.0, 1e-5, 1.0, 2)
+    shared = replace(PLAN, method="fedncm", dp=dp, secagg=SecaggSettings())
+    words = noise_words(shared, 10)
+    most = most_samples(dp, SecaggSettings(), 10, shared.sums)
+    assert most > 1000 and words.endswith(f". A device with more than {most:,} samples takes no part")
+    assert "for each sample" in words and "The devices share noise: 7 devices" in words

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from protofleet.coordinator.round.events import Stage
 from protofleet.edge_client.masked_sums import own_words
 from protofleet.edge_client.work_queue import Question
+from protofleet.methods.contract import shared_noise as shared_noise_module
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.contribution import arrays_of_payload
 from protofleet.methods.contract.summed import noise_of_sum, summed_layout
@@ -114,6 +116,81 @@ def test_rows_of_classes_are_a_table_in_the_sum_and_nobody_counts_the_holders(
     rows = run.service.run.server_runner.server.prototypes.numpy()
     moved = field.signed(one.words).reshape(rows.shape) * step / 4
     assert rows == pytest.approx(before + moved, abs=1e-5)
+
+
+def of_samples(folder, method, policy=ONE_ROUND, **more):
+    hyper = {"form": "gram"} if method == "fedgram" else {}
+    dp = DpSettings("sample", 8.0, 1e-4, 3.0, policy.rounds)
+    return shared(folder, policy, method=method, dp=dp, hyper=hyper, **more)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("method", ["fedgram", "fed3r", "fedncm"])
+def test_sums_over_samples_are_added_before_the_noise_and_the_half_gets_them_as_one_device(
+    tmp_path, recorder, method, lost
+):
+    run = of_samples(tmp_path, method, devices=5)
+    at(run, "describe.masked")
+    if lost:
+        run.kill("device-4")
+    at(run, "describe.agree")
+    exact = {
+        name: own_words(run.agents[name].state, run.agents[name].state.saved.masked.words)
+        for name in list(run.shards)[: 5 - lost]
+    }
+    run.run()
+    recorder.check()
+    (one,) = recorder.sums
+    assert set(one.survivors) == set(exact) and run.service.finished and not run.service.run.diverged
+    field, sums = one.terms.field, run.plan.sums
+    noise = noise_of_sum(run.plan, one.terms.length, 5)
+    total = field.signed(one.words)
+    plain = sum(field.signed(words) for words in exact.values())
+    expected = SIGMA * math.sqrt(len(exact) / 4)  # 4 of 5 devices are the fewest in the sum.
+    assert (total - plain).std() == pytest.approx(expected, rel=4 / math.sqrt(2 * len(total)))
+    samples = sum(len(run.shards[name].train.y) for name in exact)
+    values = noise.mechanism.values(plain)
+    assert sums.samples(torch.from_numpy(values)) == samples
+    server = run.service.run.server_runner.server
+    vector = torch.from_numpy(noise.mechanism.values(total))
+    alone = sums.payload(vector, sums.samples(vector))
+    (kept,) = server.answers.replies()
+    assert {name: kept.payload[name].tolist() for name in alone} == {
+        name: array.tolist() for name, array in alone.items()
+    }
+    assert server.noise.deviation >= noise.mechanism.deviation * math.sqrt(len(exact) / 4) * (1 - 1e-6)
+    assert server.solved and not server.answered() and not server.unused()
+    counted = min(int(kept.payload["counts"].sum()), kept.examples)  # Each count is rounded.
+    assert server.monitor() == {"samples.counted": counted}
+
+
+def test_the_sum_of_a_later_round_replaces_the_sum_of_the_earlier_and_is_one_more_release(tmp_path):
+    run = of_samples(tmp_path, "fedncm", POLICY).run()
+    server, found = run.service.run.server_runner.server, run.service.run.releases
+    assert run.service.finished and len(server.answers.replies()) == 1
+    for device in run.agents:
+        assert ledger(run, device) == found.releases(device)
+        assert [(one.round, one.phase, one.kind, one.unit) for one in ledger(run, device)] == [
+            (number, "describe.masked", "sums", "sample") for number in (1, 2)
+        ]
+        assert 0 < found.epsilon[device] <= run.plan.dp.epsilon
+
+
+def test_the_bytes_of_masked_sums_over_samples_are_counted_as_sums(tmp_path):
+    run = of_samples(tmp_path, "fedncm").run()
+    assert run.service.run.link.meter.payload["up", "sums"] == 4 * run.plan.sums.numbers * 4
+
+
+def test_a_device_with_too_many_samples_for_the_words_takes_no_part_and_the_run_goes_on(
+    tmp_path, monkeypatch, caplog
+):
+    """The devices have 48, 54, 60 and 66 samples."""
+    monkeypatch.setattr(shared_noise_module, "most_samples", lambda *given: 60)
+    run = of_samples(tmp_path, "fedncm").run()
+    assert run.service.finished and not run.service.run.diverged
+    released = [len(run.service.run.releases.releases(device)) for device in run.agents]
+    assert released == [1, 1, 1, 0]
+    assert "(out_of_range): a device has 66 samples, but with secagg.bits = 32" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 from protofleet.coordinator.round.policy import Policy, Stop
 from protofleet.coordinator.round.robust import Robust
 from protofleet.coordinator.secagg.fit import demand_secagg_fit
+from protofleet.methods.contract.averages import Averaged
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.plan import Network, Plan, read_plan, secagg_misfit
+from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.secagg import SecaggSettings
 
@@ -46,7 +48,19 @@ def test_a_sum_over_samples_without_noise_is_refused_and_the_message_names_the_n
     reason = f"{method} sends sums over samples: without noise, a sum of few devices still shows whether a sample is"
     with pytest.raises(SettingsError, match=reason) as error:
         plan(method, hyper=hyper)
-    assert str(error.value).endswith('leave secagg out, and set [dp] with unit = "sample"')
+    assert str(error.value).endswith('add [dp] with unit = "sample", or leave secagg out')
+
+
+@pytest.mark.parametrize("method, hyper", [("fedgram", {"form": "gram"}), ("fed3r", {}), ("fedncm", {})])
+def test_sums_over_samples_with_noise_are_one_array_of_their_phase(method, hyper):
+    dp = DpSettings("sample", 8.0, 1e-5, 1.0, 2)
+    found = plan(method, hyper=hyper, dp=dp)
+    assert found.summed_phases == {"describe": Averaged(("sums",), by="devices")}
+    assert found.kinds.of("sums.masked") == "sums"
+    assert plan(method, hyper=hyper, dp=dp, secagg=None).kinds.of("sums.masked") == "control"
+    demand_secagg_fit(replace(POLICY, cohort=512), found)
+    with pytest.raises(SettingsError, match="a device has 1 samples, but with secagg.bits = 24"):
+        demand_secagg_fit(replace(POLICY, cohort=512), replace(found, secagg=SecaggSettings(bits=24)))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh", "fedhp"])

@@ -5,9 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from protofleet.methods.contract.plan import Network, read_plan
-from protofleet.methods.contract.shared_noise import most_colluders, noise_field, shared_noise
+from protofleet.methods.contract.shared_noise import (
+    demand_room,
+    most_colluders,
+    most_samples,
+    noise_field,
+    shared_noise,
+)
 from protofleet.protocol.privacy import mechanism
 from protofleet.protocol.privacy.accountant import log_ratio_of_a_sum
 from protofleet.protocol.privacy.mechanism import SIGMA
@@ -20,11 +27,13 @@ from tests.support.empirical_epsilon import best_bound
 from tests.support.small_federation import plan
 
 DP = DpSettings("device", 8.0, 1e-5, 1.0, 3)
+SAMPLES = DpSettings("sample", 8.0, 1e-5, 3.0, 1)
 SECAGG = SecaggSettings()
 
 
 def made(dp=DP, secagg=SECAGG, method="fedavg"):
-    return replace(plan(method, 3), network=Network("mlp", 8), dp=dp, secagg=secagg)
+    rounds = 3 if dp.unit == "device" else 1
+    return replace(plan(method, rounds), network=Network("mlp", 8), dp=dp, secagg=secagg)
 
 
 def parts(noise, devices, enough):
@@ -91,9 +100,52 @@ def test_colluders_without_masked_sums_are_refused():
         made(replace(DP, colluders=1), secagg=None)
 
 
-def test_sums_over_samples_are_refused_beside_masked_sums():
-    with pytest.raises(SettingsError, match='dp.unit is "sample", but devices share noise only with unit'):
-        made(replace(DP, unit="sample"), method="fedncm")
+@pytest.mark.parametrize("method, products", [("fedncm", False), ("fed3r", True)])
+@pytest.mark.parametrize("bits, devices", [(24, 3), (32, 6), (32, MOST_DEVICES)])
+def test_the_words_hold_the_sums_over_the_most_samples_and_the_largest_noise_of_all_devices(
+    method, products, bits, devices
+):
+    dp, secagg = replace(SAMPLES, epsilon=2.0, colluders=1), SecaggSettings(bits=bits)
+    one = made(dp, secagg, method).sums
+    most = most_samples(dp, secagg, devices, one)
+    with pytest.raises(SettingsError, match=f"each may have at most {most:,}, because the sum could wrap"):
+        demand_room(dp, secagg, devices, one, most + 1)
+    demand_room(dp, secagg, devices, one, most)
+    # A sample whose only feature is not 0 has the largest number: the clip.
+    longest = torch.zeros(1, one.of_classes.width)
+    longest[0, 0] = 100.0
+    vector = one.vector(longest, torch.tensor([0])).numpy() * most
+    noise = shared_noise(dp, secagg, one.numbers, devices, one)
+    part = REACH * SIGMA / math.sqrt(secagg.least - 1)
+    assert one.of_classes.products is products and vector.max() == pytest.approx(most * dp.clip)
+    steps = noise.mechanism.whole(vector).max() + part
+    assert 0.95 * 2 ** (bits - 1) < devices * steps < 2 ** (bits - 1)
+
+
+def test_words_that_hold_no_sample_beside_the_noise_are_refused_with_the_bits():
+    with pytest.raises(SettingsError, match=r"each may have at most 0, .* use secagg\.bits = 32"):
+        made(SAMPLES, SecaggSettings(bits=16), "fedncm")
+    assert made(SAMPLES, method="fedncm").sums is not None
+
+
+@pytest.mark.parametrize("colluders", [0, 1])
+@pytest.mark.parametrize("least", [3, 7])
+def test_the_server_half_knows_the_largest_noise_that_a_sum_over_samples_can_have(least, colluders):
+    dp, secagg = replace(SAMPLES, colluders=colluders), SecaggSettings(least=least)
+    plan = made(dp, secagg, "fedncm")
+    largest = 0.0
+    for devices in [*range(least, least + 6), *range(MOST_DEVICES - 3, MOST_DEVICES + 1)]:
+        mechanism_of_roster = shared_noise(dp, secagg, plan.sums.numbers, devices, plan.sums).mechanism
+        own = mechanism_of_roster.deviation / math.sqrt(enough_of(devices, least) - colluders)
+        largest = max(largest, own * math.sqrt(devices))
+    assert plan.server_half().noise.deviation == pytest.approx(largest, rel=1e-4)
+
+
+def test_each_round_of_sums_over_samples_is_a_release():
+    with pytest.raises(
+        SettingsError, match="dp.rounds is 1, but the run has 2 rounds, and each is a release"
+    ):
+        replace(made(SAMPLES, method="fedncm"), rounds=2)
 
 
 def test_a_plan_names_colluders_only_if_there_are_any():
@@ -114,23 +166,30 @@ def test_the_bound_for_the_sum_of_parts_is_smaller_than_any_float_for_every_rost
 TRIALS, DELTA, EPSILON = 200_000, 0.01, 1.0
 
 
-def attack(colluders):
+class OneNumber:
+    """Sums of one number over the samples of a device, whose largest length is 2."""
+
+    numbers, sensitivity, largest = 1, 2.0, 2.0
+
+
+def attack(colluders, unit="device"):
     """Return a lower bound of epsilon from sums of one number of the fewest devices of a roster of 4."""
-    dp = DpSettings("device", EPSILON, DELTA, 1.0, 1, colluders)
-    noise = shared_noise(dp, SECAGG, 1, 4)
-    longest = int(noise.mechanism.whole(np.array([50.0]))[0])
+    dp = DpSettings(unit, EPSILON, DELTA, 1.0, 1, colluders)
+    noise = shared_noise(dp, SECAGG, 1, 4, OneNumber() if unit == "sample" else None)
+    # The longest update of a device, or one sample whose part has the largest length.
+    longest = int(noise.mechanism.whole(np.array([50.0 if unit == "device" else 2.0]))[0])
     many = replace(noise, mechanism=replace(noise.mechanism, clip=1e6, numbers=TRIALS))
     absent = np.sum(parts(many, 3 - colluders, 3), axis=0)
     present = longest + np.sum([many.part(3, bytes([9, n]) * 16) for n in range(3 - colluders)], axis=0)
     return best_bound(present, absent, DELTA)
 
 
-@pytest.mark.parametrize("colluders", [0, 1])
-def test_the_claim_is_not_below_what_an_attack_on_the_sum_finds(colluders):
-    assert 0.4 < attack(colluders) <= EPSILON
+@pytest.mark.parametrize("colluders, unit", [(0, "device"), (1, "device"), (1, "sample")])
+def test_the_claim_is_not_below_what_an_attack_on_the_sum_finds(colluders, unit):
+    assert 0.4 < attack(colluders, unit) <= EPSILON
 
 
-@pytest.mark.parametrize("colluders", [0, 1])
-def test_half_the_noise_is_found_by_the_same_attack(colluders, monkeypatch):
+@pytest.mark.parametrize("colluders, unit", [(0, "device"), (1, "device"), (1, "sample")])
+def test_half_the_noise_is_found_by_the_same_attack(colluders, unit, monkeypatch):
     monkeypatch.setattr(mechanism, "discrete_gaussian", lambda sigma: discrete_gaussian(sigma / 2))
-    assert attack(colluders) > EPSILON
+    assert attack(colluders, unit) > EPSILON

@@ -47,6 +47,14 @@ def test_two_sums_with_and_without_a_sample_differ_by_at_most_the_clip():
         assert np.linalg.norm((whole - without) * one.step) <= one.clip
 
 
+def test_a_sum_over_samples_comes_back_with_its_length_and_each_sample_is_within_the_limit():
+    one = mechanism("sample", numbers=4)
+    sums = np.array([3.0, -40.0, 0.0, 7.5])
+    assert one.values(one.whole(sums)) == pytest.approx(sums, abs=one.step)
+    sample = np.array([one.clip, 0.0, 0.0, 0.0])
+    assert one.whole(sample)[0] * one.step == pytest.approx(one.limit, abs=one.step)
+
+
 def test_limiting_keeps_the_direction_and_leaves_short_vectors_alone():
     vector = np.array([3.0, -4.0])
     assert limited(vector, 5.0).tolist() == [3.0, -4.0]
@@ -95,7 +103,7 @@ def empirical_epsilon(one):
     A longer vector would not help the attack: it would look at the vector only along the difference.
     The threshold comes from one half of the releases and is read on the other half.
     """
-    with_sample, without = (one.release(np.full(one.numbers, total)) for total in (5 + one.limit, 5.0))
+    with_sample, without = (one.release(np.full(one.numbers, total)) for total in (5 + one.clip, 5.0))
     return best_bound(with_sample, without)
 
 
