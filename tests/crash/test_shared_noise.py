@@ -16,16 +16,19 @@ from tests.crash.points import FATES, SECOND
 from tests.crash.world import DEVICES
 
 VICTIM = DEVICES[1]
-DP = DpSettings("device", 8.0, 1e-4, 1.0, 10)
+NOISE = {
+    "fedavg": DpSettings("device", 8.0, 1e-4, 1.0, 10),
+    "fedncm": DpSettings("sample", 8.0, 1e-4, 3.0, 10),
+}
 WINDOW = 12  # Steps of the device's disk and transport before its vector leaves.
 SOME = 7  # Every seventh of them is in the quick test.
 
 
 @lru_cache
-def leaving_point():
+def leaving_point(method):
     """Return the number of steps of the device when its masked vector leaves."""
     with tempfile.TemporaryDirectory() as folder:
-        run = masked_run(Path(folder), "fedavg", dp=DP)
+        run = masked_run(Path(folder), method, dp=NOISE[method])
 
         def vector_has_left():
             return any(device == VICTIM for device, _, _ in run.vectors)
@@ -35,13 +38,13 @@ def leaving_point():
         return len(run.points[VICTIM].passed)
 
 
-def faults(point, fate):
+def faults(method, point, fate):
     """Return what is wrong with the ledgers after a death at this point; an empty list means nothing."""
     deadly = {point, point + SECOND} if fate == "killed twice" else {point}
     dice = random.Random(point) if fate == "torn" else None
     power = {} if fate.startswith("killed") else {"power": True, "dice": dice}
     with tempfile.TemporaryDirectory() as folder:
-        run = masked_run(Path(folder), "fedavg", {VICTIM: frozenset(deadly)}, dp=DP, **power)
+        run = masked_run(Path(folder), method, {VICTIM: frozenset(deadly)}, dp=NOISE[method], **power)
         run.live()
         assert run.points[VICTIM].deaths >= 1
         return [*run.problems(), *wrong_ledgers(run)]
@@ -58,17 +61,19 @@ def wrong_ledgers(run):
             yield f"the coordinator names {accepted} of {device}, and the device {ledger}"
 
 
-def points():
-    return range(leaving_point() - WINDOW, leaving_point() + 2)
+def points(method):
+    return range(leaving_point(method) - WINDOW, leaving_point(method) + 2)
 
 
-def test_a_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right():
-    for i, point in enumerate(points()[::SOME]):
+@pytest.mark.parametrize("method", NOISE)
+def test_a_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(method):
+    for i, point in enumerate(points(method)[::SOME]):
         fate = list(FATES)[i % len(FATES)]
-        assert faults(point, fate) == [], f"{fate} at point {point}"
+        assert faults(method, point, fate) == [], f"{fate} at point {point}"
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", NOISE)
 @pytest.mark.parametrize("fate", FATES)
-def test_every_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(fate):
-    assert {point: words for point in points() if (words := faults(point, fate))} == {}
+def test_every_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(fate, method):
+    assert {point: words for point in points(method) if (words := faults(method, point, fate))} == {}
