@@ -288,6 +288,7 @@ class Metrics:
         """Add a round to the totals."""
         self._counted = record.round
         self.progress.duration.observe(record.seconds)
+        self.progress.without_sum.inc(bool(record.without_sum))
         for phase in record.phases:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
         if record.evaluation:

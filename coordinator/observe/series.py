@@ -126,6 +126,11 @@ class RunProgress:
             "Rounds of the whole run that were repeated because the quorum was not reached",
             registry=r,
         )
+        self.without_sum = Counter(
+            "protofleet_rounds_without_sum",
+            "Rounds of masked sums after which the model stayed as it was, because there was no sum",
+            registry=r,
+        )
         self.taken_back = Counter(
             "protofleet_rounds_taken_back",
             "Rounds that the coordinator undid because their result was unusable",

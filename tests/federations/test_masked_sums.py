@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Stage
@@ -139,12 +140,14 @@ def test_a_device_that_stays_away_costs_a_strict_cohort_its_sums_and_not_the_run
     settings = replace(SETTINGS, strict_cohort=strict, patience_seconds=5.0)
     policy = replace(POLICY, rounds=3, gather=4)
     run = summed(tmp_path / "run", "fedproto", devices=4, policy=policy, settings=settings)
-    file = RoundsFile(tmp_path / "rounds.jsonl")
-    keep_journal(run.service.run, [file])
+    file, metrics = RoundsFile(tmp_path / "rounds.jsonl"), Metrics(run.service.run.view)
+    keep_journal(run.service.run, [file, metrics])
     at(run, "train", 2)
     run.kill("device-2")
     run.run(limit=2000)
     assert run.service.finished and not run.service.run.diverged
+    counted = metrics.registry.get_sample_value("protofleet_rounds_without_sum_total")
+    assert counted == (2 if strict else 0)
     recorder.check()
     rounds = [one.terms.round for one in recorder.sums if one.terms.stage == "values"]
     assert rounds == ([1] if strict else [1, 2, 3])

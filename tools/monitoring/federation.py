@@ -162,6 +162,7 @@ def federation() -> dict[str, Any]:
                 "Repeated rounds",
                 "none",
                 (f"protofleet_rounds_repeated_total{CHOSEN}", "{{run}} because the quorum was not reached"),
+                (f"protofleet_rounds_without_sum_total{CHOSEN}", "{{run}} without a masked sum"),
                 floor=0,
             ),
         ],

@@ -91,6 +91,10 @@ CASES = {
     "RoundTakenBack": (
         {"protofleet_rounds_taken_back_total": "0x10 1x20"}, {"protofleet_rounds_taken_back_total": "1x30"}, 15,
     ),
+    "RoundsWithoutSum": (
+        {"protofleet_rounds_without_sum_total": "0x10 1x2 2x2 3x20"},
+        {"protofleet_rounds_without_sum_total": "0x10 1x2 2x40"}, 20,
+    ),
     "FloodOfRejected": ({REJECTED % "flood": "0+120x60"}, {REJECTED % "flood": "0+30x60"}, 30),
     "TwoCoordinators": (
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x60"},
