@@ -38,7 +38,8 @@ FROZEN = tuple(
     FOLDER / name for name in ("digits-frozen", "digits-frozen-head", "digits-last-layer", "fashion-frozen")
 )
 FREEZES = ("efficientnet_lite0",)
-PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits", *FROZEN})
+PRIVATE = FOLDER / "digits-private"
+PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits", PRIVATE, *FROZEN})
 SWEEPS = [
     pytest.param(path, marks=pytest.mark.slow)
     if path.stem.startswith(("frozen-", "last-layer-", "fashion-"))
@@ -179,6 +180,14 @@ def test_rows_of_frozen_features_differ_in_nothing_but_method_codec_and_rounds(f
     shared = [(one.shards, one.seed, one.network, one.init, one.freeze, one.effective_policy) for one in rows]
     assert all(one == shared[0] for one in shared)
     assert {one.rounds for one in rows if issubclass(one.plan.load().Hyper, StatisticsHyper)} <= {1}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgram"])
+def test_files_of_private_runs_differ_only_in_noise_and_masked_sums(method):
+    plain, local, shared = (read(PRIVATE / f"{method}{end}.toml") for end in ("", "-local", "-shared"))
+    assert local.plan == replace(plain.plan, dp=local.plan.dp) and local.plan.dp is not None
+    assert shared.plan == replace(local.plan, secagg=shared.plan.secagg) and shared.plan.secagg is not None
+    assert plain.shards == local.shards == shared.shards
 
 
 # How a file builds on its base
