@@ -95,7 +95,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
-        self.broker = SimulatedBroker(self.clock, self.conditions, self.seed)
+        self.broker = self.new_broker()
         self.topics = Topics("simulated")
         self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
         self.keyring: Keyring = {name: keys.public for name, keys in self.keys.items()}
@@ -106,6 +106,9 @@ class Simulation:
         self.boot_coordinator()
         for device in self.shards:
             self.boot_device(device)
+
+    def new_broker(self) -> SimulatedBroker:
+        return SimulatedBroker(self.clock, self.conditions, self.seed)
 
     def enrol(self) -> None:
         """Do nothing: by default, each party knows the public keys of all others."""
