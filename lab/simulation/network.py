@@ -164,11 +164,14 @@ class SimulatedBroker:
             for topic in old.topics:
                 self._subscribers.remove(name, topic)
         self._subscribers.connect(name, topics)
-        client = self.clients[name] = SimulatedTransport(self, name, take, set(topics))
+        client = self.clients[name] = self.new_transport(name, take, set(topics))
         self.clock.call_at(self.clock.now, lambda: client.deliver(Connected(MAX_PACKET, 20)))
         for topic in sorted(topics):
             self.send_retained(client, topic)
         return client
+
+    def new_transport(self, name: str, take: Callable[[Item], None], topics: set[str]) -> SimulatedTransport:
+        return SimulatedTransport(self, name, take, topics)
 
     def lose_client(self, name: str) -> None:
         """Disconnect a client as if its process had ended. The broker publishes its MQTT will."""
@@ -233,13 +236,22 @@ class VirtualWorker:
     seconds: float = 0.0
     alive: bool = True
 
+    @property
+    def is_working(self) -> bool:
+        """Return whether the result of the last work is still to come, for devices that take their time."""
+        return False
+
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         result: T | Exception
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - the same as in a ThreadWorker: `then` raises it again
             result = error
-        self.clock.call_at(self.clock.now + self.seconds, lambda: self._deliver(Done(lambda: then(result))))
+        self.schedule(lambda: then(result))
+
+    def schedule(self, then: Callable[[], None]) -> None:
+        """Deliver the result of the work that was just done."""
+        self.clock.call_at(self.clock.now + self.seconds, lambda: self._deliver(Done(then)))
 
     def _deliver(self, done: Done) -> None:
         if self.alive:
