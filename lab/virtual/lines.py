@@ -1,7 +1,8 @@
 """A simulated broker whose clients have lines: a message waits for its line, and takes the time of its bytes.
 
-A line carries TCP. After a pause, a sender begins with ten packets and sends twice as much after each round trip,
-until the line is full (slow start). A lost packet is sent again after a round trip, and the sender then sends less.
+A line carries TCP. A sender begins with ten packets and sends twice as much after each round trip, until the line is
+full (slow start). A pause halves this window for each time-out, as in Linux. A lost packet is sent again after a
+round trip, and the sender then sends less.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from protofleet.protocol.transport.base import Arrived, Item, packet_bytes
 SEGMENT: Final = 1448  # Bytes of data in a packet of TCP with time stamps.
 HEADERS: Final = 66  # Bytes of the Ethernet, IP and TCP headers of a packet.
 FIRST_WINDOW: Final = 10 * SEGMENT  # RFC 6928
-LEAST_WAIT: Final = 0.2  # Linux: least time after which a packet counts as lost.
+LEAST_WAIT: Final = 0.2  # Linux: a packet counts as lost after a round trip and this time.
+MOST_HALVINGS: Final = 30  # No window is larger than the first one times 2^30.
 AFTER_LOSS: Final = 0.7  # CUBIC: share of the window that is left after a loss.
 SUBSCRIBE: Final = 8  # Bytes of a SUBSCRIBE packet, without the topic.
 
@@ -41,14 +43,16 @@ class OneWay:
         """Send a message of `size` bytes, and return when its last byte arrives."""
         trip, rate = 2 * self.delay, self.mbits * 1e6 / 8
         begun = max(now, self.busy_until)
-        if begun - self.busy_until > LEAST_WAIT + trip:
-            self.window = FIRST_WINDOW
+        timeouts = int((begun - self.busy_until) / (LEAST_WAIT + trip))
+        self.window = max(FIRST_WINDOW, self.window / 2 ** min(timeouts, MOST_HALVINGS))
         packets = -(-size // SEGMENT)
         lost = sum(self.rng.random() < self.loss for _ in range(packets)) if self.loss else 0
         left, at = float(size + HEADERS * packets), begun
         while self.window < rate * trip and left > self.window:
             # The line idles until the first of these packets is acknowledged.
             at, left, self.window = at + trip, left - self.window, 2 * self.window
+        if self.window < rate * trip and left > self.window / 2:
+            self.window *= 2
         again = lost * (SEGMENT + HEADERS)
         at += (left + again) / rate + (trip if lost else 0.0)
         if lost:

@@ -53,6 +53,17 @@ def test_a_sender_that_does_not_pause_begins_slowly_only_once():
     assert line.send(later, 100_000) - later > on_the_line(100_000) / 1e6 + 0.15
 
 
+@pytest.mark.parametrize(("pause", "waits"), [(0.29, 0), (0.31, 1), (0.61, 2), (100.0, 2)])
+def test_a_pause_halves_what_may_be_sent_at_once_for_each_time_out(pause, waits):
+    """A time-out is 0.3 s. After the first message, 58 kB may be sent at once; the second one has 50 kB."""
+    line = way(mbits=80, delay=0.05)
+    line.send(0.0, 40_000)
+    begun = line.busy_until + pause
+    sizes = {0: 0, 1: 2 * FIRST_WINDOW, 2: 3 * FIRST_WINDOW}
+    expected = 0.1 * waits + (on_the_line(50_000) - sizes[waits]) / 1e7 + 0.05
+    assert line.send(begun, 50_000) - begun == pytest.approx(expected)
+
+
 def test_lost_packets_are_sent_again():
     lossy = [way(mbits=8, delay=0.05, loss=0.1, seed=seed) for seed in range(50)]
     arrivals = [line.send(0.0, 100_000) for line in lossy]
