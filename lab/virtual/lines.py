@@ -36,6 +36,7 @@ class OneWay:
     rng: random.Random
     busy_until: float = 0.0
     window: float = FIRST_WINDOW
+    arrived: float = 0.0  # Arrival of the last message. TCP delivers in order.
     bytes: int = 0  # Bytes of all packets, with those that were sent again.
     seconds: float = 0.0  # Time in which the radio has sent or received.
 
@@ -46,20 +47,23 @@ class OneWay:
         timeouts = int((begun - self.busy_until) / (LEAST_WAIT + trip))
         self.window = max(FIRST_WINDOW, self.window / 2 ** min(timeouts, MOST_HALVINGS))
         packets = -(-size // SEGMENT)
-        lost = sum(self.rng.random() < self.loss for _ in range(packets)) if self.loss else 0
+        lost = [i for i in range(packets) if self.rng.random() < self.loss] if self.loss else []
         left, at = float(size + HEADERS * packets), begun
         while self.window < rate * trip and left > self.window:
             # The line idles until the first of these packets is acknowledged.
             at, left, self.window = at + trip, left - self.window, 2 * self.window
         if self.window < rate * trip and left > self.window / 2:
             self.window *= 2
-        again = lost * (SEGMENT + HEADERS)
-        at += (left + again) / rate + (trip if lost else 0.0)
+        again = len(lost) * (SEGMENT + HEADERS)
+        at += (left + again) / rate
+        # A lost packet of the last window delays the end of the message. Behind an earlier one, the line is not idle.
+        late = bool(lost) and lost[-1] >= packets - min(self.window, rate * trip) / SEGMENT
         if lost:
             self.window = max(FIRST_WINDOW, self.window * AFTER_LOSS)
         whole = size + HEADERS * packets + again
         self.busy_until, self.bytes, self.seconds = at, self.bytes + whole, self.seconds + whole / rate
-        return at + self.delay
+        self.arrived = max(self.arrived, at + self.delay + (trip if late else 0.0))
+        return self.arrived
 
 
 @dataclass

@@ -152,7 +152,8 @@ def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tm
         pytest.skip(f"the peer cannot be installed here: {error}")
     found = once(measure, this_tree(tmp_path))
     assert found.keys() == measure.figures.keys()
-    assert all(value >= 0 for value in found.values())
+    # How far off virtual time is may be negative.
+    assert all(value >= 0 or name.endswith(": off") for name, value in found.items())
 
 
 def test_a_peers_version_is_pinned_and_the_table_names_it():

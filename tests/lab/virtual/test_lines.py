@@ -71,6 +71,7 @@ def test_lost_packets_are_sent_again():
     assert all(arrival >= without for arrival in arrivals)
     mean = sum(line.bytes for line in lossy) / 50 / on_the_line(100_000)
     assert mean == pytest.approx(1.1, abs=0.02)
+    assert any(arrival > without + 0.09 for arrival in arrivals)
     assert arrivals == [way(mbits=8, delay=0.05, loss=0.1, seed=s).send(0.0, 100_000) for s in range(50)]
 
 
@@ -102,3 +103,20 @@ def test_a_message_arrives_after_the_end_of_its_sender():
     a.publish("to/b", b"never said")
     clock.run(lambda: False)
     assert [item.frame for item in heard if isinstance(item, Arrived)] == [b"last words"]
+
+
+def test_messages_arrive_in_the_order_in_which_they_were_sent():
+    line = way(mbits=100, delay=0.5, loss=0.2, seed=3)
+    arrivals = [line.send(0.0, 2000) for _ in range(50)]
+    assert arrivals == sorted(arrivals)
+    assert len(set(arrivals)) < len(arrivals)  # Some messages wait for a packet that is sent again.
+
+
+def test_a_lost_packet_of_a_full_line_costs_its_bytes_and_no_round_trip():
+    """Only a packet of the last window delays the end. Here, the packets before it are nine tenths of all."""
+    sizes = 5_000_000, on_the_line(5_000_000)
+    for seed in range(5):
+        line = way(mbits=8, delay=0.25, loss=0.01, seed=seed)
+        free = way(mbits=8, delay=0.25).send(0.0, sizes[0])
+        again = (line.send(0.0, sizes[0]), line.bytes - sizes[1])
+        assert again[0] - free == pytest.approx(again[1] / 1e6, abs=0.51)
