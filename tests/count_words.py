@@ -24,7 +24,8 @@ OTHERS: Final = {
     "restore-a-coordinator.md", "robust.md", "rounds.md", "run-queue.md", "scale.md",
     "serving.md",
     "several-runs.md", "sweeps.md", "trackers.md",
-    "tutorial-engineer.md", "tutorial-researcher.md", "write-a-client.md", "your-data.md", "your-model.md",
+    "tutorial-engineer.md", "tutorial-researcher.md", "virtual-time.md", "write-a-client.md",
+    "your-data.md", "your-model.md",
 }  # fmt: skip
 OTHER_SECTIONS: Final = {"protocol.md": "## 14. Masked sums"}  # Page -> heading of its last section.
 GENERATED: Final = re.compile(

@@ -15,6 +15,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.lab.local.experiment import Experiment
+from protofleet.lab.virtual.profiles import Profiles
 from protofleet.protocol.settings.reader import decode, tomllib
 from tests.support.forked_program import forked_program
 
@@ -26,6 +27,7 @@ KINDS = {
     "fleet": Fleet,
     "data": DataSettings,
     "operator": OperatorSettings,
+    "profiles": Profiles,
 }
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -199,6 +199,35 @@ def hosted(devices: int, processes: int = 1) -> Program:
     )
 
 
+def virtual(devices: int, cohort: int, rounds: int) -> Program:
+    return Program(
+        f"virtual-{devices}",
+        f"{devices} devices in virtual time, {rounds} rounds with cohorts of {cohort}, updates of 21 kB, run twice",
+        "virtual_fleet",
+        {
+            "seconds": Figure("s"),
+            "CPU an update": Figure("ms"),
+            "CPU an answer": Figure("ms"),
+            "peak memory": Figure("MB", steady=True),
+        },
+        {"devices": devices, "cohort": cohort, "rounds": rounds},
+    )
+
+
+def virtual_line(name: str, mbits: float, delay: float, **more: float) -> Program:
+    seconds = [f"seconds of {part}" for part in ("a round (median)", "the run", "the last evaluation")]
+    return Program(
+        f"virtual-line-{name}",
+        f"how far off virtual time is: six processes behind lines of {mbits:g} Mbit/s and {1000 * delay:g} ms",
+        "virtual_line",
+        {
+            **{what: Figure("s") for what in seconds},
+            **{f"{what}: off": Figure("") for what in (*seconds, "wire bytes up", "wire bytes down")},
+        },
+        {"mbits": mbits, "delay": delay, **more},
+    )
+
+
 USUAL: tuple[Measure, ...] = (
     Run(), Answers(100), Answers(300), TRANSFER, ROUND, TRAINING, SEALING, BESIDE, WEAR,
 )  # fmt: skip
@@ -213,5 +242,8 @@ BY_NAME: tuple[Measure, ...] = (
     hosted(100), hosted(1000, processes=2), hosted_round(*IN_ONE, 1, 1), hosted_round(*IN_ONE, 10, 1),
     hosted_round(*AS_RUN, 1, 0), hosted_round(*AS_RUN, 10, 0), Flower(),
     FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(),
+    virtual(1000, cohort=100, rounds=20), virtual(10_000, cohort=1000, rounds=2),
+    virtual_line("8", 8.0, 0.05), virtual_line("8-small", 8.0, 0.05, width=4),
+    virtual_line("8-loss", 8.0, 0.05, loss=0.01), virtual_line("slow", 0.25, 0.15, width=16, rounds=4),
 )  # fmt: skip
 ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

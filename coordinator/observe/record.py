@@ -114,6 +114,8 @@ class RoundRecord:
     evaluation: EvaluationRecord | None = None
     # In a run with dp: the largest epsilon that a device has given away so far ("epsilon"), and dp.epsilon ("limit").
     privacy: dict[str, float] = field(default_factory=dict)
+    # In a virtual run: the time, and the joules, money and bytes of all boards and lines. Otherwise empty.
+    virtual: dict[str, float] = field(default_factory=dict)
     # Reason -> number of frames and updates that were rejected.
     rejected: dict[str, int] = field(default_factory=dict)
     # The bytes of `wire` by device, in the rows that the function `divided` returns.
@@ -191,6 +193,9 @@ class Summary:
     accuracy: Accuracy = field(default_factory=Accuracy)
     views: dict[str, Accuracy] = field(default_factory=dict)
     energy: dict[str, float] = field(default_factory=dict)
+    # In a virtual run: the sums of the rounds, and a digest of the profiles. Otherwise empty.
+    virtual: dict[str, float] = field(default_factory=dict)
+    profiles: str = ""
     broker: str = ""
     security: str = ""
     robust: dict[str, str] = field(default_factory=dict)

@@ -77,6 +77,8 @@ def summarise(
         "accuracy": measured(lines, method.reports),
         "views": {view: measured(lines, view) for view in views(lines)},
         "energy": total_energy(lines),
+        "virtual": {},
+        "profiles": "",
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
         "robust": dict(run.policy.robust.rules) if run.policy.robust else {},

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
@@ -23,12 +24,20 @@ from protofleet.runtime.command.errors import RunError, StoppedError
 from protofleet.runtime.launcher import Launcher
 
 
+class Runner(Protocol):
+    """A runner of experiments in another way than with processes and a broker."""
+
+    def is_finished(self, experiment: Experiment, runs: Path) -> bool: ...
+    def run(self, experiment: Experiment, runs: Path) -> None: ...
+
+
 @dataclass
 class Batch:
     runs: Path
     fresh: bool = False
     launcher: Launcher | None = None
     track: Sequence[Destination] = ()
+    runner: Runner | None = None  # If None, each run has processes and a broker.
     failed: dict[str, str] = field(
         default_factory=dict
     )  # The reason of each failed run, by the name of the run.
@@ -44,7 +53,7 @@ class Batch:
         The settings of all experiments are checked before the first run starts. If a run fails, the next run
         still starts.
         """
-        pending = [one for one in experiments if self.fresh or not is_finished(one, self.runs)]
+        pending = [one for one in experiments if self.fresh or not self.is_finished(one)]
         for experiment in pending:
             require_free(self.runs / experiment.name)
         for experiment in experiments:
@@ -65,14 +74,24 @@ class Batch:
         return 1 if self.failed else 0
 
     def stopped_at(self, experiment: Experiment, experiments: Sequence[Experiment]) -> str:
-        finished = sum(is_finished(one, self.runs) for one in experiments)
+        finished = sum(map(self.is_finished, experiments))
         return (
             f"stopped in {experiment.name}; {finished} of {len(experiments)} runs are finished, and the same command "
             f"goes on from here{', without --fresh' if self.fresh else ''}"
         )
 
+    def is_finished(self, experiment: Experiment) -> bool:
+        return (self.runner.is_finished if self.runner else is_finished)(experiment, self.runs)
+
+    def conduct(self, experiment: Experiment) -> None:
+        if self.runner is not None:
+            self.runner.run(experiment, self.runs)
+            return
+        with ready(experiment, self.runs, self.fresh):
+            run_experiment(experiment, self.runs, self.launcher, self.track)
+
     def run_one(self, experiment: Experiment) -> None:
-        if not self.fresh and is_finished(experiment, self.runs):
+        if not self.fresh and self.is_finished(experiment):
             result = outcome(experiment, self.runs)
             with tracking(self.track, self.runs / experiment.name):
                 # The run has finished, so there will be no new rounds. The tracker only sends rounds that it has not
@@ -83,8 +102,7 @@ class Batch:
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"
             return
         try:
-            with ready(experiment, self.runs, self.fresh):
-                run_experiment(experiment, self.runs, self.launcher, self.track)
+            self.conduct(experiment)
         except (StoppedError, InUseError):
             raise
         except BudgetSpentError as error:

@@ -31,6 +31,7 @@ from protofleet.lab.report.comparison_page import comparison_page
 from protofleet.lab.report.comparison_tables import Table, mean_and_deviation, origin_table, tables
 from protofleet.lab.report.noise import noise_in
 from protofleet.lab.report.numbers import percent_points
+from protofleet.lab.report.virtual_runs import virtual_tables
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.runtime.command.errors import RunError
 
@@ -131,6 +132,10 @@ class SweepTrials:
         if noise := noise_in(best.validation, equal, self.validation_images, classes):
             found.append(noise)
         return found
+
+    @property
+    def groups(self) -> list[Group]:
+        return [trial.group for trial in self.trials if trial.group]
 
     def table(self) -> Table:
         head = [*(axis.key for axis in self.grid.axes), "seeds", "validation", "test", "tensors", "choice"]
@@ -238,9 +243,10 @@ def write_trials(trials: SweepTrials, runs: Path) -> Path:
     put_aside(folder, trials.grid)
     write(folder / "trials.json", trials.as_json())
     below = "".join(f"- {line}\n" for line in trials.lines())
-    groups = [trial.group for trial in trials.trials if trial.group]
+    groups = trials.groups
     origin = origin_table(groups)
-    write(folder / "trials.md", f"{trials.table().markdown()}\n{below}\n{origin.markdown()}")
+    others = "\n".join(table.markdown() for table in [*virtual_tables(groups), origin])
+    write(folder / "trials.md", f"{trials.table().markdown()}\n{below}\n{others}")
     page = folder / "sweep.html"
     own = trials.table()
     found = replace(
@@ -248,6 +254,6 @@ def write_trials(trials: SweepTrials, runs: Path) -> Path:
     )
     baseline = trials.chosen.group if trials.chosen else None
     target = accuracy_target(groups, baseline.name if baseline else "", 0.9)
-    shown = [found, *tables(groups, target, 0.9), origin]
+    shown = [found, *tables(groups, target, 0.9), *virtual_tables(groups), origin]
     write(page, comparison_page(groups, shown, f"Sweep {trials.grid.name}"))
     return page

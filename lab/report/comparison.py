@@ -222,6 +222,8 @@ def common_settings(folder: Path, summary: Mapping[str, Any]) -> str:
     table = {key: value for key, value in table.items() if key not in IGNORED_SETTINGS}
     if isinstance(data := table.get("data"), dict):
         table["data"] = {key: value for key, value in data.items() if key != "seed"}
+    # Virtual runs with other profiles are not seeds of one experiment.
+    table |= {"profiles": summary["profiles"]} if summary.get("profiles") else {}
     return json.dumps(table, sort_keys=True, default=str)
 
 

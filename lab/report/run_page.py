@@ -23,6 +23,7 @@ from protofleet.lab.report.sections.own_metrics import own_metrics_section
 from protofleet.lab.report.sections.participation import participation_section
 from protofleet.lab.report.sections.privacy import privacy_claim
 from protofleet.lab.report.sections.small_tests import few_test_images
+from protofleet.lab.report.virtual_runs import virtual_notice, virtual_words
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 
@@ -57,7 +58,9 @@ SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
 def write_report(folder: Path) -> Path:
     run = _read(folder)
     summary, target = run.summary, folder / "report.html"
-    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary)
+    notices = (
+        virtual_notice(summary) + outcome_notice(summary) + damage_notice(run) + security_notice(summary)
+    )
     notices += robust_notice(summary) + small_test_notice(run)
     left_out = [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]
     notices += "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in left_out)
@@ -233,6 +236,7 @@ def final_table(folder: Path) -> str:
     sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
     rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}" if fedavg else sent)
     rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
+    rows += virtual_words(summary)
     rows += [stopped_words(summary)] if summary.get("stopped") else []
     rows += [words] if (words := few_test_images(run)) else []
     rows += [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]

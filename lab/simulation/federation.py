@@ -28,7 +28,7 @@ from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.edge_client.state.device import DeviceState
-from protofleet.edge_client.trainer.job import Models, local_jobs
+from protofleet.edge_client.trainer.job import Models, StartJob, local_jobs
 from protofleet.lab.simulation.network import (
     NetworkConditions,
     SimulatedBroker,
@@ -92,11 +92,13 @@ class Simulation:
     # the end of the turn, the loop commits the changes and sends the messages that result from these items.
     turn_seconds: float = 0.0
     runs: int = 1  # The largest number of runs in which a device takes part at the same time.
+    federation: str = "simulated"  # The name of the federation and of its run on the wire.
+    sealed: bool = True
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
-        self.broker = SimulatedBroker(self.clock, self.conditions, self.seed)
-        self.topics = Topics("simulated")
+        self.broker = self.new_broker()
+        self.topics = Topics(self.federation)
         self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
         self.keyring: Keyring = {name: keys.public for name, keys in self.keys.items()}
         self.enrol()
@@ -106,6 +108,9 @@ class Simulation:
         self.boot_coordinator()
         for device in self.shards:
             self.boot_device(device)
+
+    def new_broker(self) -> SimulatedBroker:
+        return SimulatedBroker(self.clock, self.conditions, self.seed)
 
     def enrol(self) -> None:
         """Do nothing: by default, each party knows the public keys of all others."""
@@ -125,7 +130,7 @@ class Simulation:
         epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
         context = self.connect_coordinator(epoch, disk, spool.folder)
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
-        part = CoordinatorRunLink(context.link, "simulated", spool.store)
+        part = CoordinatorRunLink(context.link, self.federation, spool.store)
         run = Run(
             self.plan,
             machine,
@@ -152,7 +157,7 @@ class Simulation:
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
         transport.before_step = disk.before_step
-        link = CoordinatorLink(me, self.keyring_of(COORDINATOR), self.topics, transport)
+        link = CoordinatorLink(me, self.keyring_of(COORDINATOR), self.topics, transport, self.sealed)
         return ProcessContext(link, worker, Bans(folder, disk), self.wall)
 
     def serve(self, service: CoordinatorService) -> None:
@@ -163,21 +168,19 @@ class Simulation:
     def boot_device(self, device: str) -> None:
         self._stop_worker(device)
         disk = self.make_disk(device)
-        state = DeviceState(self.folder / device, disk=disk)
+        state = self.new_state(device, disk)
         me = Identity(device, state.boot(0), self.keys[device])
         take = self._handler(device, lambda: self.agents[device])
-        worker = self.workers[device] = VirtualWorker(self.clock, take, self.work_seconds)
+        worker = self.workers[device] = self.new_worker(device, take)
         topics = set(self.topics.device_subscriptions(device))
         transport = self.broker.connect(device, take, topics)
         transport.before_step = disk.before_step
-        link = DeviceLink(me, self.keyring_of(device), self.topics, transport, state.store)
+        link = DeviceLink(me, self.keyring_of(device), self.topics, transport, state.store, self.sealed)
         transport.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
         publish = self._publisher(device, state, data)
-        start_job = local_jobs(lambda plan: self.build(device, plan, data), data, publish)
-        options = AgentOptions(
-            clock=no_clock, plugins=self.plugins, privacy=self.privacy, runs=self.runs, stays=self.runs > 1
-        )
+        start_job = self.jobs_of(device, publish)
+        options = self.options_of(device)
         agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, worker, options))
         self.agents[device] = agent
         if publish is not None:
@@ -185,6 +188,23 @@ class Simulation:
             serving = ModelServing(versions, lambda: agent.view.plan, None)
             serving.begin()
             agent.observe(serving)
+
+    def new_state(self, device: str, disk: Disk) -> DeviceState:
+        return DeviceState(self.folder / device, disk=disk)
+
+    def new_worker(self, device: str, take: Callable[[Item], None]) -> VirtualWorker:
+        """Return the worker of a device that starts."""
+        return VirtualWorker(self.clock, take, self.work_seconds)
+
+    def jobs_of(self, device: str, publish: Callable[[Plan], Models] | None) -> StartJob:
+        """Return the function that starts the jobs of a device."""
+        data = self.shards[device]
+        return local_jobs(lambda plan: self.build(device, plan, data), data, publish)
+
+    def options_of(self, device: str) -> AgentOptions:
+        return AgentOptions(
+            clock=no_clock, plugins=self.plugins, privacy=self.privacy, runs=self.runs, stays=self.runs > 1
+        )
 
     def _publisher(self, device: str, state: DeviceState, data: Splits) -> Callable[[Plan], Models] | None:
         if (settings := self.serves.get(device)) is None:

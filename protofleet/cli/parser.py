@@ -33,6 +33,7 @@ from protofleet.cli.services import (
     add_unban,
 )
 from protofleet.cli.settings import add_settings
+from protofleet.cli.simulate import add_simulate
 from protofleet.cli.sweep import add_sweep
 from protofleet.cli.track import add_track
 from protofleet.runtime.command.parser import Parser
@@ -48,6 +49,7 @@ def parser() -> Parser:
     add_run(commands)
     add_sweep(commands)
     add_centralised(commands)
+    add_simulate(commands)
     add_coordinator(commands)
     add_device(commands)
     add_fleet(commands)

@@ -193,12 +193,13 @@ def compare(options: argparse.Namespace) -> int:
     from protofleet.lab.report.front import front_of, front_picture, front_table
     from protofleet.lab.report.latex import as_latex
     from protofleet.lab.report.leakage_table import leakage_tables
+    from protofleet.lab.report.virtual_runs import virtual_tables
 
     groups = read_groups(options.folders, options.view)
     target = accuracy_target(groups, options.baseline, options.share)
     points = front_of(groups) if options.front else []
     shown = [*tables(groups, target, options.share), *energy_tables(groups, target, options.share)]
-    shown += leakage_tables(groups)
+    shown += [*virtual_tables(groups), *leakage_tables(groups)]
     shown += [front_table(points)] if points else []
     listing = Listing.of(options)
     listing.line("\n\n".join(table.text() for table in shown))

@@ -13,6 +13,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides
 from protofleet.lab.local.experiment import Experiment
 from protofleet.lab.local.sweep_file import SweepFile
+from protofleet.lab.virtual.profiles import Profiles
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.settings.described import ANY_NAME, tables
 from protofleet.protocol.settings.reader import SettingsError
@@ -34,6 +35,7 @@ FILES: Final = {
     "fleet": SettingsFile("a fleet", Fleet),
     "tuning": SettingsFile("a tuning", Overrides),
     "sweep": SettingsFile("a sweep", SweepFile),
+    "profiles": SettingsFile("a profiles file", Profiles),
 }
 
 

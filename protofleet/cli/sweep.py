@@ -38,6 +38,10 @@ def add_sweep(commands: Subparsers) -> None:
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     command.add_argument("--fresh", action="store_true", help="run finished trials again")
+    command.add_argument(
+        "--profiles", type=Path, metavar="FILE",
+        help="run the trials in virtual time, on the boards and lines of this file (protofleet simulate)",
+    )  # fmt: skip
     add_page_option(command)
     add_track_option(command)
     command.set_defaults(command=sweep)
@@ -58,15 +62,23 @@ def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         from protofleet.lab.local.grid import beside_others, read_axis
         from protofleet.lab.local.sweep_file import Wish, planned
         from protofleet.lab.local.trials import read_trials, write_trials
+        from protofleet.lab.report.virtual_runs import virtual_tables
+        from protofleet.lab.virtual.profiles import read_profiles
+        from protofleet.lab.virtual.sweep import VirtualRuns, virtual_grid
 
     wish = Wish([read_axis(text) for text in options.grid], options.seeds, with_page(options), options.choose)
     grid, choose = planned(options.file, wish)
+    runner = None
+    if options.profiles is not None:
+        grid, runner = virtual_grid(grid), VirtualRuns(read_profiles(options.profiles))
     grid = beside_others(grid, options.runs)
     print(
         f"trials: {len(grid.trials)} (points {len(grid.points)}, seeds of each {len(grid.points[0].trials)})"
     )
-    code = Batch(options.runs, options.fresh, launcher, options.track).run_all(grid.trials)
+    code = Batch(options.runs, options.fresh, launcher, options.track, runner).run_all(grid.trials)
     trials = read_trials(grid, options.runs, choose)
     print("\n".join(["", trials.table().text(), "", *trials.lines()]))
+    for table in virtual_tables(trials.groups):
+        print(f"\n{table.text()}")
     print(f"page: {write_trials(trials, options.runs)}")
     return code

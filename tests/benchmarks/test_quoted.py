@@ -30,6 +30,7 @@ from protofleet.protocol.settings.reader import read_toml
 
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 PEERS = ("flower", "flower-simulation-1", "flower-simulation-10")
+TUN = "/dev/net/tun"
 # Peers are installed from the network, and Ray starts slowly: two benchmarks took 180 s. `make peers` starts them.
 WITH_PEERS = bool(os.environ.get("PROTOFLEET_PEERS"))
 INSTALLED = (
@@ -48,6 +49,8 @@ SMALLEST = {
     "rounds": {"devices": 2, "rounds": 2},
     "sealing": {"size": 1_000_000, "rounds": 2},
     "transfer": {"size": 1 << 20},
+    "virtual_fleet": {"devices": 6, "cohort": 3, "rounds": 1},
+    "virtual_line": {"rounds": 2, "width": 4, "loss": 0.0, "mbits": 20.0, "delay": 0.01},
     "wear": {"methods": ["fedavg"], "rounds": 2},
 }
 
@@ -135,6 +138,8 @@ def test_names_of_measures_are_found_in_a_page():
 @pytest.mark.timeout(900)  # Flower starts Ray, which takes minutes on a busy machine.
 @pytest.mark.parametrize("measure", started())
 def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tmp_path):
+    if isinstance(measure, Program) and measure.program == "virtual_line" and not os.access(TUN, os.W_OK):
+        pytest.skip("this user cannot make lines between network namespaces")
     if isinstance(measure, Stack):
         docker = shutil.which("docker")
         if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode:
@@ -147,7 +152,8 @@ def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tm
         pytest.skip(f"the peer cannot be installed here: {error}")
     found = once(measure, this_tree(tmp_path))
     assert found.keys() == measure.figures.keys()
-    assert all(value >= 0 for value in found.values())
+    # How far off virtual time is may be negative.
+    assert all(value >= 0 or name.endswith(": off") for name, value in found.items())
 
 
 def test_a_peers_version_is_pinned_and_the_table_names_it():

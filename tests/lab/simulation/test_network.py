@@ -1,5 +1,7 @@
 """Tests of virtual time and the simulated broker."""
 
+import random
+
 import pytest
 
 from protofleet.lab.simulation.network import NetworkConditions, SimulatedBroker, VirtualClock, matches
@@ -88,3 +90,84 @@ def test_the_same_seed_gives_the_same_deliveries_and_another_seed_gives_others()
 )
 def test_a_plus_stands_for_one_level(pattern, topic, fits):
     assert matches(pattern, topic) is fits
+
+
+class BrokerThatAsksAllClients(SimulatedBroker):
+    """The plain computation: each message is compared with all topics of all clients."""
+
+    def publish(self, topic, frame, retain):
+        self.bytes_received += len(frame)
+        if retain:
+            self.retained[topic] = frame
+        for client in list(self.clients.values()):
+            if any(matches(t, topic) for t in client.topics):
+                self._send(client, topic, frame)
+
+    def send_retained(self, client, pattern):
+        for topic, frame in sorted(self.retained.items()):
+            if matches(pattern, topic):
+                self._send(client, topic, frame, retained=True)
+
+
+TOPICS = [f"fleet/{level}/{name}" for level in ("up", "down") for name in "abcde"]
+PATTERNS = [*TOPICS, "fleet/up/+", "fleet/+/a", "+/+/+", "fleet/+"]
+HARSH = NetworkConditions(jitter=1.0, loss=0.3, repeat=0.3)
+
+
+STEPS = ("connect", "subscribe", "unsubscribe", "publish", "publish", "lose")
+
+
+def random_deliveries(kind, seed):
+    """Connect, subscribe, publish and lose clients at random; return each delivery with its time and its receiver."""
+    rng, clock, heard = random.Random(seed), VirtualClock(), []
+    broker, clients = kind(clock, HARSH, seed), []
+
+    def connect(name):
+        return broker.connect(
+            name, lambda item: heard.append((clock.now, name, item)), set(rng.sample(PATTERNS, 3))
+        )
+
+    for number in range(300):
+        what, name = rng.choice(STEPS), rng.choice("abcde")
+        client = rng.choice(clients) if clients else None  # It may have been lost or replaced.
+        if what == "connect":
+            clients.append(connect(name))
+            clients[-1].will = Will(f"fleet/up/{name}", b"gone")
+        elif what == "lose" and name in broker.clients:
+            broker.lose_client(name)
+        elif what == "publish":
+            broker.publish(rng.choice(TOPICS), b"%d" % number, retain=rng.random() < 0.3)
+        elif client is not None and what == "subscribe":
+            client.subscribe(rng.choice(PATTERNS))
+        elif client is not None and what == "unsubscribe":
+            client.unsubscribe(rng.choice(sorted(client.topics) or PATTERNS))
+        clock.run(lambda: False, limit=clock.now + rng.random())
+    clock.run(lambda: False)
+    return [(when, name, item) for when, name, item in heard if isinstance(item, Arrived)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_seed_gives_the_deliveries_of_a_broker_that_asks_all_clients(seed):
+    found = random_deliveries(SimulatedBroker, seed)
+    assert found == random_deliveries(BrokerThatAsksAllClients, seed)
+    assert len(found) > 50
+
+
+def work_of_messages(clients):
+    """Return how often the broker compares a topic with a pattern while 20 messages go to one client each."""
+    broker = SimulatedBroker(VirtualClock())
+    broker.connect("coordinator", lambda item: None, {"fleet/up/+"})
+    for number in range(clients):
+        broker.connect(f"d{number}", lambda item: None, {f"fleet/down/d{number}", "fleet/now"})
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "protofleet.lab.simulation.network.matches", lambda *pair: calls.append(pair) or matches(*pair)
+        )
+        for number in range(20):
+            broker.publish(f"fleet/down/d{number}", b"", retain=False)
+    return len(calls)
+
+
+def test_the_work_of_a_message_does_not_grow_with_the_clients_that_do_not_get_it():
+    assert work_of_messages(20) == work_of_messages(400) == 20

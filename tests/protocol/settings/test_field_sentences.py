@@ -15,11 +15,21 @@ from protofleet.edge_client.host.overrides import Overrides
 from protofleet.federation.remote.settings import OperatorSettings
 from protofleet.lab.local.experiment import Experiment, LocalPolicy
 from protofleet.lab.local.sweep_file import SweepFile
+from protofleet.lab.virtual.profiles import Profiles
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.sentences import field_docstrings, sentences, summary
 
-FILES = [Experiment, CoordinatorSettings, DeviceSettings, OperatorSettings, Fleet, Overrides, SweepFile]
+FILES = [
+    Experiment,
+    CoordinatorSettings,
+    DeviceSettings,
+    OperatorSettings,
+    Fleet,
+    Overrides,
+    SweepFile,
+    Profiles,
+]
 HYPERS = [load(name).Hyper for name in names()]
 REFUSED = {"What", "Who", "Whether", "Of", "As", "Where"}
 
