@@ -17,13 +17,14 @@ from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.transport.broker_nodes import BrokerNode, demand_host, nodes_in
 from protofleet.protocol.transport.tls import BrokerError as BrokerError
 from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
-from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
+from protofleet.protocol.transport.tls import common_name, explain_tls, finish_handshake, tls_context
 
 Qos: TypeAlias = Annotated[int, Within(0, 1)]
 # Bytes. A receive queue has space for a full window of the largest blocks.
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024
 BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
 DEFAULT_NODE: Final = BrokerNode("127.0.0.1", 1883)
+OF_CERTIFICATE: Final = "certificate"  # The user name that stands for the name in our certificate.
 TAKEN_OVER: Final = 142
 OTHER_SERVER: Final = (156, 157)
 # After these reason codes in CONNACK or DISCONNECT, the client must not try again.
@@ -63,7 +64,9 @@ class BrokerAddress:
     block_bytes: BlockBytes = SMALLEST_BLOCK
     """Size in bytes of the blocks that this party sends; larger blocks cost less work, but delay a slow network."""
     username: str | None = None
-    """User name for a broker that uses no client certificates; if it is left out, no user name is sent."""
+    """User name for the broker; `certificate` stands for the common name in `tls.cert`; if it is left out, no name
+    is sent.
+    """
     password: str | None = field(default=None, repr=False)
     """Password that belongs to `username`."""
 
@@ -80,6 +83,11 @@ class BrokerAddress:
             object.__setattr__(self, "host", DEFAULT_NODE.host if self.host is None else self.host)
             object.__setattr__(self, "port", DEFAULT_NODE.port if self.port is None else self.port)
             demand_host(self.nodes[0].host, self._wrong_host())
+        if self.username == OF_CERTIFICATE and self.password is not None:
+            raise ValueError(
+                f'username is "{OF_CERTIFICATE}", which means the name in tls.cert, but a password is set; leave out '
+                "the password, or give the user another name"
+            )
         demand_within(self)
 
     def _wrong_host(self) -> str:
@@ -94,6 +102,18 @@ class BrokerAddress:
             return nodes_in(self.hosts)
         assert self.host is not None and self.port is not None  # __post_init__ has set both.
         return (BrokerNode(self.host, self.port),)
+
+    @property
+    def user_name(self) -> str | None:
+        """Return the user name that is sent; raise BrokerError if it is in a certificate that cannot be read."""
+        if self.username != OF_CERTIFICATE:
+            return self.username
+        if self.tls is None or self.tls.cert is None:
+            raise BrokerError(
+                f'username is "{OF_CERTIFICATE}", but there is no certificate; set tls.cert and tls.key, or another '
+                "username"
+            )
+        return common_name(self.tls.cert)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.nodes))
@@ -124,21 +144,27 @@ def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) 
     name. So call this function before the device starts, and not while the device runs.
     """
     problems = []
-    for node in broker.nodes:
-        try:
-            if (problem := _problem_at(node, broker, client_id, seconds)) is None:
+    try:
+        packet = _connect(broker, client_id)
+        for node in broker.nodes:
+            if (problem := _problem_at(node, broker.tls, packet, seconds)) is None:
                 return None
-        except BrokerError as error:
-            return str(error)
-        except OSError as error:
-            problem = explain(node, broker.tls, error)
-        problems.append(f"{node}: {problem}")
+            problems.append(f"{node}: {problem}")
+    except BrokerError as error:
+        return str(error)
     return "; ".join(problems)
 
 
-def _problem_at(node: BrokerNode, broker: BrokerAddress, client_id: str, seconds: float) -> str | None:
-    with _open(node, broker.tls, seconds) as sock:
-        sock.sendall(_connect(broker, client_id))
+def _problem_at(node: BrokerNode, tls: TlsFiles | None, packet: bytes, seconds: float) -> str | None:
+    try:
+        return _answered_problem(node, tls, packet, seconds)
+    except OSError as error:
+        return explain(node, tls, error)
+
+
+def _answered_problem(node: BrokerNode, tls: TlsFiles | None, packet: bytes, seconds: float) -> str | None:
+    with _open(node, tls, seconds) as sock:
+        sock.sendall(packet)
         if not (answer := _answer(sock)):
             raise ConnectionResetError
         problem = _problem(answer)
@@ -163,8 +189,9 @@ def _open(node: BrokerNode, tls: TlsFiles | None, seconds: float) -> socket.sock
 
 def _connect(broker: BrokerAddress, client_id: str) -> bytes:
     """Return an MQTT 5 CONNECT packet with a clean start, a keepalive of 30 s and no properties."""
-    credentials = [text for text in (broker.username, broker.password) if text is not None]
-    flags = 0x02 | (broker.username is not None) << 7 | (broker.password is not None) << 6
+    user_name = broker.user_name
+    credentials = [text for text in (user_name, broker.password) if text is not None]
+    flags = 0x02 | (user_name is not None) << 7 | (broker.password is not None) << 6
     body = _text("MQTT") + struct.pack("!BBHB", 5, flags, 30, 0)
     body += b"".join(_text(text) for text in (client_id, *credentials))
     length, rest = b"", len(body)

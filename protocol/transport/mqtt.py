@@ -419,7 +419,7 @@ class Mqtt:
         client.enable_logger(self._paho_errors.logger())
         if self._broker.tls is not None:
             client.tls_set_context(rereading_context(self._broker.tls))
-        client.username_pw_set(self._broker.username, self._broker.password)
+        client.username_pw_set(self._broker.user_name, self._broker.password)
         client.on_socket_open = lambda _c, _d, sock: self._socket_opened(sock)
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
