@@ -21,8 +21,8 @@ LIMIT_SECONDS = 600.0
 class SeveralNodes:
     """Runs in pairs at one Mosquitto, which has two names on this machine. No connection fails."""
 
-    devices: int = 10
-    rounds: int = 30
+    devices: int = 6
+    rounds: int = 10
     figures: ClassVar = {
         "CPU, two addresses / one": Figure("", steady=True),
         "CPU with one address": Figure("s"),
