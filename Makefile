@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator federation lab deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test near test-all test-containers check format bench bench-check peers exports gpu fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo docs test near test-all test-containers test-engines check format bench bench-check peers exports gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## list all targets
@@ -38,7 +38,7 @@ demo: $(VENV)/.run ## run a whole federation on this machine, then write a repor
 	@$(BIN)/protofleet run experiments/demo.toml
 
 test: $(VENV)/.dev mosquitto ## run the tests that every change must pass, in seven minutes: each room, real brokers, a run
-	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
+	@$(PYTEST) -m 'not slow and not containers and not engines' $(ARGS)
 
 near: check ## run check, then the tests near the changed files: make near ARGS="--since main"
 	@$(BIN)/python -m tests.near $(ARGS)
@@ -118,6 +118,9 @@ soak: $(VENV)/.dev mosquitto ## run very many rounds; memory, handles, disk and 
 
 audit: $(VENV)/.dev ## list known vulnerabilities of the installed packages; reports if the database cannot be reached
 	@$(BIN)/python -m tools.locks.audit $(ARGS)
+
+test-engines: $(VENV)/.dev ## run the tests that need engines, such as ejabberd; ENGINES=required fails where one is missing
+	@$(BIN)/python -m pytest -m engines -rs $(ARGS)
 
 test-containers: $(VENV)/.dev container-tools ## run the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)

@@ -133,8 +133,8 @@ class Swarm:
             self.broker = stack.enter_context(LocalBroker(self.folder / "broker", "mosquitto"))
             self.syncs = Syncs(self.folder, self.sync_seconds)
             self.metrics_port = free_port()
-            self._coordinator(fleet, self.broker.address.port)
-            self.robots = stack.enter_context(self._robots(fleet, self.broker.address.port))
+            self._coordinator(fleet, self.broker.port)
+            self.robots = stack.enter_context(self._robots(fleet, self.broker.port))
             self._stack = stack.pop_all()
         return self
 

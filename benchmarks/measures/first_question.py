@@ -87,7 +87,7 @@ class FirstQuestion:
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         half, n = max(1, self.devices // 2), self.devices
         goes_on = {"quorum": half, "cohort": half, "gather": n, "pause_seconds": PAUSE_SECONDS}
-        with QueueFleet(tree, folder, n) as fleet, DownTopics(fleet.broker.address.port) as topics:
+        with QueueFleet(tree, folder, n) as fleet, DownTopics(fleet.broker.port) as topics:
             fleet.start_coordinator(slots=2)
             fleet.submit(OTHER, rounds=ENDLESS, policy={**goes_on, "settle_seconds": 0.0})
             self._wait_for_rounds(fleet)

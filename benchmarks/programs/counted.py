@@ -34,7 +34,7 @@ def measured(folder: Path, devices: int = DEVICES, rounds: int = ROUNDS) -> dict
     policy = Policy(quorum=devices, cohort=devices, settle_seconds=60.0)
     (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
     names = [f"device-{i}" for i in range(devices)]
-    with broker(folder) as running, CountingProxy(running.address.port) as proxy:
+    with broker(folder) as running, CountingProxy(int(running.address.port or 0)) as proxy:
         observer.proxy = proxy
         with members(folder, names, BrokerAddress(port=proxy.port), EXAMPLES):
             conduct(folder, plan, policy, running.address, observer)

@@ -118,7 +118,7 @@ def measure(size: int = SIZE, bits_per_second: float = 250_000.0) -> dict[str, f
             make_keys(folder / "keys", name)
         with (
             LocalBroker(folder / "broker", "mosquitto") as broker,
-            ThinLine(broker.address.port, line) as thin,
+            ThinLine(int(broker.address.port or 0), line) as thin,
         ):
             seconds = timed(folder, broker.address, "ours", size, BrokerAddress(port=thin.port))
     return {"seconds": seconds, "seconds over size / rate": seconds / (8 * size / bits_per_second)}

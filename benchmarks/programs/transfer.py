@@ -103,7 +103,7 @@ def send_plain(
     address: BrokerAddress, receiver: subprocess.Popen[str], size: int, beside: BusyProcesses = NOBODY
 ) -> float:
     client = paho.Client(CallbackAPIVersion.VERSION2, "bench-plain-out", protocol=paho.MQTTv5)
-    client.connect(address.host, address.port)
+    client.connect(str(address.host), int(address.port or 0))
     client.loop_start()
     payload = np.random.default_rng(0).bytes(size)
     with beside.running():
@@ -150,7 +150,7 @@ def receive_plain(address: BrokerAddress) -> float:
     client.on_message = lambda client, data, message: arrived.put(time.monotonic())
     client.on_subscribe = lambda *_: print("ready", flush=True)
     client.on_connect = lambda *_: subscribe(client)
-    client.connect(address.host, address.port)
+    client.connect(str(address.host), int(address.port or 0))
     client.loop_start()
     return arrived.get()
 

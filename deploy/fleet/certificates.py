@@ -38,7 +38,7 @@ class Certificates:
 
     @property
     def broker_address(self) -> str:
-        return broker_address(self._fleet).host
+        return broker_address(self._fleet).nodes[0].host
 
     def names_in(self, name: str) -> list[str]:
         """Return the host names and addresses in this name's certificate."""

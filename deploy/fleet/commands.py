@@ -285,8 +285,9 @@ def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
     else:
         desired = control.desired
         settings = desired.coordinator_settings() if role == COORDINATOR else desired.settings(ssh.name)
-        broker = settings.broker
-        facts = _facts(d, ssh, "deep", "", broker.host, str(broker.port))
+        nodes = settings.broker.nodes
+        places = ",".join(node.host for node in nodes), ",".join(str(node.port) for node in nodes)
+        facts = _facts(d, ssh, "deep", "", *places)
     return facts, run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
 

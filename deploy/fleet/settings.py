@@ -55,6 +55,7 @@ COORDINATOR_DEFAULTS: Final[Mapping[str, Any]] = {
     "devices": f"{ROLES[COORDINATOR].etc}/records",
     "metrics_port": 9100,
 }
+ONE_PLACE: Final = frozenset({"host", "port"})  # The keys of [broker] that `hosts` replaces.
 KINDS: Final = ("venv", "container")
 DEPENDENCIES: Final = ("index", "shipped", "system")
 
@@ -261,6 +262,11 @@ class Fleet:
         if brokers and not self.broker:
             words = 'name the folder for its keys on this machine, such as broker = "broker"'
             raise ValueError(f"host {brokers[0]} is the broker, but broker is empty; {words}")
+        if brokers and "hosts" in self.device.get("broker", {}):
+            raise ValueError(
+                f"device.broker.hosts names the nodes of a cluster, but the broker of host {brokers[0]} is a single "
+                f"Mosquitto; set device.broker.host and port, or leave out [hosts.{brokers[0]}]"
+            )
         for name in self.of_role(COORDINATOR):
             if self.software_of(name).kind == "container":
                 words = f'add software = {{ kind = "venv" }} to [hosts.{name}]'
@@ -395,7 +401,7 @@ def template_files(fleet: Fleet, name: str) -> tuple[str, ...]:
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     """Return the settings of a device: the common settings, its own settings, and the paths of a deployed device."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEY_FOLDER)}
-    table = merge(merge(DEVICE_DEFAULTS, fleet.device), fleet.hosts[name].device)
+    table = _merged(merge(DEVICE_DEFAULTS, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(
@@ -409,6 +415,15 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
         raise SettingsError(f"device.broker.password of {name} is set, but {words}")
     broker.setdefault("tls", encode(tls_files(KEY_FOLDER)))
     return decode(DeviceSettings, with_hashes({**table, "broker": broker}), f"device ({name})")
+
+
+def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both tables merged; an own `hosts` of the broker replaces a common `host`, and the reverse."""
+    table, broker = merge(common, own), own.get("broker", {})
+    if isinstance(broker, dict) and broker:
+        replaced = ONE_PLACE if "hosts" in broker else {"hosts"} if ONE_PLACE & broker.keys() else set()
+        table["broker"] = {k: v for k, v in table["broker"].items() if k not in replaced - broker.keys()}
+    return table
 
 
 @names_its_file
@@ -436,7 +451,9 @@ def _coordinator_table(fleet: Fleet, federation: str) -> dict[str, Any]:
     If the file does not name a broker for the coordinator, the coordinator uses the broker of the devices.
     """
     role = ROLES[COORDINATOR]
-    table = merge(merge(COORDINATOR_DEFAULTS, {"broker": fleet.device.get("broker", {})}), fleet.coordinator)
+    table = _merged(
+        merge(COORDINATOR_DEFAULTS, {"broker": fleet.device.get("broker", {})}), fleet.coordinator
+    )
     for key, value in {"federation": federation, "enrolled": str(role.keys)}.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(
@@ -472,7 +489,7 @@ def broker_conf(fleet: Fleet, enrolled: int = 0) -> str:
 
 
 def broker_port(fleet: Fleet) -> int:
-    return broker_address(fleet).port
+    return broker_address(fleet).nodes[0].port
 
 
 @names_its_file

@@ -1,4 +1,4 @@
-"""A broker for local clients, and the settings and access rules of Mosquitto and RabbitMQ.
+"""A broker for local clients, and the settings and access rules of Mosquitto, RabbitMQ and ejabberd.
 
-May import: protocol.transport, protocol.wire, runtime, runtime.installation.
+May import: protocol.settings, protocol.transport, protocol.wire, runtime, runtime.installation.
 """

@@ -163,6 +163,10 @@ class LocalBroker:
         return BrokerAddress(LOOPBACK, self._port, tls, block_bytes=LARGEST_BLOCK)
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def process_group(self) -> int:
         """Return the id of the broker's process group; 0 while the broker does not run."""
         return self._process.pid if self._process is not None else 0
@@ -221,7 +225,7 @@ class LocalBroker:
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
         # The shell may end before the broker, so this loop waits for the broker.
-        while _listens(self.address) and time.monotonic() < deadline:
+        while _listens(self._port) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _launch(self) -> None:
@@ -280,9 +284,9 @@ class LocalBroker:
         return " / ".join(lines[-2:]) or "its log is empty"
 
 
-def _listens(address: BrokerAddress) -> bool:
+def _listens(port: int) -> bool:
     with socket.socket() as sock:
-        return sock.connect_ex((address.host, address.port)) == 0
+        return sock.connect_ex((LOOPBACK, port)) == 0
 
 
 def _check_port_free(port: int) -> None:

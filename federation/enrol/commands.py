@@ -13,7 +13,7 @@ from typing import Final
 from cryptography import x509
 
 from protofleet.federation.brokers.mosquitto import queues_are_full
-from protofleet.federation.enrol import disconnect, key_folder, lifecycle
+from protofleet.federation.enrol import disconnect, ejabberd_files, key_folder, lifecycle
 from protofleet.federation.enrol.approval import APPROVAL, unverified_approval, unverified_roots
 from protofleet.federation.enrol.authority import DAY, Authority, make_authority
 from protofleet.federation.enrol.certificates import host_names
@@ -44,6 +44,7 @@ from protofleet.protocol.wire.names import COORDINATOR, RESERVED_RULE, is_reserv
 from protofleet.runtime.command.listing import Listing
 
 Options = argparse.Namespace
+EJABBERD: Final = "ejabberd"
 SOURCES: Final = {
     REQUEST: "`protofleet enrol request NAME` writes a request, on the machine of the device, coordinator or broker",
     APPROVAL: "`protofleet enrol approve` writes an approval into the root's folder approvals; the operator sends it",
@@ -120,7 +121,8 @@ def approve(o: Options) -> int:
 def install(o: Options) -> int:
     data = statement_in(APPROVAL, o.approval)
     claimed = unverified_approval(data)
-    if claimed.part == "broker":
+    is_ejabberd = ejabberd_files.is_ejabberd(o.folder)
+    if claimed.part == "broker" and not is_ejabberd:
         listener_to_write(o, o.folder)
     elif given := given_flags(o):
         raise SettingsError(
@@ -133,7 +135,11 @@ def install(o: Options) -> int:
     print(
         f"{approval.name} is enrolled in {approval.federation} until {installation.until}: {installation.folder}"
     )
-    if approval.part == "broker":
+    if approval.part == "broker" and is_ejabberd:
+        print(
+            "an approval has no rules for ejabberd; `protofleet enrol broker --kind ejabberd` writes them again"
+        )
+    elif approval.part == "broker":
         write_conf(o, o.folder)
     else:
         _print_tls_settings(o.folder)
@@ -149,9 +155,22 @@ def coordinator(o: Options) -> int:
 
 def broker(o: Options) -> int:
     authority = Authority(o.root)
+    if o.kind == EJABBERD:
+        return _ejabberd_node(o, authority)
     listener_to_write(o, o.folder)
     _enrol_here(authority, o.folder, _name(o.name), o.days, tuple(o.host))
     write_conf(o, o.folder)
+    return 0
+
+
+def _ejabberd_node(o: Options, authority: Authority) -> int:
+    """Enrol a node and write its files; for a node that is enrolled, write its rules again."""
+    ejabberd_files.demand_files(o, authority, o.folder)
+    if (o.folder / CURRENT).exists():
+        disconnect.broker_name(authority, o.folder)  # This raises an error for the keys of another party.
+    else:
+        _enrol_here(authority, o.folder, _name(o.name), o.days, tuple(o.host))
+    ejabberd_files.write_files(o, authority, o.folder)
     return 0
 
 

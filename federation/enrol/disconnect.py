@@ -22,6 +22,7 @@ from typing import Final
 
 from cryptography import x509
 
+from protofleet.federation.brokers.ejabberd import SETTINGS_FILE
 from protofleet.federation.brokers.mosquitto import CONF_FILE, PID_FILE
 from protofleet.federation.enrol.authority import Authority
 from protofleet.federation.enrol.certificates import host_names, new_key
@@ -98,6 +99,11 @@ def reload(folder: Path) -> None:
 def broker_address(folder: Path) -> BrokerAddress:
     """Return the address of this folder's broker, for clients on this machine."""
     path = folder / CONF_FILE
+    if (folder / SETTINGS_FILE).exists():
+        raise SettingsError(
+            f"{folder} belongs to ejabberd, which reads no list of revoked names: revoke the name without --broker, "
+            "write the rules again with `protofleet enrol broker --kind ejabberd`, and restart the nodes"
+        )
     found = re.search(r"^listener (\d+) (\S+)", path.read_text(), re.MULTILINE) if path.exists() else None
     if found is None:
         raise SettingsError(f"{path} is missing or has no listener; `enrol broker` writes this file")

@@ -41,7 +41,7 @@ def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) ->
     """Return the listener settings to write, with queues for all enrolled devices; None if nothing changes."""
     given, path = given_options(o), folder / CONF_FILE
     if user := given.get("user"):
-        _check_user(user)
+        check_user(user)
     if not path.exists():
         room = max(DEFAULT_DEVICES, enrolled)
         return replace(ListenerSettings(user=_default_user(folder), devices=room), **given)
@@ -80,7 +80,7 @@ def write_conf(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> None:
         _reload(folder)
         return
     write_mosquitto_conf(folder, listener)
-    _chown(folder, listener.user)
+    give_files(folder, listener.user)
     restart = "" if new else " (restart Mosquitto: a reload does not change its listeners)"
     print(f"broker: mosquitto -c {folder / CONF_FILE}{restart}")
     if os.geteuid() == 0:
@@ -103,20 +103,20 @@ def _default_user(folder: Path) -> str:
     """
     if os.geteuid() != 0:
         return ""
-    return MOSQUITTO if _user_exists(MOSQUITTO) and not _first_closed_folder(folder, MOSQUITTO) else ROOT
+    return MOSQUITTO if user_exists(MOSQUITTO) and not _first_closed_folder(folder, MOSQUITTO) else ROOT
 
 
-def _check_user(user: str) -> None:
-    if not _user_exists(user):
+def check_user(user: str) -> None:
+    if not user_exists(user):
         raise SettingsError(f"there is no user {user} on this machine")
     if os.geteuid() not in (0, pwd.getpwnam(user).pw_uid):
         raise SettingsError(
-            f"--user is {user}, but only root can give Mosquitto's files to this user: run this command as root, or "
-            "leave out --user and start Mosquitto as the current user"
+            f"--user is {user}, but only root can give the broker's files to this user: run this command as root, or "
+            "leave out --user and start the broker as the current user"
         )
 
 
-def _user_exists(user: str) -> bool:
+def user_exists(user: str) -> bool:
     try:
         pwd.getpwnam(user)
     except KeyError:
@@ -124,8 +124,8 @@ def _user_exists(user: str) -> bool:
     return True
 
 
-def _chown(folder: Path, user: str) -> None:
-    """Give the files to the user to which Mosquitto changes, because a reload reads the files as this user."""
+def give_files(folder: Path, user: str) -> None:
+    """Give the files to the user to which the broker changes, because a reload reads the files as this user."""
     if user and os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
             if not path.is_symlink():
@@ -153,7 +153,7 @@ def _explain_access(folder: Path, user: str) -> None:
 
 def _reason_to_stay_root(folder: Path) -> str:
     again = f"to use another user, remove {folder / CONF_FILE} and install the broker's approval again"
-    if not _user_exists(MOSQUITTO):
+    if not user_exists(MOSQUITTO):
         return f"because there is no user {MOSQUITTO} on this machine; {again} when this user exists"
     if (closed := _first_closed_folder(folder, MOSQUITTO)) is None:
         return "because mosquitto.conf names root"

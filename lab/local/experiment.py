@@ -34,6 +34,7 @@ from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.lab.local.data_beside import data_beside
 from protofleet.lab.local.misplaced import places_of, read_for
 from protofleet.lab.local.own_plugins import OwnPlugIns, own_plugins
+from protofleet.lab.local.parties import Parties, parties_of_run
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
@@ -51,7 +52,7 @@ from protofleet.protocol.settings.named_codecs import CodecName
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
-from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.address import OF_CERTIFICATE, BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.installation.provenance import digest_of_experiment
 from protofleet.runtime.metrics_page import LOOPBACK
@@ -152,6 +153,10 @@ class BrokerChoice:
     """Use of TLS, `on`, `off` or `auto` (on if the run starts a Mosquitto)."""
     address: BrokerAddress = field(default_factory=BrokerAddress)
     """Address of an `external` broker."""
+    enrolled: str | None = None
+    """Folder that `protofleet enrol fleet` has filled, for an `external` broker that asks for certificates; if it is
+    left out, the run enrols its parties under a new root.
+    """
 
     def __post_init__(self) -> None:
         kinds = ("auto", "mosquitto", "embedded", "external")
@@ -160,6 +165,27 @@ class BrokerChoice:
         if self.tls == "on" and self.kind in ("embedded", "external"):
             reason = "cannot use TLS" if self.kind == "embedded" else "uses the table address.tls"
             raise ValueError(f'tls is "on", but a broker of kind {self.kind} {reason}; leave out tls')
+        if self.enrolled is not None:
+            self._demand_outside()
+        elif self.address.username == OF_CERTIFICATE and self.address.tls is None:
+            raise ValueError(
+                f'address.username is "{OF_CERTIFICATE}", but no party has a certificate that an external broker '
+                "knows; set enrolled, the folder that `protofleet enrol fleet` has filled"
+            )
+
+    def _demand_outside(self) -> None:
+        if not self.enrolled:
+            raise ValueError("enrolled is empty; name the folder that `protofleet enrol fleet` has filled")
+        if self.kind != "external":
+            raise ValueError(
+                f"enrolled is set, but the run starts a broker of kind {self.kind} and enrols its parties itself; "
+                'set kind = "external", or leave out enrolled'
+            )
+        if self.address.tls is not None or self.tls == "off":
+            other = "address.tls" if self.address.tls is not None else "tls"
+            raise ValueError(
+                f"enrolled is set beside {other}, but it gives each party its files; leave out {other}"
+            )
 
 
 @dataclass(frozen=True)
@@ -548,11 +574,18 @@ def experiment_table(path: Path) -> dict[str, Any]:
 
 def to_its_folders(table: dict[str, Any], folder: Path) -> None:
     table |= seen_from(table, folder)
-    domains = table.get("domains")
+    broker, domains = table.get("broker"), table.get("domains")
+    if isinstance(broker, dict):
+        _to_its_folder(broker, "enrolled", folder)
     for place in [table.get("data"), *(domains.values() if isinstance(domains, dict) else ())]:
-        root = place.get("root") if isinstance(place, dict) else None
-        if isinstance(place, dict) and isinstance(root, str) and root and not root.startswith("~"):
-            place["root"] = str(folder.absolute() / root)
+        if isinstance(place, dict):
+            _to_its_folder(place, "root", folder)
+
+
+def _to_its_folder(table: dict[str, Any], key: str, folder: Path) -> None:
+    path = table.get(key)
+    if isinstance(path, str) and path and not path.startswith("~"):
+        table[key] = str(folder.absolute() / path)
 
 
 def read_with_bases(path: Path) -> dict[str, Any]:
@@ -614,10 +647,11 @@ def experiment_of_table(table: dict[str, Any]) -> Experiment:
 
 
 def coordinator_settings(
-    experiment: Experiment, broker: BrokerAddress, runs: Path, broker_description: str
-) -> CoordinatorSettings:
+    experiment: Experiment, broker: BrokerAddress, runs: Path, broker_description: str,
+    parties: Parties | None = None,
+) -> CoordinatorSettings:  # fmt: skip
     e = experiment
-    enrolled = runs / e.name / "enrolled"
+    parties = parties or parties_of_run(e.name, runs)
     for key in ("quorum", "gather", "cohort", "buffer"):
         if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
             raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
@@ -625,12 +659,12 @@ def coordinator_settings(
         domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0
     )
     return CoordinatorSettings(
-        name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
+        name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=parties.federation,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
         secagg=e.secagg, dp=e.dp, policy=e.effective_policy, budget=e.budget, keep=e.keep,
         broker=broker,
-        enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
+        enrolled=str(parties.keys.folder_of(COORDINATOR)), devices=str(parties.records), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, page_port=e.page_port,
         broker_words=broker_description,
@@ -638,11 +672,13 @@ def coordinator_settings(
     )  # fmt: skip
 
 
-def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, runs: Path) -> DeviceSettings:
-    folder = runs / experiment.name
+def device_settings(
+    experiment: Experiment, name: str, broker: BrokerAddress, runs: Path, parties: Parties | None = None
+) -> DeviceSettings:
+    folder, parties = runs / experiment.name, parties or parties_of_run(experiment.name, runs)
     return DeviceSettings(
-        name=name, federation=experiment.name, folder=str(folder / "devices" / name),
-        enrolled=str(folder / "enrolled" / "devices" / name), broker=broker, data=experiment.shards[name],
+        name=name, federation=parties.federation, folder=str(folder / "devices" / name),
+        enrolled=str(parties.keys.folder_of(name)), broker=broker, data=experiment.shards[name],
         network=experiment.networks.get(name), pictures=experiment.pictures,
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
         durable=experiment.devices.durable, keep_models=experiment.devices.keep_models,

@@ -41,6 +41,7 @@ from protofleet.lab.local.experiment import (
     experiment_table,
     recorded,
 )
+from protofleet.lab.local.parties import Parties, parties_of_fleet
 from protofleet.lab.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.lab.local.sole_use import InUseError, alone, cannot_be_made, sole_use
 from protofleet.lab.report.run_page import final_table, write_report
@@ -61,6 +62,9 @@ from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
 SYNCED: Final = "their files are synced"
 MOST_BROKER_RESTARTS: Final = 3
+WANTS_CERTIFICATE: Final = (
+    "; for a party's own files set broker.enrolled, the folder of a fleet that the broker knows"
+)
 NO_FORK: Final = "CUDA does not work after a fork" if CAN_FORK else "fork is safe only on Linux"
 
 
@@ -188,6 +192,8 @@ class RunningBroker:
     # The federation whose client certificates the broker requires; None if the broker uses no TLS.
     federation: LocalFederation | None = None
     own: LocalBroker | None = None  # The broker if this run started it; None for an external broker.
+    # The parties if an enrolled fleet has their keys; None if the run's own folder has them.
+    parties: Parties | None = None
 
     def address_for(self, name: str) -> BrokerAddress:
         """Return the broker's address with the TLS files of the party `name`: a device or the coordinator."""
@@ -200,10 +206,10 @@ class RunningBroker:
 def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroker]:
     choice = experiment.broker
     if choice.kind == "external":
-        if problem := preflight(choice.address):
-            raise RunError(problem)
-        enrol_all(experiment, folder)
-        yield RunningBroker(choice.address, f"external, {choice.address}")
+        found = external_broker(experiment)
+        if found.parties is None:
+            enrol_all(experiment, folder)
+        yield found
         return
     federation = enrol_all(experiment, folder)
     tls = choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto"
@@ -211,6 +217,19 @@ def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroke
     kind = "mosquitto" if choice.tls == "on" else choice.kind
     with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls) as broker:
         yield RunningBroker(broker.address, broker.describe(), federation if tls else None, broker)
+
+
+def external_broker(experiment: Experiment) -> RunningBroker:
+    """Return the broker of the settings; raise RunError if it does not accept the first device of the run."""
+    choice = experiment.broker
+    parties = parties_of_fleet(Path(choice.enrolled), experiment.shards) if choice.enrolled else None
+    words = f"external, {choice.address}{', TLS 1.3 with client certificates' if parties else ''}"
+    keys = parties.keys if parties else None
+    broker = RunningBroker(choice.address, words, keys, parties=parties)
+    if problem := preflight(broker.address_for(next(iter(experiment.shards)))):
+        hint = WANTS_CERTIFICATE if parties is None and "wants a client certificate" in problem else ""
+        raise RunError(problem + hint)
+    return broker
 
 
 def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
@@ -234,14 +253,16 @@ def write_settings(
     If `compute` is given, it replaces the setting `compute` of the devices.
     """
     folder = runs / experiment.name
-    coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
+    coordinator = coordinator_settings(
+        experiment, broker.address_for(COORDINATOR), runs, broker.description, broker.parties
+    )
     plugins = experiment.own_plugins
     plugins.keep(folder)
     named = encode(replace(coordinator, class_names=names))
     _write(folder / "coordinator.toml", plugins.kept(named, folder.absolute()))
     _write(folder / "experiment.toml", recorded(experiment))
     for name in experiment.shards:
-        device = device_settings(experiment, name, broker.address_for(name), runs)
+        device = device_settings(experiment, name, broker.address_for(name), runs, broker.parties)
         own = plugins.kept(
             encode(replace(device, slots=slots, compute=compute or device.compute)), folder.absolute()
         )
@@ -373,8 +394,8 @@ def require_broker(experiment: Experiment) -> None:
     choice = experiment.broker
     if choice.kind != "external":
         find_broker(choice.kind)
-    elif problem := preflight(choice.address):
-        raise RunError(problem)
+    else:
+        external_broker(experiment)
 
 
 @alone

@@ -14,15 +14,19 @@ from typing import Annotated, Final, TypeAlias
 
 from protofleet.protocol.settings.bounds import Port, Within
 from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.transport.broker_nodes import BrokerNode, demand_host, nodes_in
 from protofleet.protocol.transport.tls import BrokerError as BrokerError
 from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
-from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
+from protofleet.protocol.transport.tls import common_name, explain_tls, finish_handshake, tls_context
 
 Qos: TypeAlias = Annotated[int, Within(0, 1)]
 # Bytes. A receive queue has space for a full window of the largest blocks.
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024
 BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
+DEFAULT_NODE: Final = BrokerNode("127.0.0.1", 1883)
+OF_CERTIFICATE: Final = "certificate"  # The user name that stands for the name in our certificate.
 TAKEN_OVER: Final = 142
+OTHER_SERVER: Final = (156, 157)
 # After these reason codes in CONNACK or DISCONNECT, the client must not try again.
 FINAL_REASONS: Final[Mapping[int, str]] = {
     132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
@@ -45,45 +49,87 @@ FINAL_REASONS: Final[Mapping[int, str]] = {
 class BrokerAddress:
     """The address of a broker, and the settings of this party's connection."""
 
-    host: str = "127.0.0.1"
-    """Host name or IP address of the broker."""
-    port: Port = 1883
-    """TCP port of the broker."""
+    host: str | None = None
+    """Host name or IP address of the broker; if it is left out, it is 127.0.0.1."""
+    port: Port | None = None
+    """TCP port of the broker; if it is left out, it is 1883."""
     tls: TlsFiles | None = None
     """PEM files for TLS; if they are left out, the connection is not encrypted."""
+    hosts: tuple[str, ...] | None = None
+    """Addresses of the nodes of a cluster, each with its port, in place of `host` and `port`; a party tries them in
+    turn, and its name draws the first one.
+    """
     block_qos: Qos = 1
     """MQTT QoS (0 or 1) of the blocks that this party sends; 0 is faster if the broker drops hardly any blocks."""
     block_bytes: BlockBytes = SMALLEST_BLOCK
     """Size in bytes of the blocks that this party sends; larger blocks cost less work, but delay a slow network."""
     username: str | None = None
-    """User name for a broker that uses no client certificates; if it is left out, no user name is sent."""
+    """User name for the broker; `certificate` stands for the common name in `tls.cert`; if it is left out, no name
+    is sent.
+    """
     password: str | None = field(default=None, repr=False)
     """Password that belongs to `username`."""
 
     def __post_init__(self) -> None:
-        try:
-            self.host.encode("idna")
-        except UnicodeError:
-            raise ValueError(f"host is {self.host!r}, but must be a name or an address") from None
-        if not self.host:
-            raise ValueError("host is empty; give the broker's name or address")
+        if self.hosts is not None:
+            given = [name for name in ("host", "port") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(
+                    f"hosts is set beside {given[0]}; leave out host and port, or leave out hosts"
+                )
+            nodes_in(self.hosts)
+        else:
+            # The defaults are set here, so that a host beside `hosts` can be told from the default.
+            object.__setattr__(self, "host", DEFAULT_NODE.host if self.host is None else self.host)
+            object.__setattr__(self, "port", DEFAULT_NODE.port if self.port is None else self.port)
+            demand_host(self.nodes[0].host, self._wrong_host())
+        if self.username == OF_CERTIFICATE and self.password is not None:
+            raise ValueError(
+                f'username is "{OF_CERTIFICATE}", which means the name in tls.cert, but a password is set; leave out '
+                "the password, or give the user another name"
+            )
         demand_within(self)
 
+    def _wrong_host(self) -> str:
+        if not self.host:
+            return "host is empty; give the broker's name or address"
+        return f"host is {self.host!r}, but must be a name or an address"
+
+    @property
+    def nodes(self) -> tuple[BrokerNode, ...]:
+        """Return the places at which the broker can be reached: one, or those of `hosts`."""
+        if self.hosts is not None:
+            return nodes_in(self.hosts)
+        assert self.host is not None and self.port is not None  # __post_init__ has set both.
+        return (BrokerNode(self.host, self.port),)
+
+    @property
+    def user_name(self) -> str | None:
+        """Return the user name that is sent; raise BrokerError if it is in a certificate that cannot be read."""
+        if self.username != OF_CERTIFICATE:
+            return self.username
+        if self.tls is None or self.tls.cert is None:
+            raise BrokerError(
+                f'username is "{OF_CERTIFICATE}", but there is no certificate; set tls.cert and tls.key, or another '
+                "username"
+            )
+        return common_name(self.tls.cert)
+
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return ", ".join(map(str, self.nodes))
 
 
-def explain(broker: BrokerAddress, error: OSError) -> str:
+def explain(node: BrokerNode, tls: TlsFiles | None, error: OSError) -> str:
     """Return an error of the system or of TLS in plain words, with advice for the person who set the address."""
     told = error.strerror or str(error)
     match error:
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError():
-            wants = "it does not speak TLS on this port" if broker.tls else "it wants TLS"
+            wants = "it does not speak TLS on this port" if tls else "it wants TLS"
             return f"it closed the connection before it answered; it is no MQTT broker, or {wants}"
-        case ssl.SSLError() if broker.tls is not None:
-            return explain_tls(broker.tls, broker.host, error)
+        case ssl.SSLError() if tls is not None:
+            return explain_tls(tls, node.host, error)
         case socket.gaierror():
-            return f"the host name {broker.host} is unknown ({told}); correct the name, or this machine's DNS"
+            return f"the host name {node.host} is unknown ({told}); correct the name, or this machine's DNS"
         case ConnectionRefusedError():
             return f"nothing listens there ({told}); start a broker, or correct host and port"
         case TimeoutError():
@@ -92,34 +138,48 @@ def explain(broker: BrokerAddress, error: OSError) -> str:
 
 
 def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) -> str | None:
-    """Return None if the broker accepts this client, otherwise a sentence with the reason and advice.
+    """Return None if a node of the broker accepts this client, otherwise a sentence with reasons and advice.
 
     If the broker takes the client id from the certificate, this check ends a running session of the same
     name. So call this function before the device starts, and not while the device runs.
     """
+    problems = []
     try:
-        with _open(broker, seconds) as sock:
-            sock.sendall(_connect(broker, client_id))
-            if not (answer := _answer(sock)):
-                raise ConnectionResetError
-            problem = _problem(answer)
-            if problem is None:
-                # This is a DISCONNECT. Without it, the broker would log a broken connection.
-                sock.sendall(b"\xe0\x00")
+        packet = _connect(broker, client_id)
+        for node in broker.nodes:
+            if (problem := _problem_at(node, broker.tls, packet, seconds)) is None:
                 return None
-            return f"{broker}: {problem}"
+            problems.append(f"{node}: {problem}")
     except BrokerError as error:
         return str(error)
+    return "; ".join(problems)
+
+
+def _problem_at(node: BrokerNode, tls: TlsFiles | None, packet: bytes, seconds: float) -> str | None:
+    try:
+        return _answered_problem(node, tls, packet, seconds)
     except OSError as error:
-        return f"{broker}: {explain(broker, error)}"
+        return explain(node, tls, error)
 
 
-def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
-    context = tls_context(broker.tls) if broker.tls else None
-    sock = socket.create_connection((broker.host, broker.port), seconds)
+def _answered_problem(node: BrokerNode, tls: TlsFiles | None, packet: bytes, seconds: float) -> str | None:
+    with _open(node, tls, seconds) as sock:
+        sock.sendall(packet)
+        if not (answer := _answer(sock)):
+            raise ConnectionResetError
+        problem = _problem(answer)
+        if problem is None:
+            # This is a DISCONNECT. Without it, the broker would log a broken connection.
+            sock.sendall(b"\xe0\x00")
+        return problem
+
+
+def _open(node: BrokerNode, tls: TlsFiles | None, seconds: float) -> socket.socket:
+    context = tls_context(tls) if tls else None
+    sock = socket.create_connection((node.host, node.port), seconds)
     try:
         if context is not None:
-            sock = context.wrap_socket(sock, server_hostname=broker.host)
+            sock = context.wrap_socket(sock, server_hostname=node.host)
         finish_handshake(sock)
     except BaseException:
         sock.close()
@@ -129,8 +189,9 @@ def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
 
 def _connect(broker: BrokerAddress, client_id: str) -> bytes:
     """Return an MQTT 5 CONNECT packet with a clean start, a keepalive of 30 s and no properties."""
-    credentials = [text for text in (broker.username, broker.password) if text is not None]
-    flags = 0x02 | (broker.username is not None) << 7 | (broker.password is not None) << 6
+    user_name = broker.user_name
+    credentials = [text for text in (user_name, broker.password) if text is not None]
+    flags = 0x02 | (user_name is not None) << 7 | (broker.password is not None) << 6
     body = _text("MQTT") + struct.pack("!BBHB", 5, flags, 30, 0)
     body += b"".join(_text(text) for text in (client_id, *credentials))
     length, rest = b"", len(body)

@@ -28,6 +28,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from protofleet.protocol.transport.address import (
     FINAL_REASONS,
+    OTHER_SERVER,
     TAKEN_OVER,
     BrokerAddress,
     BrokerError,
@@ -42,6 +43,7 @@ from protofleet.protocol.transport.base import (
     Will,
     packet_bytes,
 )
+from protofleet.protocol.transport.broker_nodes import NodeTurn
 from protofleet.protocol.transport.caught_errors import CaughtErrors, never_raises
 from protofleet.protocol.transport.network import ConnectionEntry, NetworkThreads, Socket
 from protofleet.protocol.transport.outbox import Outbox, Publish, Subscribe, Unsubscribe
@@ -59,6 +61,9 @@ from protofleet.protocol.transport.stream import StreamClient
 from protofleet.protocol.transport.tls import certificate_end, finish_handshake, rereading_context
 
 KEEPALIVE_SECONDS: Final = 30
+# Seconds in which a node has to answer a ping if there are other nodes. With them, a client is on another node within
+# twice its keepalive, although a silent connection is checked only once in CHECK_SECONDS.
+ANSWER_SECONDS: Final = 15
 CONNECT_SECONDS: Final = 5
 LEAVE_SECONDS: Final = 1.0
 # Largest number of PUBLISH packets in flight; 20 blocks of 64 KiB fill a line of 200 Mbit/s with a round-trip
@@ -72,6 +77,8 @@ SEND_BYTES: Final = 512 << 10  # bytes that are passed to the socket at a time
 PACKET_IDS: Final = range(1 << 15, 1 << 16)
 MAX_PACKET: Final = 268_435_455  # largest number of bytes in a packet, if the broker states no limit
 RECEIVE_MAX: Final = 65_535  # largest number of PUBLISH packets in flight, if the broker states no limit
+
+log = logging.getLogger(__name__)
 
 ItemQueue: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
 
@@ -126,6 +133,7 @@ class Mqtt:
         self.errors = CaughtErrors()
         self.broker_certificate_ends: float | None = None
         self._broker, self._receive_queue = broker, receive_queue
+        self._turn = NodeTurn(broker.nodes, client_id)
         self._returns: Callable[[], bool] = lambda: False
         self._on_unheard, self._retries_after_cut = on_unheard, retries_after_cut
         self._session_seconds, self._clean_start = session_seconds, clean_start
@@ -223,7 +231,7 @@ class Mqtt:
         if self._killed:
             return False
         if self._rejected:
-            self._ending = ConnectionEnd(f"{self._broker}: {self._rejected}")
+            self._ending = ConnectionEnd(f"{self._turn.node}: {self._rejected}")
             return False
         return self._is_done(self._step) and self._ending is None and self._client.socket() is not None
 
@@ -238,8 +246,14 @@ class Mqtt:
         self._hang_up()
         if self._closed:
             return float("inf")
-        ending = self._ending or ConnectionEnd(f"{self._broker}: the connection was lost")
+        ending = self._ending or ConnectionEnd(f"{self._turn.node}: the connection was lost")
         self._backoff.ended(ending, time.monotonic() - self._opened_at)
+        told = self._turn.ended(ending, self._accepted)
+        if told is None:
+            return 0.0
+        return self._report(told)
+
+    def _report(self, ending: ConnectionEnd) -> float:
         hint = f"; is another process connected as {self._name}?" if self._backoff.flapping else ""
         is_cut = ending.is_cut and not ending.final
         self._pause = self._backoff.pause()
@@ -254,12 +268,12 @@ class Mqtt:
         except OSError as error:
             self._ending = self._explained(error)
         except BrokerError as error:  # the TLS files cannot be used any more
-            self._ending = ConnectionEnd(f"{self._broker}: {error}")
+            self._ending = ConnectionEnd(f"{self._turn.node}: {error}")
         except Exception as error:  # noqa: BLE001 - `caught` logs it
             # paho raises an error for packets that no broker should send. This ends the connection, but not
             # this thread.
-            self.errors.caught(f"the connection to {self._broker}")
-            self._ending = ConnectionEnd(f"{self._broker}: the connection broke ({error!r})")
+            self.errors.caught(f"the connection to {self._turn.node}")
+            self._ending = ConnectionEnd(f"{self._turn.node}: the connection broke ({error!r})")
         else:
             return True
         return False
@@ -268,8 +282,10 @@ class Mqtt:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._session_seconds
         properties.MaximumPacketSize = MOST_RECEIVED
-        host, port, clean = self._broker.host, self._broker.port, self._clean_start
-        self._client.connect(host, port, KEEPALIVE_SECONDS, clean_start=clean, properties=properties)
+        node, clean = self._turn.node, self._clean_start
+        self._client.connect(
+            node.host, node.port, KEEPALIVE_SECONDS, clean_start=clean, properties=properties
+        )
 
     def _step(self) -> None:
         self._read()
@@ -361,10 +377,11 @@ class Mqtt:
         now = time.monotonic()
         if self._client.socket() is None or now - min(self._heard_at, self._said_at) < KEEPALIVE_SECONDS:
             return
-        silent = now - max(self._heard_at, self._pinged_at) >= KEEPALIVE_SECONDS
+        patience = ANSWER_SECONDS if self._turn.several else KEEPALIVE_SECONDS
+        silent = now - max(self._heard_at, self._pinged_at) >= patience
         if silent and (self._pinged_at > self._heard_at or not self._accepted):
             self._ending = ConnectionEnd(
-                f"{self._broker}: connection lost (it is silent)", without_disconnect=True
+                f"{self._turn.node}: connection lost (it is silent)", without_disconnect=True
             )
         elif self._accepted and now - self._pinged_at >= KEEPALIVE_SECONDS and not self._client.want_write():
             self._pinged_at = now
@@ -383,15 +400,17 @@ class Mqtt:
             sock.close()
 
     def _explained(self, error: OSError) -> ConnectionEnd:
-        return ConnectionEnd(f"{self._broker}: {explain(self._broker, error)}")
+        node = self._turn.node
+        return ConnectionEnd(f"{node}: {explain(node, self._broker.tls, error)}")
 
     def _refused(self, reason: ReasonCode) -> ConnectionEnd:
         known = FINAL_REASONS.get(reason.value)
         taken_over = reason.value == TAKEN_OVER
         returns = taken_over and (self._returns() or not self._retries_after_cut)
-        final = known is not None and not returns
+        elsewhere = self._turn.several and reason.value in OTHER_SERVER
+        final = known is not None and not returns and not elsewhere
         advice = f"{known}; " if known else ""
-        words = f"{self._broker}: {advice}it said {reason} ({reason.value})"
+        words = f"{self._turn.node}: {advice}it said {reason} ({reason.value})"
         return ConnectionEnd(words, final, taken_over=taken_over)
 
     def _paho(self, client_id: str) -> StreamClient:
@@ -400,7 +419,7 @@ class Mqtt:
         client.enable_logger(self._paho_errors.logger())
         if self._broker.tls is not None:
             client.tls_set_context(rereading_context(self._broker.tls))
-        client.username_pw_set(self._broker.username, self._broker.password)
+        client.username_pw_set(self._broker.user_name, self._broker.password)
         client.on_socket_open = lambda _c, _d, sock: self._socket_opened(sock)
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
@@ -419,6 +438,8 @@ class Mqtt:
         max_packet = getattr(told, "MaximumPacketSize", MAX_PACKET)
         receive_max = getattr(told, "ReceiveMaximum", RECEIVE_MAX)
         self._accepted = True
+        if self._turn.several:
+            log.info("%s is connected to the broker at %s", self._name, self._turn.node)
         self._outbox.connected(min(WINDOW, receive_max), max_packet)
         # Subscribe every time, because a restarted broker has forgotten the topics.
         for topic in list(self._topics):
@@ -459,7 +480,7 @@ class Mqtt:
         elif self._accepted:
             why = self._denied or getattr(self._paho_errors.last, "strerror", None) or code
             self._ending = ConnectionEnd(
-                f"{self._broker}: connection lost ({why})", without_disconnect=not self._denied
+                f"{self._turn.node}: connection lost ({why})", without_disconnect=not self._denied
             )
         else:
             self._ending = self._explained(self._paho_errors.last or ConnectionResetError())

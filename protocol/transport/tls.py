@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from protofleet.protocol.security.keyfiles import too_open
 
@@ -187,6 +188,15 @@ def certificate_end(sock: object) -> float | None:
     shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     until = shown.get("notAfter") if shown else None
     return float(ssl.cert_time_to_seconds(until)) if isinstance(until, str) else None
+
+
+def common_name(path: str) -> str:
+    """Return the common name in a certificate, by which a broker knows the certificate's owner."""
+    try:
+        subject = x509.load_pem_x509_certificate(Path(path).read_bytes()).subject
+        return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    except (OSError, ValueError, IndexError):
+        raise BrokerError(f"the file {path} in tls.cert has no certificate with a common name") from None
 
 
 def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:

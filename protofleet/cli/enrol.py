@@ -8,6 +8,7 @@ from pathlib import Path
 from protofleet.runtime.command.arguments import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS, Subparsers
 from protofleet.runtime.command.listing import add_listing_options
 
+KINDS = ("mosquitto", "ejabberd")
 PARTS = ("device", "coordinator", "broker", "operator")
 ROOT_HELP = "the root's folder, which `enrol root` made"
 
@@ -95,11 +96,15 @@ def _coordinator(steps: Subparsers) -> None:
 
 
 def _broker(steps: Subparsers) -> None:
-    text = "operator: request, approve and install for a broker on this machine, with its mosquitto.conf"
+    text = "operator: request, approve and install for a broker on this machine, with its settings and rules"
     step = _step(steps, "broker", text, at_root=True)
     step.add_argument("host", nargs="+", help="names and addresses at which clients reach the broker")
     step.add_argument("--name", default="broker")
     step.add_argument("--folder", type=Path, default=Path("broker"))
+    step.add_argument(
+        "--kind", choices=KINDS, default=KINDS[0],
+        help="broker for which files are written (default: mosquitto); for ejabberd, again after each revocation",
+    )  # fmt: skip
     step.add_argument("--days", type=DAYS, default=365.0)
     _add_listener_options(step)
 

@@ -116,9 +116,15 @@ probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
 runpy.run_module(name, run_name="__main__", alter_sys=True)'
-if [ "$1" = deep ]; then # the next arguments: an interpreter that has our program, the broker's host and port
+if [ "$1" = deep ]; then # the next arguments: an interpreter that has our program, the hosts and the ports of the broker's nodes
   has "$python" && [ -n "${3:-}" ] && {
-    with_timeout "$python" -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
+    with_timeout "$python" -c '
+import socket, sys
+def answers(host, port):
+    try: socket.create_connection((host, int(port)), 5).close()
+    except OSError: return False
+    return True
+sys.exit(not any(map(answers, *[words.split(",") for words in sys.argv[1:]])))' "$3" "$4" \
       && say broker_tcp yes || say broker_tcp no
   }
   connected=$(printf '%s' "$status" | grep -q '"connected": true' && echo connected)

@@ -1,14 +1,20 @@
 """A fleet's file gives each device and the coordinator its settings."""
 
 import io
+import re
+import socket
+import sys
 import tarfile
 
 import pytest
 
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.deploy.fleet.copies import check
+from protofleet.deploy.fleet.device.facts import read_facts
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.settings import Fleet, coordinator_settings, device_settings, queue_settings
 from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
+from protofleet.deploy.fleet.ssh import run_program
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml, write_toml
 
 METRICS = {"metrics_port": 9101}
@@ -92,3 +98,57 @@ def test_a_copy_is_restored_only_for_a_coordinator_that_can_go_on_with_it(tmp_pa
         return check(tmp_path, wanted)
     with pytest.raises(SettingsError, match=words):
         check(tmp_path, wanted)
+
+
+NODES = ["a.example:8883", "b.example:8883"]
+
+
+def with_brokers(common, device=None, coordinator=None, **more):
+    hosts = {
+        "b": {"address": "10.0.0.11", "device": {"broker": device} if device else {}},
+        "coordinator": {"address": "10.0.0.10", "role": "coordinator"}, **more,
+    }  # fmt: skip
+    table = {"root": "root", "broker": "broker", "device": {"broker": common}, "hosts": hosts}
+    return decode(Fleet, {**table, "coordinator": {"broker": coordinator} if coordinator else {}})
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "nodes"),
+    [
+        ({"hosts": NODES}, None, NODES),
+        ({"hosts": NODES}, {"host": "c.example", "port": 8884}, ["c.example:8884"]),
+        ({"host": "c.example", "port": 8884}, {"hosts": NODES}, NODES),
+        ({"hosts": NODES}, {"hosts": NODES[:1]}, NODES[:1]),
+        ({"host": "c.example", "port": 8884}, {"host": "d.example"}, ["d.example:8884"]),
+        ({"hosts": NODES}, {"block_qos": 0}, NODES),
+    ],
+)
+def test_an_own_address_of_the_broker_replaces_the_common_one(common, own, nodes):
+    device = device_settings(with_brokers(common, device=own), "lab", "b")
+    assert [str(node) for node in device.broker.nodes] == nodes
+    coordinator = coordinator_settings(with_brokers(common, coordinator=own), "lab")
+    assert [str(node) for node in coordinator.broker.nodes] == nodes
+
+
+def test_several_nodes_beside_a_deployed_broker_are_refused_in_one_line():
+    words = (
+        "device.broker.hosts names the nodes of a cluster, but the broker of host m is a single Mosquitto; set "
+        "device.broker.host and port, or leave out [hosts.m]"
+    )
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        with_brokers({"hosts": NODES}, m={"address": "10.0.0.12", "role": "broker"})
+
+
+@pytest.mark.slow
+def test_a_host_reaches_the_broker_if_one_of_its_nodes_listens():
+    with socket.socket() as silent, socket.create_server(("127.0.0.1", 0)) as server:
+        silent.bind(("127.0.0.1", 0))
+        closed, open_ = (str(one.getsockname()[1]) for one in (silent, server))
+        assert read_deep_facts(closed, open_).probe.broker_tcp
+        assert read_deep_facts(closed).probe.broker_tcp is False
+
+
+def read_deep_facts(*ports):
+    hosts = ",".join("127.0.0.1" for _ in ports)
+    command = ["sh", "-s", "--", "deep", sys.executable, hosts, ",".join(ports)]
+    return read_facts(run_program(command, HostRole().facts, 120.0).out)

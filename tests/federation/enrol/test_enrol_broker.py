@@ -136,7 +136,9 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     assert main(["enrol", "fleet", str(lab / "all"), "d1", "--user", "nobody"]) == 2
     told = capsys.readouterr().err
-    assert "only root can give Mosquitto's files to this user: run this command as root, or leave out" in told
+    assert (
+        "only root can give the broker's files to this user: run this command as root, or leave out" in told
+    )
     assert len(told.splitlines()) == 1 and not (lab / "all").exists()
 
 

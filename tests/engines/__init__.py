@@ -1,0 +1,1 @@
+"""Engines that are installed apart from this project: brokers that are clusters."""
