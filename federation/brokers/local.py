@@ -1,8 +1,8 @@
 """Run a broker of a run: Mosquitto if it is installed, else the embedded broker of the package iotcore.
 
 The broker listens on the loopback and accepts all clients. If `mutual_tls` is given, the broker accepts only clients
-with a certificate. Only then may the broker listen on another address, which other machines reach. The broker does not
-store messages on the disk, and ends with the process that started it.
+with a certificate. Only then may the broker listen on another address, which other machines reach. It stores no
+messages on the disk, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class LocalBroker:
         if host != LOOPBACK and mutual_tls is None:
             raise BrokerError(
                 f"a broker that other machines reach on {host} must use TLS, but this broker is {self.describe()}; "
-                f"{'use' if self._program.kind == 'mosquitto' else 'install Mosquitto, and use'} broker.tls = \"on\""
+                f'{"use" if self._program.kind == "mosquitto" else "install Mosquitto, and use"} broker.tls = "on"'
             )
         self._folder, self._port, self._sys_seconds, self._host = folder, port, sys_seconds, host
         self.extra_lines = extra_lines  # The extra lines of mosquitto.conf for the next start.
