@@ -614,8 +614,13 @@ def experiment_of_table(table: dict[str, Any]) -> Experiment:
 
 
 def coordinator_settings(
-    experiment: Experiment, broker: BrokerAddress, runs: Path, broker_description: str
+    experiment: Experiment,
+    broker: BrokerAddress,
+    runs: Path,
+    broker_description: str,
+    policy: Policy | None = None,
 ) -> CoordinatorSettings:
+    """Return the settings of the coordinator. If `policy` is given, it replaces the policy of the experiment."""
     e = experiment
     enrolled = runs / e.name / "enrolled"
     for key in ("quorum", "gather", "cohort", "buffer"):
@@ -628,7 +633,7 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
-        secagg=e.secagg, dp=e.dp, policy=e.effective_policy, budget=e.budget, keep=e.keep,
+        secagg=e.secagg, dp=e.dp, policy=policy or e.effective_policy, budget=e.budget, keep=e.keep,
         broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,

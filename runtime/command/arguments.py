@@ -73,7 +73,9 @@ SIDE: Final = as_in_settings(Pixels)
 LAYER: Final = as_in_settings(Block)
 CHANNELS: Final = as_in_settings(Channels)
 SHARE: Final = as_in_settings(PositiveShare)
-DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
+MOST_DEVICES: Final = 10_000
+DEVICES: Final = BoundedNumber(int, Within(0, MOST_DEVICES))
+TASKS: Final = BoundedNumber(int, Within(1, MOST_DEVICES))
 PRIORITY: Final = BoundedNumber(int, Within(-1000, 1000))
 EPOCH: Final = BoundedNumber(int, Within(1, VAST))  # An epoch is a Unix time in seconds.
 ROUND: Final = as_in_settings(Rounds)
@@ -109,3 +111,13 @@ def broker_changes(text: str) -> tuple[str, ...]:
     if not separator or text.endswith("]"):
         return (f"broker.host={text.strip('[]')}",)
     return (f"broker.host={host.strip('[]')}", f"broker.port={PORT(port)}")
+
+
+def share_of_devices(text: str) -> tuple[int, int]:
+    """Convert I/N to two numbers; I is the number of a part, from 0, of N parts."""
+    index, _, count = text.partition("/")
+    if index.isdecimal() and count.isdecimal() and 0 <= int(index) < int(count) <= MOST_DEVICES:
+        return int(index), int(count)
+    raise argparse.ArgumentTypeError(
+        f"it is {text[:99]!r}, it must be I/N, such as 0/4: part I, from 0, of N parts, from 1 to {MOST_DEVICES}"
+    )
