@@ -48,7 +48,15 @@ from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
-from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
+from protofleet.protocol.settings.reader import (
+    SettingsError,
+    decode,
+    decode_file,
+    encode,
+    merge,
+    override,
+    read_toml,
+)
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
 from protofleet.protocol.transport.address import BrokerAddress
@@ -524,6 +532,12 @@ def read_experiment(path: Path, assignments: list[str], option: str = "--set") -
         require_tables(table, path, assignments, option)
         require_own_settings(layers, path, assignments, option)
         return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
+
+
+def names_patience(path: Path, assignments: Sequence[str]) -> bool:
+    """Return whether the file or an assignment names `policy.patience_seconds`."""
+    policy = override(experiment_table(path), assignments).get("policy")
+    return isinstance(policy, Mapping) and "patience_seconds" in policy
 
 
 def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -65,7 +65,12 @@ class Site(Protocol):
         ...
 
     def placement(
-        self, groups: Groups, processes: Processes, starter: Starter, broker: BrokerAddress
+        self,
+        groups: Groups,
+        processes: Processes,
+        starter: Starter,
+        broker: BrokerAddress,
+        say: Callable[[str], None],
     ) -> Placement:
         """Return the devices, which are not started yet."""
         ...

@@ -147,7 +147,7 @@ def run_processes(
         own = partial(experiment.own_plugins.as_named, folder=folder.absolute())
         loads = site.starter(starter, experiment, groups)
         with loads as device_starter, Processes(folder, starter, own) as processes:
-            devices = site.placement(groups, processes, device_starter, broker.address)
+            devices = site.placement(groups, processes, device_starter, broker.address, progress.print)
             try:
                 watch(experiment, processes, devices, BrokerWatch(broker.own, progress.print), progress)
             except (DivergedError, BudgetSpentError) as error:
@@ -248,16 +248,21 @@ def write_settings(
         experiment, broker.address_for(COORDINATOR), runs, broker.description, policy
     )
     plugins = experiment.own_plugins
-    plugins.keep(folder)
+    write_experiment(experiment, folder)
     named = encode(replace(coordinator, class_names=names))
     _write(folder / "coordinator.toml", plugins.kept(named, folder.absolute()))
-    _write(folder / "experiment.toml", recorded(experiment))
     for name in experiment.shards:
         device = device_settings(experiment, name, broker.address_for(name), runs)
         own = plugins.kept(
             encode(replace(device, slots=slots, compute=compute or device.compute)), folder.absolute()
         )
         _write(folder / "devices" / name / "device.toml", own)
+
+
+def write_experiment(experiment: Experiment, folder: Path) -> None:
+    """Write the recorded settings and the plug-ins of a run into its folder."""
+    experiment.own_plugins.keep(folder)
+    _write(folder / "experiment.toml", recorded(experiment))
 
 
 def _write(path: Path, settings: Mapping[str, Any]) -> None:

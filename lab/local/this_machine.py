@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -39,7 +40,12 @@ class ThisMachine:
         return starter_of_devices(starter, experiment.shards, len(groups))
 
     def placement(
-        self, groups: Groups, processes: Processes, starter: Starter, broker: BrokerAddress
+        self,
+        groups: Groups,
+        processes: Processes,
+        starter: Starter,
+        broker: BrokerAddress,
+        say: Callable[[str], None],
     ) -> DeviceProcesses:
         return DeviceProcesses.of([tuple(group) for group in groups], processes, starter)
 

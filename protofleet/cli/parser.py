@@ -19,6 +19,7 @@ from protofleet.cli.label import add_label
 from protofleet.cli.leakage import add_leakage
 from protofleet.cli.lists import add_lists
 from protofleet.cli.model import add_model
+from protofleet.cli.nodes import add_head
 from protofleet.cli.operate import add_operate
 from protofleet.cli.page import add_page
 from protofleet.cli.predict import add_predict
@@ -77,4 +78,5 @@ def parser() -> Parser:
     add_predict(commands)
     add_check(commands)
     add_track(commands)
+    add_head(commands)
     return top

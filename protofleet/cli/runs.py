@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.nodes import add_nodes_options, require_engine, run_on_nodes
 from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import (
@@ -45,6 +46,7 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
+    add_nodes_options(command)
     add_page_option(command)
     add_track_option(command)
     command.set_defaults(command=run)
@@ -54,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
     from protofleet.lab.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
+    require_engine(options)
     # The launcher is forked, so it must start before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)
@@ -72,6 +75,8 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     for path in options.experiments:
         if beside := data_beside(experiment_table(path), path, options.set):
             print(beside)
+    if options.tasks:
+        return run_on_nodes(launcher, options)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume is for one run; to continue several runs, leave out --resume")
