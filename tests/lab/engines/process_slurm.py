@@ -45,15 +45,32 @@ class ProcessSlurm:
         """Return the process of each task of a job that has not ended."""
         return {task: pid for task, pid in tasks_of(self.folder / "jobs" / job).items() if alive(pid)}
 
+    def go_away(self) -> None:
+        """Let no command answer, as if the controller was killed."""
+        (self.folder / "away").touch()
+
+    def come_back(self) -> None:
+        (self.folder / "away").unlink()
+
+    def break_share(self, index: int) -> None:
+        """Let each start of this share of the devices end at once, as on a node without Python."""
+        (self.folder / "broken").write_text(f"--share {index}/")
+
     def lose_node(self, job: str, task: int) -> None:
-        """Kill a task with all its processes, as if its node was lost. Slurm starts the task again elsewhere."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pids(job)[task], signal.SIGKILL)
+        """Kill a task with all its processes, as if its node was lost, and start it again as Slurm does elsewhere.
+
+        Slurm also starts a task again that has just ended on such a node.
+        """
+        if pid := self.pids(job).get(task):
+            os.killpg(pid, signal.SIGKILL)
         start(self.folder / "jobs" / job, task)
 
 
 def in_order(folder: Path) -> list[Path]:
     return sorted((folder / "jobs").iterdir(), key=lambda path: int(path.name))
+
+
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
 def tasks_of(job: Path) -> dict[int, int]:
@@ -78,9 +95,15 @@ def say(line: str | int) -> None:
 
 def start(job: Path, task: int) -> None:
     settings = json.loads((job / "settings").read_text())
+    script, broken = job / "script", job.parent.parent / "broken"
+    if broken.exists() and broken.read_text() in script.read_text().replace(
+        '"$SLURM_ARRAY_TASK_ID"', str(task)
+    ):
+        script = job / "broken"
+        script.write_text("echo protofleet: no such Python here; exit 127")
     with Path(settings["output"].replace("%a", str(task))).open("a") as log:
         process = subprocess.Popen(
-            ["sh", str(job / "script")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             cwd=settings["folder"], env={**settings["environment"], "SLURM_ARRAY_TASK_ID": str(task)},
         )  # fmt: skip
     (job / f"{task}.pid").write_text(str(process.pid))
@@ -123,6 +146,8 @@ def scancel(folder: Path, words: list[str]) -> None:
 
 
 def main(folder: Path, name: str, words: list[str]) -> None:
+    if (folder / "away").exists():
+        sys.exit(AWAY)
     if name == "scontrol":
         say("ClusterName             = processes\nMaxArraySize            = 1001")
     elif name != "sinfo":
