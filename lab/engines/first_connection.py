@@ -55,8 +55,9 @@ class FirstTask:
             job_id = self.engine.submit(job)
             try:
                 self._wait(job_id, server, word, result)
-            finally:
+            except BaseException:
                 end_job(self.engine, job_id, self.say)
+                raise
         shutil.rmtree(folder, ignore_errors=True)
 
     def _wait(self, job_id: str, server: socket.socket, word: str, result: Path) -> None:

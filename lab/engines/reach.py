@@ -1,4 +1,4 @@
-"""Connect to a host from a node, and write the result: reach.py HOST PORT WORD FILE.
+"""Connect from a node to a host, and send a word; write the problem if there is one: reach.py HOST PORT WORD FILE.
 
 A task of an engine runs this file. It needs only the standard library, so it starts without delay.
 """
@@ -18,7 +18,7 @@ def main(host: str, port: str, word: str, file: str) -> None:
     try:
         with socket.create_connection((host, int(port)), SECONDS) as sock:
             sock.sendall(word.encode())
-        problem = ""
+        return
     except OSError as error:
         problem = error.strerror or str(error)
     result = Path(file)

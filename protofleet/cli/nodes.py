@@ -121,6 +121,7 @@ def check_connection(site: EngineSite, experiment: Experiment, runs: Path) -> No
     from protofleet.lab.local.sole_use import require_free
 
     require_free(runs / experiment.name)
+    site.engine.preflight(site.job(runs / experiment.name, site.tasks))
     if site.has_job(runs / experiment.name):
         return
     folder = runs / f".{experiment.name}.first-task"
@@ -156,6 +157,7 @@ def run_head_job(site: EngineSite, experiment: Experiment, options: argparse.Nam
     words += ["--host", options.host] if options.host else []
     words += ["--keep-patience"] if options.keep_patience else []
     template = site.job(run, options.tasks)
+    site.engine.preflight(template)
     job = HeadJob(site.engine, head_job(run, command("protofleet", *words), template), run, print_line)
     if job_id := job.running:
         if options.fresh or not same_settings(run / "experiment.toml", experiment):
