@@ -31,6 +31,8 @@ class EngineJob:
     at_once: int = 0  # Largest number of tasks that run at the same time; 0 means no limit.
     setup: tuple[str, ...] = ()  # Lines of shell that a task runs before the command.
     options: Mapping[str, str] = field(default_factory=dict)  # Options of the engine, such as partition.
+    # If true, a task that the engine starts again waits until the engine has lost its predecessor.
+    after_predecessor: bool = False
     script: str = "job.sh"  # The name of the file in `folder` that is submitted.
     log: str = (
         f"{TASK}.log"  # The name of the log of a task in `folder`. Each start of the task appends to it.

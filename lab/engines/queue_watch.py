@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,7 +23,8 @@ class QueueWatch:
     engine: Engine
     job_id: str
     say: Callable[[str], None]
-    unit: str = "tasks"  # The word for the tasks in messages.
+    # The number of trials of a task that have not finished, for messages.
+    trials_of: Callable[[int], int] = lambda task: 1
     clock: Callable[[], float] = time.monotonic
     cancelled: set[int] = field(default_factory=set)  # Tasks that somebody has cancelled.
     _nodes: dict[int, str] = field(default_factory=dict)  # The node of each task that ran at the last look.
@@ -55,10 +55,11 @@ class QueueWatch:
         back = [one.task for one in states if one.task in before and one.state != "runs"]
         bad = self.engine.bad_nodes() if back else {}
         self._nodes = now
-        for node, count in Counter(before[task] for task in back).items():
-            # A node of a task that runs on several nodes is written as a list, such as n[1-3].
+        for node in dict.fromkeys(before[task] for task in back):
+            count = sum(self.trials_of(task) for task in back if before[task] == node)
             how = f"is lost ({bad[node]})" if node in bad else "has given its place to other work"
-            self.say(f"node {node} {how}, its {count} {self.unit} wait for another")
+            wait = "trial waits" if count == 1 else "trials wait"
+            self.say(f"node {node} {how}, its {count} {wait} for another")
 
     def _tell_of_held(self, states: Sequence[TaskState]) -> None:
         held = {one.task: one for one in states if one.state == "held"}

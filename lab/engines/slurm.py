@@ -37,6 +37,10 @@ WAITING: Final = frozenset(
 RUNNING: Final = frozenset(
     {"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING"}
 )
+PREDECESSOR: Final = (
+    'while [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && squeue -h -t COMPLETING '
+    '-j "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" 2>/dev/null | grep -q .; do sleep 2; done'
+)
 HELD: Final = re.compile(r"held", re.IGNORECASE)
 GONE: Final = "Invalid job id"
 AWAY: Final = re.compile(
@@ -65,14 +69,13 @@ class Slurm:
 
     def preflight(self, job: EngineJob) -> None:
         try:
-            limit = int(self._config.get("MaxArraySize", "0"))
+            said = self._config.get("MaxArraySize", "")
         except EngineAwayError as error:
             raise SettingsError(
                 f"no controller of Slurm answers: {error}; try `scontrol ping`, and run the command again when it "
                 "answers, or leave out --on to run on this machine"
             ) from None
-        except ValueError:
-            limit = 0
+        limit = int(said) if said.isdigit() else 0
         if limit and job.tasks >= limit:
             raise SettingsError(
                 f"{job.tasks} tasks are too many for this Slurm, an array has at most {limit - 1} (MaxArraySize); "
@@ -176,6 +179,7 @@ def script_of(job: EngineJob) -> str:
         f"#SBATCH --signal=B:TERM@{WARNING_SECONDS}",
         f"#SBATCH --output={quoted(log)}",
         *(f"#SBATCH --{key}={quoted(value)}" for key, value in job.options.items()),
+        *([PREDECESSOR] if job.after_predecessor else []),
         *job.setup,
         f"exec {' '.join(map(shell_word, job.command))}",
     ]

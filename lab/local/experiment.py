@@ -31,6 +31,7 @@ from protofleet.edge_client.data.catalog import find as find_source
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
+from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.local.data_beside import data_beside
 from protofleet.lab.local.misplaced import places_of, read_for
 from protofleet.lab.local.own_plugins import OwnPlugIns, own_plugins
@@ -267,6 +268,8 @@ class Experiment:
     """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
     page_port: OptionalPort = 0
     """Port of the live page of the run on this machine's loopback; 0 means no page."""
+    engine: EngineSettings | None = None
+    """Engine that runs several runs of this file on other nodes (`--on`); if left out, they run on this machine."""
 
     def __post_init__(self) -> None:
         valid_name(self.name)
@@ -675,11 +678,13 @@ def recorded(experiment: Experiment) -> dict[str, Any]:
     """Return the settings in the form in which a run records them.
 
     The path of a plug-in is the path of its copy, relative to the run's folder. The hashes of the plug-ins
-    are included. The port of the live page is left out, because each start may have another port.
+    are included. The port of the live page is left out, because each start may have another port. The engine is left
+    out, because it changes no result.
     """
     found = experiment.own_plugins
     table: dict[str, Any] = encode(experiment)
     table.pop("page_port", None)
+    table.pop("engine", None)
     if not found.sources:
         return table
     hashes = {Path(name).name: source.sha256 for name, source in found.sources.items()}

@@ -10,26 +10,51 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.lab.engines.engine import Engine, EngineJob
 from protofleet.lab.engines.queue_watch import POLL_SECONDS, QueueWatch, end_job
+from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.engines.submission import read_job, submit, submitted_before
 from protofleet.lab.local.share import ENGINE
+from protofleet.protocol.settings.reader import decode, encode, read_toml, write_toml
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime import children
 from protofleet.runtime.command.errors import FAILED, StoppedError
 
 HEAD: Final = "head"  # Folder with the files of the job, in the folder of the run's engine.
+OPTIONS_FILE: Final = "options.toml"
 END_FILE: Final = "end.json"
 SUMMARY: Final = "summary.json"  # The run has finished if its folder has this file.
 READ_SECONDS: Final = 0.5
 SETTLE_SECONDS: Final = (
     10.0  # A network file system may show a new file of another machine some seconds later.
 )
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The options of a command with --tasks, which the job of the head reads."""
+
+    tasks: int
+    """Number of tasks that share the devices."""
+    host: str = ""
+    """Name or address of the broker's machine; empty means the name of the machine."""
+    keeps_patience: bool = False
+    """If true, the file of the run names policy.patience_seconds."""
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    """Engine of the tasks."""
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        Disk().replace(folder / OPTIONS_FILE, write_toml(encode(self)).encode())
+
+
+def read_options(folder: Path) -> HeadOptions:
+    return decode(HeadOptions, read_toml(folder / OPTIONS_FILE))
 
 
 @dataclass(frozen=True)
@@ -79,7 +104,7 @@ class HeadJob:
         try:
             while True:
                 rounds = self._rounds()
-                end = self._wait_for(self._submitted())
+                end = self._wait_for(self.submitted())
                 if not end.stopped or self._rounds() == rounds:
                     return end
                 self.say("the job was stopped, for example at its time limit; it is submitted again")
@@ -93,7 +118,8 @@ class HeadJob:
             if record := read_job(folder):
                 end_job(self.engine, record.job, self.say)
 
-    def _submitted(self) -> str:
+    def submitted(self) -> str:
+        """Submit the job unless it is in the queue, and return its id."""
         self.job.folder.mkdir(parents=True, exist_ok=True)
         log = self.job.log_of(0)
         if found := submitted_before(self.engine, self.job):
@@ -146,9 +172,13 @@ class HeadJob:
         return len(read_rounds(self.run / "rounds.jsonl"))
 
 
-def head_job(run: Path, command: list[str], template: EngineJob) -> EngineJob:
+def head_job(run: Path, template: EngineJob, after_predecessor: bool) -> EngineJob:
     """Return the job of the head, with the options of the job of the devices."""
     return EngineJob(
-        f"{template.name}-head", run / ENGINE / HEAD, 1, tuple(command), setup=template.setup,
-        options=template.options,
+        f"{template.name}-head", head_folder(run), 1, tuple(children.command("protofleet", "head", str(run))),
+        setup=template.setup, options=template.options, after_predecessor=after_predecessor,
     )  # fmt: skip
+
+
+def head_folder(run: Path) -> Path:
+    return run / ENGINE / HEAD

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from protofleet.cli.engine import HERE, engine_named, engine_settings
 from protofleet.cli.page import with_page
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.arguments import TASKS, Subparsers
@@ -16,24 +17,19 @@ from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_termi
 from protofleet.runtime.launcher import Launcher
 
 if TYPE_CHECKING:
-    from protofleet.lab.local.experiment import Experiment
-    from protofleet.lab.local.nodes import EngineSite
+    from collections.abc import Sequence
 
-HERE, JOB = "here", "job"
+    from protofleet.lab.engines.settings import EngineSettings
+    from protofleet.lab.local.experiment import Experiment
+    from protofleet.lab.local.head_job import HeadEnd, HeadJob, HeadOptions
+    from protofleet.lab.local.nodes import EngineSite
+    from protofleet.lab.trackers.destinations import Destination
+
+JOB = "job"
 AGAIN_SECONDS: Final = 5.0
 
 
 def add_nodes_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--on", choices=("slurm",), default="", help="run the devices on the nodes of an engine, with --tasks"
-    )
-    command.add_argument(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="option of sbatch, such as partition=gpu",
-    )
     group = command.add_argument_group("one federation on other nodes")
     group.add_argument(
         "--tasks",
@@ -52,31 +48,33 @@ def add_nodes_options(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def require_engine(options: argparse.Namespace) -> None:
-    """Raise SettingsError if options about tasks are given for a run without tasks."""
-    if options.tasks and not options.on:
-        raise SettingsError(
-            f"--tasks is {options.tasks}, but no engine is named; add --on slurm, or leave out --tasks"
-        )
-    if options.tasks and (len(options.experiments) > 1 or options.seeds):
-        raise SettingsError(
-            "--tasks divides the devices of one run, but several runs are named; name one file without --seeds, or "
-            "leave out --tasks"
-        )
-    if options.host and not options.tasks:
-        raise SettingsError(
-            f"--host is {options.host}, the address of the broker for tasks, but there are no tasks; add --on slurm "
-            "--tasks N, or leave out --host"
-        )
-    if options.head == JOB and not options.tasks:
-        raise SettingsError(
-            "--head is job, but the run has no tasks; add --on slurm --tasks N, or leave out --head"
-        )
-    if options.head == JOB and options.track:
-        raise SettingsError(
-            "--track does not work with --head job, because this machine does not run the coordinator; leave out "
-            "--track, and run protofleet track RUN --follow beside it"
-        )
+def require_tasks(options: argparse.Namespace) -> None:
+    """Raise SettingsError if options about tasks do not fit together."""
+    several = len(options.experiments) > 1 or options.seeds
+    head_here = options.head == HERE
+    for wrong, words in {
+        bool(options.host)
+        and not options.tasks: f"--host is {options.host}, but the run has no tasks that connect "
+        "to a broker; add --on slurm --tasks N, or leave out --host",
+        not head_here
+        and not options.tasks: "--head is job, but the run has no tasks; add --on slurm --tasks N, or "
+        "leave out --head",
+        bool(
+            options.tasks and several
+        ): "--tasks divides the devices of one run, but several runs are named; name "
+        "one file without --seeds, or leave out --tasks",
+        bool(
+            options.tasks and (options.pack or options.at_once)
+        ): "--pack and --at-once are for several runs, but --tasks divides one run; leave them out",
+        bool(
+            options.tasks and head_here and (options.detach or options.cancel)
+        ): "--detach and --cancel need a run without this command; add --head job, or leave them out",
+        not head_here
+        and bool(options.track): "--track does not work with --head job, because this machine does not "
+        "run the coordinator; leave out --track, and use protofleet track RUN --follow beside it",
+    }.items():
+        if wrong:
+            raise SettingsError(words)
 
 
 def run_on_nodes(launcher: Launcher | None, options: argparse.Namespace) -> int:
@@ -84,33 +82,45 @@ def run_on_nodes(launcher: Launcher | None, options: argparse.Namespace) -> int:
         from protofleet.lab.local.class_check import agreed_names
         from protofleet.lab.local.data_check import require_data, require_public_images
         from protofleet.lab.local.experiment import names_patience, read_experiment
+        from protofleet.lab.local.head_job import HeadOptions
         from protofleet.lab.local.run import ready
         from protofleet.lab.local.sole_use import require_writable
 
     path = options.experiments[0]
     experiment = read_experiment(path, with_page(options))
+    engine = engine_of(options, experiment)
     agreed_names(experiment)
     require_data([experiment])
     require_public_images(experiment)
-    options.keep_patience = names_patience(path, options.set)
-    site, runs = site_of(options), options.runs.absolute()
+    wish = HeadOptions(options.tasks, options.host, names_patience(path, options.set), engine)
+    site, runs = site_of(wish), options.runs.absolute()
     site.demand_fit(experiment)
     require_writable(runs)
     if options.head == JOB:
-        return run_head_job(site, experiment, options)
+        return run_head_job(site, experiment, wish, options)
     check_connection(site, experiment, runs)
     with ready(experiment, runs, options.fresh, options.resume):
-        run_head(site, experiment, runs, launcher, options)
+        run_head(site, experiment, runs, launcher, options.track)
     return 0
 
 
-def site_of(options: argparse.Namespace) -> EngineSite:
-    from protofleet.lab.engines.slurm import Slurm
+def engine_of(options: argparse.Namespace, experiment: Experiment) -> EngineSettings:
+    page = options.page and options.head == JOB  # The page of a head on this machine works.
+    found = engine_settings(argparse.Namespace(**{**vars(options), "page": page}), experiment.engine)
+    if found.on == HERE:
+        raise SettingsError(
+            f"--tasks is {options.tasks}, but no engine is named; add --on slurm, or leave out --tasks"
+        )
+    return found
+
+
+def site_of(wish: HeadOptions) -> EngineSite:
     from protofleet.lab.local.nodes import EngineSite
 
+    engine = wish.engine
     return EngineSite(
-        Slurm(), options.tasks, options.host or socket.gethostname(),
-        options=dict(text.partition("=")[::2] for text in options.slurm), keeps_patience=options.keep_patience,
+        engine_named(engine.on), wish.tasks, wish.host or socket.gethostname(), setup=engine.setup,
+        options=engine.options, keeps_patience=wish.keeps_patience,
     )  # fmt: skip
 
 
@@ -128,7 +138,7 @@ def check_connection(site: EngineSite, experiment: Experiment, runs: Path) -> No
     job = EngineJob(
         f"protofleet-{experiment.name}-first", folder, 1, (), setup=site.setup, options=site.options
     )
-    FirstTask(site.engine, job, site.host, print).check()
+    FirstTask(site.engine, job, site.host, print_line).check()
 
 
 def run_head(
@@ -136,40 +146,51 @@ def run_head(
     experiment: Experiment,
     runs: Path,
     launcher: Launcher | None,
-    options: argparse.Namespace,
+    track: Sequence[Destination],
 ) -> None:
     from protofleet.lab.local.run import run_experiment
 
-    print(f"report: {run_experiment(experiment, runs, launcher, options.track, site=site)}", flush=True)
+    print_line(f"report: {run_experiment(experiment, runs, launcher, track, site=site)}")
 
 
-def run_head_job(site: EngineSite, experiment: Experiment, options: argparse.Namespace) -> int:
+def run_head_job(
+    site: EngineSite, experiment: Experiment, wish: HeadOptions, options: argparse.Namespace
+) -> int:
     """Submit the head as a job, and wait for its end."""
     from protofleet.lab.local.head_job import HeadJob, head_job
     from protofleet.lab.local.run import ready, same_settings, write_experiment
-    from protofleet.runtime.children import command
-    from protofleet.runtime.command.errors import FAILED, MISUSED, RunError
 
     runs = options.runs.absolute()
     run = runs / experiment.name
-    words = ["head", str(run), "--on", options.on, "--tasks", str(options.tasks)]
-    words += [word for text in options.slurm for word in ("--slurm", text)]
-    words += ["--host", options.host] if options.host else []
-    words += ["--keep-patience"] if options.keep_patience else []
     template = site.job(run, options.tasks)
     site.engine.preflight(template)
-    job = HeadJob(site.engine, head_job(run, command("protofleet", *words), template), run, print_line)
+    job = HeadJob(site.engine, head_job(run, template, options.trust_locks), run, print_line)
+    if options.cancel:
+        job.stop()
+        print(f"no task of {run} is left; the same command without --cancel goes on")
+        return 0
     if job_id := job.running:
         if options.fresh or not same_settings(run / "experiment.toml", experiment):
             raise SettingsError(
                 f"job {job_id} runs {run} already, but a new run was asked for; end the job with scancel {job_id}, "
                 "or give this run another name with --set name=..."
             )
-        end = job.wait()
-    else:
-        with ready(experiment, runs, options.fresh, options.resume):
-            write_experiment(experiment, run)
-            end = job.wait()
+        return code_of(job, options.detach)
+    with ready(experiment, runs, options.fresh, options.resume):
+        write_experiment(experiment, run)
+        wish.write(job.job.folder)
+        return code_of(job, options.detach)
+
+
+def code_of(job: HeadJob, detach: bool) -> int:
+    """Return the exit code of a head, or raise its error."""
+    from protofleet.runtime.command.errors import FAILED, MISUSED, RunError
+
+    if detach:
+        job.submitted()
+        print("the same command without --detach waits for the end of the run")
+        return 0
+    end: HeadEnd = job.wait()
     if end.code == FAILED:
         raise RunError(end.message)
     if end.code == MISUSED:
@@ -185,11 +206,7 @@ def add_head(commands: Subparsers) -> None:
     """Add the command of the job of --head job. It has no help text, so `--help` does not list it."""
     command = commands.add_parser("head", description="Run the head of a run; engines call this command.")
     command.add_argument("run", type=Path, help="the folder of the run")
-    add_nodes_options(command)
-    command.add_argument(
-        "--keep-patience", action="store_true", help="the file names policy.patience_seconds"
-    )
-    command.set_defaults(command=head, track=[])
+    command.set_defaults(command=head)
 
 
 def head(options: argparse.Namespace) -> int:
@@ -198,13 +215,13 @@ def head(options: argparse.Namespace) -> int:
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         with held_interrupts():
             from protofleet.federation.exit_codes import exit_code, message
-            from protofleet.lab.local.head_job import HEAD, HeadEnd, remove_end
-            from protofleet.lab.local.share import ENGINE
+            from protofleet.lab.local.head_job import HeadEnd, head_folder, remove_end
             from protofleet.runtime.command.errors import FAILED, StoppedError
-        folder = options.run.absolute() / ENGINE / HEAD
+        run = options.run.absolute()
+        folder = head_folder(run)
         remove_end(folder)
         try:
-            head_with(launcher, options)
+            head_with(launcher, run)
         except (StoppedError, KeyboardInterrupt) as error:
             HeadEnd(FAILED, str(error) or "stopped", stopped=True).write(folder)
             raise
@@ -215,24 +232,24 @@ def head(options: argparse.Namespace) -> int:
     return 0
 
 
-def head_with(launcher: Launcher | None, options: argparse.Namespace) -> None:
+def head_with(launcher: Launcher | None, run: Path) -> None:
     """Run the head of a run. A finished run is left alone, because the engine may start a job again after its end."""
     from protofleet.lab.local.experiment import read_experiment
-    from protofleet.lab.local.head_job import SUMMARY
+    from protofleet.lab.local.head_job import SUMMARY, head_folder, read_options
     from protofleet.lab.local.sole_use import InUseError
     from protofleet.lab.report.run_page import write_report
 
-    run = options.run.absolute()
     said = False
     while not (run / SUMMARY).exists():
-        experiment, site = read_experiment(run / "experiment.toml", []), site_of(options)
+        experiment = read_experiment(run / "experiment.toml", [])
+        site = site_of(read_options(head_folder(run)))
         try:
             check_connection(site, experiment, run.parent)
-            run_head(site, experiment, run.parent, launcher, options)
+            run_head(site, experiment, run.parent, launcher, ())
             return
         except InUseError as error:  # The head on a node that the engine counts as lost may still run.
             if not said:
-                print(f"waiting for the end of the earlier head: {error}", flush=True)
+                print_line(f"waiting for the end of the earlier head: {error}")
             said = True
             time.sleep(AGAIN_SECONDS)
-    print(f"report: {write_report(run)}", flush=True)
+    print_line(f"report: {write_report(run)}")

@@ -10,6 +10,7 @@ import functools
 from protofleet.cli.check import add_check
 from protofleet.cli.codecs import add_codecs
 from protofleet.cli.deploy import add_deploy, add_doctor
+from protofleet.cli.engine import add_node_check, add_trials
 from protofleet.cli.enrol import add_enrol, add_keys
 from protofleet.cli.export import add_export
 from protofleet.cli.follow import add_follow
@@ -79,4 +80,6 @@ def parser() -> Parser:
     add_check(commands)
     add_track(commands)
     add_head(commands)
+    add_trials(commands)
+    add_node_check(commands)
     return top

@@ -6,7 +6,8 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from protofleet.cli.nodes import add_nodes_options, require_engine, run_on_nodes
+from protofleet.cli.engine import add_engine_options
+from protofleet.cli.nodes import add_nodes_options, require_tasks, run_on_nodes
 from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import (
@@ -46,6 +47,7 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
+    add_engine_options(command)
     add_nodes_options(command)
     add_page_option(command)
     add_track_option(command)
@@ -56,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from protofleet.lab.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
-    require_engine(options)
+    require_tasks(options)
     # The launcher is forked, so it must start before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)
