@@ -18,6 +18,7 @@ from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
 from benchmarks.measures.stack import Stack
+from benchmarks.measures.sweep_tasks import SweepTasks
 from benchmarks.measures.two_slots import TwoSlots
 
 
@@ -212,6 +213,6 @@ BY_NAME: tuple[Measure, ...] = (
     Run(process_each=True), RunMemory(Run()), RunMemory(Run(process_each=True)),
     hosted(100), hosted(1000, processes=2), hosted_round(*IN_ONE, 1, 1), hosted_round(*IN_ONE, 10, 1),
     hosted_round(*AS_RUN, 1, 0), hosted_round(*AS_RUN, 10, 0), Flower(),
-    FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(),
+    FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(), SweepTasks(),
 )  # fmt: skip
 ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

@@ -39,7 +39,7 @@ RUNNING: Final = frozenset(
 )
 PREDECESSOR: Final = (
     'while [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && squeue -h -t COMPLETING '
-    '-j "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" 2>/dev/null | grep -q .; do sleep 2; done'
+    '-j "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" 2>/dev/null | grep -q .; do sleep 1; done'
 )
 HELD: Final = re.compile(r"held", re.IGNORECASE)
 GONE: Final = "Invalid job id"

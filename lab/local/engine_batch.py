@@ -63,14 +63,16 @@ class EngineBatch:
             running = self._running()
             pending = self._checked(trials, running)
             try:
+                # A job that runs has passed the test.
+                tested = taken_over = bool(running)
                 while pending or running:
-                    taken_over = bool(running)
-                    running = running or self._submit(pending)
+                    running = running or self._submit(pending, tested)
+                    tested = True
                     if detach:
                         self.say("the same command without --detach waits, and writes the tables")
                         return 0
                     self._wait(running, trials, taken_over)
-                    running, pending = "", self._left(trials)
+                    running, taken_over, pending = "", False, self._left(trials)
             except KeyboardInterrupt:
                 raise StoppedError(self._stop(trials)) from None
         return self._end(trials)
@@ -88,14 +90,15 @@ class EngineBatch:
         """Refuse a second command, which would submit the same trials."""
         require_writable(self.runs)
         self.folder.make()
-        try:
-            with sole_use(self.folder.engine):
-                yield
-        except InUseError as error:
-            where, _, holder = str(error).partition(" is in use by ")
-            raise SettingsError(
-                f"another command is at this sweep, {holder.partition(':')[0]}: wait until it has ended ({where})"
-            ) from None
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(sole_use(self.folder.engine))
+            except InUseError as error:
+                where, _, holder = str(error).partition(" is in use by ")
+                raise SettingsError(
+                    f"another command is at this sweep, {holder.partition(':')[0]}: wait until it has ended ({where})"
+                ) from None
+            yield
 
     def _running(self) -> str:
         """Return the id of a job that an earlier command has submitted and that still has tasks, or ""."""
@@ -136,11 +139,11 @@ class EngineBatch:
             self.settings.setup, self.settings.options, after_predecessor=self.trust_locks,
         )  # fmt: skip
 
-    def _submit(self, trials: Sequence[Experiment]) -> str:
-        """Test a node once, and submit the trials."""
+    def _submit(self, trials: Sequence[Experiment], tested: bool) -> str:
+        """Submit the trials, after a test of a node."""
         pack = self.settings.pack
         self.engine.preflight(self._job(-(-len(trials) // pack)))
-        if not self._counts:
+        if not tested:
             self._check_node()
         self.folder.write_trials(trials)
         tasks = self.folder.write_list(trials, pack)

@@ -24,6 +24,7 @@ from typing import Any, Final
 from protofleet.lab.local.processes import SIGNALS, Processes
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.transport.address import FINAL_REASONS, TAKEN_OVER
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.children import Interpreters
 from protofleet.runtime.command.errors import FAILED, RunError
@@ -37,8 +38,10 @@ POLL_SECONDS: Final = 0.1
 # If the process ends this number of times in a row within a minute of its start, its devices have failed.
 MOST_FAILURES: Final = 3
 KILLED: Final = (
-    f"{DisconnectReason.SIGNAL.value}: "  # The begin of the reason of a device that a signal has ended.
+    f"{DisconnectReason.SIGNAL.value}: "  # Begin of the reason of a device that a signal has ended.
 )
+# Parts of the reason of a device that another process has replaced, for example after a lost node has come back.
+REPLACED: Final = ("another process of this device has taken over", FINAL_REASONS[TAKEN_OVER])
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,8 @@ class SharedDevices:
             self._publish(reasons)
             self.over = True
             return "the devices have finished"
+        if by_itself and all(is_replaced(why) for why in reasons.values()):
+            raise RunError(f"another task runs the same devices: {first_of(reasons)}")
         if by_itself:
             self._publish(reasons)
             self._start_at = float("inf")
@@ -242,14 +247,23 @@ class SharedDevices:
         return {str(name): str(reason) for name, reason in found.items()}
 
     def _publish(self, reasons: Mapping[str, str]) -> None:
-        """Write the failed devices into the run's folder. A device that a signal has ended has not failed."""
+        """Write the failed devices into the run's folder.
+
+        A device has not failed if a signal has ended it, or if another task runs it.
+        """
         if self.ended_file is None:
             return
-        failed = {name: why for name, why in reasons.items() if not why.startswith(KILLED)}
+        failed = {
+            name: why for name, why in reasons.items() if not (why.startswith(KILLED) or is_replaced(why))
+        }
         ended = EndedDevices(self._place.start if self._place is not None else "", failed)
         if ended != self._written:
             ended.write(self.ended_file)
             self._written = ended
+
+
+def is_replaced(reason: str) -> bool:
+    return any(words in reason for words in REPLACED)
 
 
 def first_of(reasons: Mapping[str, str]) -> str:

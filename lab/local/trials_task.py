@@ -23,14 +23,14 @@ from protofleet.runtime.launcher import Launcher
 class TrialsTask:
     files: TaskFiles
     runs: Path
-    version: str  # The version of protofleet that has submitted the task.
+    version: str = ""  # The version of protofleet that must run here; "" if any version may.
     launcher: Launcher | None = None
 
     def run(self) -> int:
         """Run the trials of the task, and return 1 if a trial has failed."""
         self.files.write_failures({})
         paths = self.files.files()
-        if self.version != installed_version():
+        if self.version and self.version != installed_version():
             reason = (
                 f"this node has protofleet {installed_version()}, and the command has {self.version}; install the "
                 "same version on all nodes"

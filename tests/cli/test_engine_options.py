@@ -3,6 +3,7 @@
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.lab.local.batch import name_of_runs, plan_runs
 from tests.lab.engines.told_slurm import ToldSlurm
 from tests.lab.local.test_sweep import FILE
 
@@ -61,3 +62,23 @@ def test_the_table_of_a_file_names_the_engine_and_here_replaces_it(file, capfd, 
 def test_the_engine_is_no_axis(file, capfd):
     assert main(["sweep", file, "--grid", "engine.pack=1,2"]) == 2
     assert "engine.pack cannot be an axis, because it changes no result" in errors(capfd)[-1]
+
+
+def test_one_run_is_no_work_for_an_engine_of_many_runs(file, capfd):
+    assert main(["run", file, "--on", "slurm"]) == 2
+    assert "this is one run; name several files or --seeds, or give --on here" in errors(capfd)[-1]
+
+
+def test_files_with_different_engines_cannot_share_one(file, capfd, tmp_path):
+    (tmp_path / "other.toml").write_text(FILE.replace("base", "other") + "[engine]\npack = 3\n")
+    assert main(["run", file, "other.toml", "--on", "slurm"]) == 2
+    assert "base and other have different tables [engine]" in errors(capfd)[-1]
+
+
+def test_the_same_files_have_the_same_name_for_the_engine(file, tmp_path):
+    paths = [tmp_path / file, tmp_path / "other.toml"]
+    paths[1].write_text(FILE.replace("base", "other"))
+    seeds = plan_runs(paths[:1], [1, 2], [])
+    assert name_of_runs(seeds, paths[:1]) == "run-base"
+    both = [name_of_runs(plan_runs(order, [], []), order) for order in (paths, paths[::-1])]
+    assert both[0] == both[1] != name_of_runs(plan_runs(paths, [1], []), paths)

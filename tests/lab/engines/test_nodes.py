@@ -216,6 +216,7 @@ def test_two_tasks_with_one_group_change_no_bit(place, slurm, untroubled):
     assert wait_until(lambda: "another process" in log.read_text(), 60)
     held.let_go()
     finish(run)
+    second.terminate()
     second.wait(60)
     assert bits(place / "runs" / "small") == untroubled
 

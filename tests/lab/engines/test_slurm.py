@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +51,24 @@ def test_the_script_asks_for_an_array_that_slurm_warns_and_starts_again(job):
     }  # fmt: skip
     assert wanted <= set(lines)
     assert lines[-1] == "exec true"  # Slurm's warning reaches the program, not a shell before it.
+
+
+@pytest.mark.parametrize(("restarts", "waits"), [("0", False), ("1", True)])
+def test_a_task_that_is_started_again_waits_until_slurm_has_lost_its_predecessor(told, job, restarts, waits):
+    """Only with --trust-locks; otherwise the lock of the run refuses the second process."""
+    script = job.folder / "job.sh"
+    script.write_text(script_of(replace(job, command=("echo", "begun"), after_predecessor=True)))
+    own = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "59", "SLURM_RESTART_COUNT": restarts}
+    told.tell("squeue", "59_3\n" if waits else "")
+    with subprocess.Popen(
+        ["sh", str(script)], env={**told.environment, **own}, stdout=subprocess.PIPE, text=True
+    ) as task:
+        while waits and not told.calls:
+            assert task.poll() is None
+            time.sleep(0.01)
+        told.tell("squeue", "")
+        assert task.communicate(timeout=20)[0] == "begun\n"
+    assert all(call == "squeue -h -t COMPLETING -j 59_3" for call in told.calls) and bool(told.calls) == waits
 
 
 def test_each_script_has_a_comment_of_its_own(job):
