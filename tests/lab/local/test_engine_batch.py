@@ -235,6 +235,14 @@ def test_a_held_task_is_said_once_with_the_way_out_and_the_drained_node(runs, tr
     assert "nodes that take no tasks: n2 (drained)" in said
 
 
+def test_a_job_that_can_never_start_is_said_once(runs, trials, batch, said):
+    never = [TaskState(i, "refused", reason="PartitionTimeLimit") for i in range(4)]
+    engine = ToldEngine(finishing(runs, trials), told=[never, never])
+    assert batch(engine).run_all(trials) == 0
+    wanted = "job 1 waits for ever: Slurm refuses the job: PartitionTimeLimit; correct it, after --cancel"
+    assert said.count(wanted) == 1
+
+
 def test_a_controller_that_is_away_is_asked_again_and_said_once_a_minute(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials, detach=True)
