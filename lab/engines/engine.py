@@ -16,6 +16,11 @@ from protofleet.runtime.command.errors import RunError
 TASK: Final = "{task}"
 
 
+# A held task does not start until an administrator or its owner releases it. A refused task never starts with the
+# options of its job.
+StateWord = Literal["waits", "runs", "held", "refused", "cancelled"]
+
+
 class EngineAwayError(RunError):
     """The error for an engine that does not answer at the moment. The tasks of its jobs go on."""
 
@@ -47,8 +52,7 @@ class TaskState:
     """The state of a task that is still in the engine's list of jobs, or that was cancelled."""
 
     task: int
-    # A held task does not start until an administrator or its owner releases it.
-    state: Literal["waits", "runs", "held", "cancelled"]
+    state: StateWord
     node: str = ""  # The node on which the task runs; "" if it does not run.
     reason: str = ""  # The reason why the task waits, in the engine's own words.
 
@@ -84,6 +88,10 @@ class Engine(Protocol):
 
     def bad_nodes(self) -> Mapping[str, str]:
         """Return the state of each node that takes no tasks, by the node's name."""
+        ...
+
+    def refusal(self, reason: str) -> str:
+        """Return the words for a job that the engine refuses, with the way out."""
         ...
 
     def hold_words(self, job_id: str, task: int) -> str:

@@ -120,6 +120,8 @@ class NodeCheck:
                 left = [one for one in self.engine.states(job_id) if one.state != "cancelled"]
                 if not left:
                     gone_at = min(gone_at, now)
+                elif left[0].state == "refused":
+                    raise SettingsError(self.engine.refusal(left[0].reason))
                 elif left[0].state != "runs" and now >= say_at:
                     self.say(f"job {job_id} waits in the queue ({left[0].reason})")
                     say_at = now + SAY_AGAIN_SECONDS

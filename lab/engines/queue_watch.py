@@ -29,6 +29,7 @@ class QueueWatch:
     cancelled: set[int] = field(default_factory=set)  # Tasks that somebody has cancelled.
     _nodes: dict[int, str] = field(default_factory=dict)  # The node of each task that ran at the last look.
     _held: set[int] = field(default_factory=set)
+    _refused: set[str] = field(default_factory=set)  # Reasons that were said.
     _away_said_at: float = float("-inf")
 
     def look(self) -> list[TaskState] | None:
@@ -68,6 +69,10 @@ class QueueWatch:
         for one in new:
             words = self.engine.hold_words(self.job_id, one.task)
             self.say(f"job {self.job_id}_{one.task} is held by {self.engine.name} ({one.reason}): {words}")
+        refused = dict.fromkeys(one.reason for one in states if one.state == "refused")
+        for reason in refused.keys() - self._refused:
+            self.say(f"job {self.job_id} waits for ever: {self.engine.refusal(reason)}, after --cancel")
+        self._refused |= refused.keys()
         if new and (bad := self.engine.bad_nodes()):
             self.say("nodes that take no tasks: " + ", ".join(f"{node} ({how})" for node, how in bad.items()))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from protofleet.lab.engines.engine import TASK, EngineAwayError, EngineJob, TaskState
+from protofleet.lab.engines.engine import TASK, EngineAwayError, EngineJob, StateWord, TaskState
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime.children import PARENT
@@ -42,6 +42,12 @@ PREDECESSOR: Final = (
     '-j "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" 2>/dev/null | grep -q .; do sleep 1; done'
 )
 HELD: Final = re.compile(r"held", re.IGNORECASE)
+# Reasons for which Slurm keeps a job in the queue although it cannot start, if EnforcePartLimits is NO.
+REFUSED: Final = re.compile(
+    r"can't use this partition|^Invalid(Account|QOS)$|^(Account|QOS)NotAllowed$|^BadConstraints$|"
+    r"^Partition(TimeLimit|NodeLimit|Config)$"
+)
+CORRECT: Final = "correct it with --slurm KEY=VALUE, or in the table [engine]"
 GONE: Final = "Invalid job id"
 AWAY: Final = re.compile(
     r"Unable to contact|Socket timed out|Connection (refused|reset)|Zero Bytes|Transport endpoint|"
@@ -103,9 +109,7 @@ class Slurm:
             words = one_line(found.stderr)
             if AWAY.search(words):
                 raise EngineAwayError(words)
-            raise SettingsError(
-                f"Slurm refuses the job: {words}; correct it with --slurm KEY=VALUE, or in the table [engine]"
-            )
+            raise SettingsError(self.refusal(words))
         return found.stdout.strip().splitlines()[-1].partition(";")[0]
 
     def states(self, job_id: str) -> list[TaskState]:
@@ -124,6 +128,9 @@ class Slurm:
     def bad_nodes(self) -> Mapping[str, str]:
         out = self._ask("sinfo", "-h", "-N", "-t", "down,drain,fail,unknown", "-o", "%N|%T")
         return dict(line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
+
+    def refusal(self, reason: str) -> str:
+        return f"Slurm refuses the job: {reason}; {CORRECT}"
 
     def hold_words(self, job_id: str, task: int) -> str:
         return f"scontrol release {job_id}_{task}"
@@ -201,7 +208,8 @@ def read_state(line: str) -> TaskState | None:
     index, word, node, reason = line.strip().split("|", 3)
     task = int(index) if index.isdigit() else 0
     if word in WAITING:
-        return TaskState(task, "held" if HELD.search(reason) else "waits", "", reason)
+        kind: StateWord = "held" if HELD.search(reason) else "refused" if REFUSED.search(reason) else "waits"
+        return TaskState(task, kind, "", reason)
     if word in RUNNING:
         return TaskState(task, "runs", node, reason)
     return TaskState(task, "cancelled", node, reason) if word == "CANCELLED" else None

@@ -7,6 +7,7 @@ again as long as its trials make progress.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,9 @@ from protofleet.lab.local.sole_use import InUseError, require_free, require_writ
 from protofleet.lab.trackers.destinations import Destination
 from protofleet.lab.trackers.following import tracking
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import MIN_FREE
 from protofleet.runtime.children import command, last_lines
-from protofleet.runtime.command.errors import StoppedError
+from protofleet.runtime.command.errors import RunError, StoppedError
 from protofleet.runtime.installation.version import installed_version
 
 WORDS_OF_END: Final = "its task ended before the trial had ended a round"
@@ -172,23 +174,37 @@ class EngineBatch:
         failures = self.folder.failures()
         self.failed |= {name: failures[name] for task in tasks for name in task if name in failures}
         self._tell(trials, [])
-        known = {trial.name: trial for trial in trials}
-        again = 0
+        self._judge(watch, tasks, trials, before)
+
+    def _judge(
+        self,
+        watch: QueueWatch,
+        tasks: Sequence[Sequence[str]],
+        trials: Sequence[Experiment],
+        before: Mapping[str, int],
+    ) -> None:
+        """Count trials without progress as failed. The other unfinished trials are submitted again."""
+        known, again = {trial.name: trial for trial in trials}, 0
         for index, names in enumerate(tasks):
             left = [
                 n for n in names if n in known and n not in self.failed and not self._has_finished(known[n])
             ]
             if index in watch.cancelled and left:
                 raise StoppedError(
-                    f"job {job_id} was cancelled, by scancel or by an administrator; "
+                    f"job {watch.job_id} was cancelled, by scancel or by an administrator; "
                     f"{self._finished_words(trials)}, and the same command goes on"
                 )
             if any(self._is_in_use(name) for name in left) or self._made_progress(names, before):
                 again += len(left)
             else:
-                self.failed |= dict.fromkeys(left, self._end_of_task(index))
+                self.failed |= dict.fromkeys(left, self._end_of_task(index) if left else "")
+        if again and shutil.disk_usage(self.runs).free < MIN_FREE:
+            raise RunError(
+                f"the disk that holds {self.runs} is full; {self._finished_words(trials)}; make room and run the "
+                "same command again"
+            )
         if again:
-            self.say(f"job {job_id} has ended before {again} of its trials; they are submitted again")
+            self.say(f"job {watch.job_id} has ended before {again} of its trials; they are submitted again")
 
     def _unfinished(self, tasks: Sequence[Sequence[str]], task: int) -> int:
         """Return the number of trials of a task that have not finished."""

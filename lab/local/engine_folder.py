@@ -14,7 +14,7 @@ from pathlib import Path
 
 from protofleet.lab.local.experiment import Experiment, recorded
 from protofleet.protocol.settings.reader import SettingsError, write_toml
-from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.disk import Disk, is_full
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,13 @@ class TaskFiles:
         return [folder / name for name in lines[self.index].split()]
 
     def write_failures(self, failed: Mapping[str, str]) -> None:
+        """Write the reasons for the command. On a full disk there is no room for them, and the log has them."""
         path = self.list.with_name(f"{self.index}.failed")
-        if failed:
-            Disk().replace(path, json.dumps(dict(failed), allow_nan=False).encode())
-        else:
+        if not failed:
             path.unlink(missing_ok=True)
+            return
+        try:
+            Disk().replace(path, json.dumps(dict(failed), allow_nan=False).encode())
+        except OSError as error:
+            if not is_full(error):
+                raise

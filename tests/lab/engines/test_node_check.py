@@ -94,6 +94,15 @@ def test_an_interrupt_cancels_the_test(tmp_path):
     assert "check" in engine.cancelled
 
 
+def test_a_test_that_can_never_start_is_refused_in_the_words_of_the_engine_and_cancelled(tmp_path):
+    """By default, Slurm takes a job whose account may not use the partition, and never starts it."""
+    never = [TaskState(0, "refused", reason="AccountNotAllowed")]
+    engine = ToldEngine(check=lambda job: None, told=[never])
+    with pytest.raises(SettingsError, match="Slurm refuses the job: AccountNotAllowed; correct it"):
+        check(engine, tmp_path).run()
+    assert "check" in engine.cancelled
+
+
 def test_a_node_with_another_folder_of_this_name_gives_no_answer(tmp_path):
     with pytest.raises(SettingsError, match="this node does not see .*check.lock"):
         answer_on_node(tmp_path, "word")

@@ -93,7 +93,8 @@ def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, 
     told.tell(
         "squeue",
         "4|PENDING||Resources\n0|RUNNING|n1|None\n1|COMPLETING|n2|None\n2|COMPLETED|n2|None\n"
-        "3|PENDING||launch failed requeued held\n5|CANCELLED|n1|None\n6|FAILED|n1|NonZeroExitCode\n",
+        "3|PENDING||launch failed requeued held\n5|CANCELLED|n1|None\n7|PENDING||PartitionTimeLimit\n"
+        "6|FAILED|n1|NonZeroExitCode\n",
     )
     assert slurm.states("44") == [
         TaskState(4, "waits", "", "Resources"),
@@ -101,6 +102,7 @@ def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, 
         TaskState(1, "runs", "n2", "None"),
         TaskState(3, "held", "", "launch failed requeued held"),
         TaskState(5, "cancelled", "n1", "None"),
+        TaskState(7, "refused", "", "PartitionTimeLimit"),
     ]
 
 

@@ -66,6 +66,9 @@ class ToldEngine:
     def bad_nodes(self) -> Mapping[str, str]:
         return self.bad
 
+    def refusal(self, reason: str) -> str:
+        return f"Slurm refuses the job: {reason}; correct it"
+
     def hold_words(self, job_id: str, task: int) -> str:
         return f"scontrol release {job_id}_{task}"
 

@@ -1,6 +1,7 @@
 """A sweep on an engine: the folders of the runs say what has finished, and the engine only whether to wait."""
 
 import json
+import shutil
 
 import pytest
 
@@ -11,8 +12,9 @@ from protofleet.lab.local.engine_folder import EngineFolder, TaskFiles
 from protofleet.lab.local.experiment import recorded
 from protofleet.lab.local.grid import plan_grid, read_axis
 from protofleet.lab.local.sole_use import sole_use
+from protofleet.lab.local.sweep_file import Wish, engine_of, planned
 from protofleet.protocol.settings.reader import SettingsError, read_toml
-from protofleet.runtime.command.errors import StoppedError
+from protofleet.runtime.command.errors import RunError, StoppedError
 from tests.lab.engines.told_engine import ToldEngine
 from tests.lab.local.test_sweep import FILE, finish
 
@@ -233,6 +235,14 @@ def test_a_held_task_is_said_once_with_the_way_out_and_the_drained_node(runs, tr
     assert "nodes that take no tasks: n2 (drained)" in said
 
 
+def test_a_job_that_can_never_start_is_said_once(runs, trials, batch, said):
+    never = [TaskState(i, "refused", reason="PartitionTimeLimit") for i in range(4)]
+    engine = ToldEngine(finishing(runs, trials), told=[never, never])
+    assert batch(engine).run_all(trials) == 0
+    wanted = "job 1 waits for ever: Slurm refuses the job: PartitionTimeLimit; correct it, after --cancel"
+    assert said.count(wanted) == 1
+
+
 def test_a_controller_that_is_away_is_asked_again_and_said_once_a_minute(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials, detach=True)
@@ -296,3 +306,33 @@ def test_no_trial_is_submitted_before_a_node_has_passed_the_test(runs, trials, b
     with pytest.raises(SettingsError, match="the first task has ended without an answer: python3: not found"):
         one.run_all(trials)
     assert engine.jobs == {} and not (runs / "sweeps" / "rates" / "engine" / "list").exists()
+
+
+def test_the_table_engine_is_no_setting_of_a_run(tmp_path):
+    one, other = tmp_path / "one.toml", tmp_path / "other.toml"
+    one.write_text(FILE)
+    other.write_text(FILE + '[engine]\non = "slurm"\npack = 3\nslurm = { partition = "gpu" }\n')
+    found = [plan_grid(path, [read_axis("method.lr=0.02")], [1], []).trials[0] for path in (one, other)]
+    assert found[1].engine == EngineSettings(on="slurm", pack=3, slurm={"partition": "gpu"})
+    assert recorded(found[0]) == recorded(found[1])
+
+
+def test_the_engine_of_a_sweep_file_comes_before_that_of_its_experiment(tmp_path):
+    (tmp_path / "base.toml").write_text(FILE + "[engine]\npack = 3\n")
+    path = tmp_path / "rates.toml"
+    path.write_text('experiment = "base.toml"\n[grid]\n"method.lr" = [0.1]\n')
+    assert engine_of(path, planned(path, Wish())[0]).pack == 3
+    path.write_text(path.read_text() + "[engine]\npack = 5\n")
+    assert engine_of(path, planned(path, Wish())[0]).pack == 5
+
+
+def test_a_full_disk_ends_the_command_with_the_way_out(runs, trials, batch, monkeypatch):
+    """The task has made a round, so without the look at the disk its trial would be submitted again."""
+    engine = ToldEngine(lambda job, task: a_round(runs, trials[0].name))
+    usage = shutil.disk_usage(runs.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(
+        RunError, match="is full; 0 of 1 runs are finished; make room and run the same command again"
+    ):
+        batch(engine).run_all(trials[:1])
+    assert len(engine.jobs) == 1
