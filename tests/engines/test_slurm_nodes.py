@@ -147,7 +147,8 @@ def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, slurm)
 
 def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
-    at_login = start(place, slurm, "--head", "job", held=held)
+    # Two tasks and the head leave one of the four nodes free.
+    at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
     wait_for_rounds(place, 2)
     (head,) = [one for one in slurm.ask("squeue", "-h", "-o", "%j %N").splitlines() if "-head" in one]
     slurm.script("node-kill", head.split()[1].removeprefix("n"))
