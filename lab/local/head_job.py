@@ -16,9 +16,10 @@ from typing import Final
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.lab.engines.engine import Engine, EngineJob
-from protofleet.lab.engines.queue_watch import POLL_SECONDS, QueueWatch, end_job
+from protofleet.lab.engines.queue_watch import POLL_SECONDS, QueueWatch
 from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.engines.submission import read_job, submit, submitted_before
+from protofleet.lab.local.nodes import end_what_is_left
 from protofleet.lab.local.share import ENGINE
 from protofleet.protocol.settings.reader import decode, encode, read_toml, write_toml
 from protofleet.protocol.storage.disk import Disk
@@ -116,7 +117,7 @@ class HeadJob:
         """End the head, and then the tasks of the devices that it may have left."""
         for folder in (self.job.folder, self.run / ENGINE, *(self.run / ENGINE).glob("task-*")):
             if record := read_job(folder):
-                end_job(self.engine, record.job, self.say)
+                end_what_is_left(self.engine, record.job, self.say)
 
     def submitted(self) -> str:
         """Submit the job unless it is in the queue, and return its id."""

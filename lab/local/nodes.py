@@ -60,9 +60,9 @@ class EngineSite:
                 f"would have no work; use --tasks with at most {devices}"
             )
 
-    def has_job(self, folder: Path) -> bool:
-        """Return whether an earlier start of this run has left a job in the queue of the engine."""
-        return bool(submitted_before(self.engine, self.job(folder.absolute(), self.tasks)))
+    def job_left(self, folder: Path) -> str:
+        """Return the id of a job that an earlier start of this run has left in the queue of the engine, or ""."""
+        return submitted_before(self.engine, self.job(folder.absolute(), self.tasks))
 
     def groups(self, experiment: Experiment, folder: Path, on_gpu: bool) -> Groups:
         self.demand_fit(experiment)
@@ -124,6 +124,14 @@ class EngineSite:
         return EngineJob(
             f"protofleet-{run.name}", run / ENGINE, tasks, command, setup=self.setup, options=self.options
         )
+
+
+def end_what_is_left(engine: Engine, job_id: str, say: Callable[[str], None]) -> None:
+    """Cancel a job and wait for the end of its tasks. A job that the engine no longer lists is left alone."""
+    with contextlib.suppress(EngineAwayError):
+        if all(one.state == "cancelled" for one in engine.states(job_id)):
+            return
+    end_job(engine, job_id, say)
 
 
 def ended_file(run: Path, task: int | str) -> Path:
@@ -230,10 +238,7 @@ class TaskDevices:
     def stop(self) -> None:
         """Cancel all tasks that are left, and wait for their end."""
         for job_id in self._jobs():
-            with contextlib.suppress(EngineAwayError):
-                if all(one.state == "cancelled" for one in self.engine.states(job_id)):
-                    continue
-            end_job(self.engine, job_id, self.say)
+            end_what_is_left(self.engine, job_id, self.say)
 
     def _asked(self) -> list[TaskState]:
         found = [one for job_id in self._jobs() for one in self.engine.states(job_id)]

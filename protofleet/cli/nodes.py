@@ -98,7 +98,7 @@ def run_on_nodes(launcher: Launcher | None, options: argparse.Namespace) -> int:
     require_writable(runs)
     if options.head == JOB:
         return run_head_job(site, experiment, wish, options)
-    check_connection(site, experiment, runs)
+    check_connection(site, experiment, runs, options.fresh)
     with ready(experiment, runs, options.fresh, options.resume):
         run_head(site, experiment, runs, launcher, options.track)
     return 0
@@ -124,15 +124,25 @@ def site_of(wish: HeadOptions) -> EngineSite:
     )  # fmt: skip
 
 
-def check_connection(site: EngineSite, experiment: Experiment, runs: Path) -> None:
-    """Check with a first task that nodes reach this machine, unless tasks of an earlier start still run."""
+def check_connection(site: EngineSite, experiment: Experiment, runs: Path, fresh: bool = False) -> None:
+    """Check with a first task that nodes reach this machine, unless tasks of an earlier start still run.
+
+    Raise SettingsError if such tasks run, but a new run would begin: they would take the new run for their own.
+    """
     from protofleet.lab.engines.engine import EngineJob
     from protofleet.lab.engines.first_connection import FirstTask
+    from protofleet.lab.local.run import same_settings
     from protofleet.lab.local.sole_use import require_free
 
     require_free(runs / experiment.name)
     site.engine.preflight(site.job(runs / experiment.name, site.tasks))
-    if site.has_job(runs / experiment.name):
+    run = runs / experiment.name
+    if job_id := site.job_left(run):
+        if fresh or not same_settings(run / "experiment.toml", experiment):
+            raise SettingsError(
+                f"job {job_id} has the devices of the earlier run in {run}, but a new run would begin; end the job "
+                f"with scancel {job_id} first, or give this run another name with --set name=..."
+            )
         return
     folder = runs / f".{experiment.name}.first-task"
     job = EngineJob(

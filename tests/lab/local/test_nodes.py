@@ -100,6 +100,8 @@ def test_lost_nodes_and_a_killed_head_that_comes_back_on_another_host_change_no_
     job = array_of(slurm)
     slurm.lose_node(job, 0)
     kill_head(first)
+    refused = finish(start(place, slurm, "--fresh"), 2)
+    assert f"job {job} has the devices of the earlier run" in refused and refused.count("\n") == 1
     slurm.lose_node(job, 1)
     returned = time.monotonic()
     again = start(place, slurm, "--resume", host=ELSEWHERE)
