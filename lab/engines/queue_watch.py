@@ -12,7 +12,7 @@ from protofleet.lab.engines.engine import Engine, EngineAwayError, TaskState
 POLL_SECONDS: Final = 5.0
 SAY_AGAIN_SECONDS: Final = 60.0
 # After this time, tasks that were asked to end are killed.
-GRACE_SECONDS: Final = 6.0
+GRACE_SECONDS: Final = 4.0
 CANCEL_POLL_SECONDS: Final = 0.25
 
 

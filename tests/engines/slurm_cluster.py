@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
@@ -25,6 +25,7 @@ class NoSlurm(Exception):
 @dataclass
 class SlurmCluster:
     folder: Path
+    touched: set[str] = field(default_factory=set)  # Nodes that a test has ended.
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -37,6 +38,8 @@ class SlurmCluster:
 
     def script(self, *words: str) -> str:
         """Call slurm.sh. Its output goes to a file, because daemons would keep a pipe open."""
+        if words[0] == "node-kill":
+            self.touched.add(words[1])
         with (self.folder / "script.log").open("w+") as log:
             code = subprocess.run(
                 [str(SCRIPT), *words],
@@ -70,15 +73,17 @@ class SlurmCluster:
 
     def restore(self) -> None:
         """End all jobs and make all nodes idle, whatever a test has done."""
-        if not (self.folder / "slurmctld.pid").exists() or not is_alive(self.folder / "slurmctld.pid"):
+        if not is_alive(self.folder / "slurmctld.pid"):
             self.script("head-start")
-        wait_for(lambda: self._quiet("scancel", "--user=root"), 60, "the controller answers")
-        for node in range(1, NODES + 1):
-            self.script("node-kill", str(node))
-            self.script("node-start", str(node))
+        wait_for(lambda: self._quiet("scancel", "--user=root") is not None, 60, "the controller answers")
+        for node in sorted(self.touched):
+            self.script("node-kill", node)
+            self.script("node-start", node)
         wait_for(lambda: self._quiet("squeue", "-h") == "", 60, "no job is left")
-        for state in ("down", "resume"):
-            self._quiet("scontrol", "update", f"nodename=n[1-{NODES}]", f"state={state}", "reason=test")
+        if self.touched or not self.idle():
+            for state in ("down", "resume"):
+                self._quiet("scontrol", "update", f"nodename=n[1-{NODES}]", f"state={state}", "reason=test")
+        self.touched.clear()
         wait_for(self.idle, 60, "all nodes are idle")
 
     def _quiet(self, *words: str) -> str | None:
@@ -88,12 +93,12 @@ class SlurmCluster:
 
 
 def is_alive(file: Path) -> bool:
-    return Path(f"/proc/{file.read_text().strip()}").exists()
+    return file.exists() and Path(f"/proc/{file.read_text().strip()}").exists()
 
 
 def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
-    while condition() in (None, False, []):
+    while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.1)
 
