@@ -12,6 +12,7 @@ HASHED ?= yes
 # Processes of the tests: one more than a small machine has cores, because tests often wait.
 JOBS   ?= 3
 INPUTS ?= 1000000
+ENGINES ?=
 SEEDS  ?= 2000
 MINUTES ?= 2
 SEED   ?=
@@ -119,11 +120,11 @@ soak: $(VENV)/.dev mosquitto ## run very many rounds; memory, handles, disk and 
 audit: $(VENV)/.dev ## list known vulnerabilities of the installed packages; reports if the database cannot be reached
 	@$(BIN)/python -m tools.locks.audit $(ARGS)
 
-test-engines: $(VENV)/.dev ## run the tests that need engines, such as ejabberd; ENGINES=required fails where one is missing
-	@$(BIN)/python -m pytest -m engines -rs $(ARGS)
-
 test-containers: $(VENV)/.dev container-tools ## run the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
+
+test-engines: $(VENV)/.dev mosquitto engine-tools ## run the tests that start a Slurm or a broker of several nodes; ENGINES=required fails if one cannot start
+	@ENGINES=$(ENGINES) $(BIN)/python -m pytest -m engines -rs $(ARGS)
 
 # Devices over SSH (docs/deploy.md): HOST="board-1 board-2" names hosts of the file HOSTS; without it, all hosts.
 .PHONY: deploy plan doctor status drain rollback revoke backup restore forget init known-hosts
@@ -209,3 +210,8 @@ mosquitto:
 .PHONY: container-tools
 container-tools: ## install Docker with compose and buildx, Prometheus and other tools for the container tests
 	@sh tests/containers/install.sh
+
+# Slurm, munge and ejabberd; they are installed if possible. Otherwise the tests are skipped with the reason.
+.PHONY: engine-tools
+engine-tools: ## install Slurm and ejabberd for the engine tests
+	@sh tests/engines/install.sh

@@ -19,6 +19,7 @@ from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
 from benchmarks.measures.several_nodes import SeveralNodes
 from benchmarks.measures.stack import Stack
+from benchmarks.measures.sweep_tasks import SweepTasks
 from benchmarks.measures.two_slots import TwoSlots
 
 
@@ -242,7 +243,7 @@ BY_NAME: tuple[Measure, ...] = (
     Run(process_each=True), RunMemory(Run()), RunMemory(Run(process_each=True)),
     hosted(100), hosted(1000, processes=2), hosted_round(*IN_ONE, 1, 1), hosted_round(*IN_ONE, 10, 1),
     hosted_round(*AS_RUN, 1, 0), hosted_round(*AS_RUN, 10, 0), Flower(),
-    FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(), SeveralNodes(),
+    FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(), SeveralNodes(), SweepTasks(),
     virtual(1000, cohort=100, rounds=20), virtual(10_000, cohort=1000, rounds=2),
     virtual_line("8", 8.0, 0.05), virtual_line("8-small", 8.0, 0.05, width=4),
     virtual_line("8-loss", 8.0, 0.05, loss=0.01), virtual_line("slow", 0.25, 0.15, width=16, rounds=4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Protocol
 from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.local.class_check import agreed_names
 from protofleet.lab.local.data_check import require_data
 from protofleet.lab.local.experiment import Experiment, read_experiment
@@ -41,11 +43,6 @@ class Batch:
     failed: dict[str, str] = field(
         default_factory=dict
     )  # The reason of each failed run, by the name of the run.
-
-    def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
-        code = self.run_all(plan_runs(files, seeds, assignments))
-        print("protofleet compare shows these runs in one table")
-        return code
 
     def run_all(self, experiments: Sequence[Experiment]) -> int:
         """Run all experiments in turn, and return 1 if a run has failed.
@@ -124,6 +121,25 @@ def plan_runs(files: Sequence[Path], seeds: Sequence[int], assignments: list[str
                 )
             found[run.name] = run
     return list(found.values())
+
+
+def common_engine(runs: Sequence[Experiment]) -> EngineSettings | None:
+    """Return the table [engine] of the files, which must be the same in all of them."""
+    first = runs[0].engine
+    if other := next((run for run in runs if run.engine != first), None):
+        raise SettingsError(
+            f"{runs[0].name} and {other.name} have different tables [engine], and all runs go to one engine; make "
+            "the tables equal"
+        )
+    return first
+
+
+def name_of_runs(runs: Sequence[Experiment], files: Sequence[Path]) -> str:
+    """Return a name for the files of an engine, which is the same each time the same files and seeds are given."""
+    if len(files) == 1:
+        return f"run-{runs[0].name.rpartition('-s')[0]}"
+    names = sorted(one.name for one in runs)
+    return f"run-{names[0][:40]}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
 
 
 def is_finished(experiment: Experiment, runs: Path) -> bool:

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.engine import HERE, add_engine_options, engine_settings, run_on_engine
+from protofleet.cli.nodes import add_nodes_options, require_tasks, run_on_nodes
 from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import (
@@ -47,6 +49,8 @@ def add_run(commands: Subparsers) -> None:
     )
     add_page_option(command)
     add_track_option(command)
+    add_engine_options(command)
+    add_nodes_options(command)
     command.set_defaults(command=run)
 
 
@@ -54,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from protofleet.lab.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
+    require_tasks(options)
     # The launcher is forked, so it must start before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)
@@ -61,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
-        from protofleet.lab.local.batch import Batch
+        from protofleet.lab.local.batch import Batch, common_engine, name_of_runs, plan_runs
         from protofleet.lab.local.class_check import agreed_names
         from protofleet.lab.local.data_beside import data_beside
         from protofleet.lab.local.data_check import require_data, require_public_images
@@ -72,12 +77,25 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     for path in options.experiments:
         if beside := data_beside(experiment_table(path), path, options.set):
             print(beside)
+    if options.tasks:
+        return run_on_nodes(launcher, options)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume is for one run; to continue several runs, leave out --resume")
-        batch = Batch(options.runs, options.fresh, launcher, options.track)
-        return batch.run(options.experiments, options.seeds, with_page(options))
+        planned = plan_runs(options.experiments, options.seeds, with_page(options))
+        engine = engine_settings(options, common_engine(planned))
+        if engine.on != HERE:
+            name = name_of_runs(planned, options.experiments)
+            return run_on_engine(options, engine, name, planned) or 0
+        code = Batch(options.runs, options.fresh, launcher, options.track).run_all(planned)
+        print("protofleet compare shows these runs in one table")
+        return code
     experiment = read_experiment(options.experiments[0], with_page(options))
+    if engine_settings(options, experiment.engine).on != HERE:
+        raise SettingsError(
+            "--on gives several runs to an engine, and this is one run; name several files or --seeds, or give --on "
+            "here to run it on this machine; --tasks N divides its devices among nodes"
+        )
     agreed_names(experiment)  # This check must come before the folder of an earlier run is renamed.
     require_data([experiment])
     require_public_images(experiment)

@@ -6,8 +6,10 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.engine import HERE, add_engine_options, engine_settings, run_on_engine
 from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.arguments import SEEDS, Subparsers, experiment_file
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
@@ -44,6 +46,7 @@ def add_sweep(commands: Subparsers) -> None:
     )  # fmt: skip
     add_page_option(command)
     add_track_option(command)
+    add_engine_options(command)
     command.set_defaults(command=sweep)
 
 
@@ -60,22 +63,35 @@ def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.lab.local.batch import Batch
         from protofleet.lab.local.grid import beside_others, read_axis
-        from protofleet.lab.local.sweep_file import Wish, planned
-        from protofleet.lab.local.trials import read_trials, write_trials
+        from protofleet.lab.local.sweep_file import Wish, engine_of, planned
+        from protofleet.lab.local.trials import FOLDER, put_aside, read_trials, write_trials
         from protofleet.lab.report.virtual_runs import virtual_tables
         from protofleet.lab.virtual.profiles import read_profiles
         from protofleet.lab.virtual.sweep import VirtualRuns, virtual_grid
 
     wish = Wish([read_axis(text) for text in options.grid], options.seeds, with_page(options), options.choose)
     grid, choose = planned(options.file, wish)
+    engine = engine_settings(options, engine_of(options.file, grid))
     runner = None
     if options.profiles is not None:
+        if engine.on != HERE:
+            raise SettingsError(
+                f"--profiles runs the trials in virtual time on this machine, and --on {engine.on} runs them "
+                "elsewhere; leave out --profiles, or add --on here"
+            )
         grid, runner = virtual_grid(grid), VirtualRuns(read_profiles(options.profiles))
     grid = beside_others(grid, options.runs)
     print(
         f"trials: {len(grid.trials)} (points {len(grid.points)}, seeds of each {len(grid.points[0].trials)})"
     )
-    code = Batch(options.runs, options.fresh, launcher, options.track, runner).run_all(grid.trials)
+    if engine.on == HERE:
+        code = Batch(options.runs, options.fresh, launcher, options.track, runner).run_all(grid.trials)
+    else:
+        put_aside(options.runs / FOLDER / grid.name, grid)
+        on_engine = run_on_engine(options, engine, grid.name, grid.trials)
+        if on_engine is None:
+            return 0
+        code = on_engine
     trials = read_trials(grid, options.runs, choose)
     print("\n".join(["", trials.table().text(), "", *trials.lines()]))
     for table in virtual_tables(trials.groups):

@@ -35,7 +35,7 @@ def started(monkeypatch):
 
 
 def test_every_file_is_run_with_every_seed_and_one_failure_stops_no_other(tmp_path, files, started, capsys):
-    assert batch.Batch(tmp_path / "runs").run(files, [1, 2], []) == 1
+    assert batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files, [1, 2], [])) == 1
     assert started == ["one-s1", "one-s2", "two-s1", "two-s2"]
     said = capsys.readouterr().out
     assert "failed: one-s2: the broker is gone" in said and "3 of 4 runs are finished" in said
@@ -43,10 +43,10 @@ def test_every_file_is_run_with_every_seed_and_one_failure_stops_no_other(tmp_pa
 
 def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path, files, started):
     for _ in range(2):
-        batch.Batch(tmp_path / "runs").run(files[1:], [1], [])
+        batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files[1:], [1], []))
     assert started == ["two-s1"]
-    batch.Batch(tmp_path / "runs").run(files[1:], [1], ["rounds=2"])
-    batch.Batch(tmp_path / "runs", fresh=True).run(files[1:], [1], ["rounds=2"])
+    batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files[1:], [1], ["rounds=2"]))
+    batch.Batch(tmp_path / "runs", fresh=True).run_all(batch.plan_runs(files[1:], [1], ["rounds=2"]))
     assert started == ["two-s1"] * 3
     assert (tmp_path / "runs" / "two-s1.2").exists()
 
@@ -62,7 +62,7 @@ def test_the_seed_is_the_run_s(files):
 def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, files, started):
     files[1].write_text(FILE.format(name="two").replace("fedavg", "fedfoo"))
     with pytest.raises(SettingsError, match="no method 'fedfoo'"):
-        batch.Batch(tmp_path / "runs").run(files, [1], [])
+        batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files, [1], []))
     assert started == []
 
 
@@ -83,5 +83,5 @@ def test_an_interrupt_ends_the_batch_and_says_how_to_go_on(tmp_path, files, star
     with pytest.raises(
         StoppedError, match="stopped in one-s3; 1 of 4 runs are finished, and the same command goes on"
     ):
-        batch.Batch(tmp_path / "runs").run(files, [1, 3], [])
+        batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files, [1, 3], []))
     assert started == ["one-s1"]

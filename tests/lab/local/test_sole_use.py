@@ -72,7 +72,7 @@ def test_many_runs_of_which_another_command_has_one_are_refused_before_the_first
     monkeypatch.setattr(batch, "run_experiment", lambda experiment, *rest: started.append(experiment.name))
     with sole_use(tmp_path / "runs" / "two-s2"):
         with pytest.raises(InUseError):
-            batch.Batch(tmp_path / "runs").run([file], [1, 2], [])
+            batch.Batch(tmp_path / "runs").run_all(batch.plan_runs([file], [1, 2], []))
         assert started == []
         assert main(["sweep", str(file), "--grid", "method.lr=0.1", "--runs", str(tmp_path / "runs")]) == 0
     with sole_use(tmp_path / "runs" / "two-centralised"):
@@ -94,7 +94,7 @@ def test_a_batch_that_meets_a_run_of_another_command_ends_there(file, tmp_path, 
 
     monkeypatch.setattr(batch, "run_experiment", run)
     with pytest.raises(InUseError):
-        batch.Batch(tmp_path / "runs").run([file], [1, 2], [])
+        batch.Batch(tmp_path / "runs").run_all(batch.plan_runs([file], [1, 2], []))
 
 
 def unfinished(runs, round_of_snapshot):

@@ -1,0 +1,27 @@
+"""Give the tests a Slurm; skip them with the reason where none can run, and fail with ENGINES=required."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engines.slurm_cluster import NoSlurm, SlurmCluster, running_slurm
+
+
+@pytest.fixture(scope="session")
+def started_slurm() -> Iterator[SlurmCluster]:
+    try:
+        with running_slurm() as found:
+            yield found
+    except NoSlurm as why:
+        if os.environ.get("ENGINES") == "required":
+            pytest.fail(f"no Slurm: {why}")
+        pytest.skip(f"no Slurm: {why}")
+
+
+@pytest.fixture
+def slurm(started_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
+    yield started_slurm
+    started_slurm.restore()

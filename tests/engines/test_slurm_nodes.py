@@ -1,0 +1,185 @@
+"""One federation in tasks of a real Slurm survives a lost node, head or controller, and has the same bits."""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.engines.slurm_cluster import wait_for
+from tests.lab.local.test_resume import alive, bits, descendants, wait_until
+from tests.lab.local.test_run import ROOT, command, lines, wait_for_rounds
+from tests.support.held_run import HeldRun
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
+HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
+ROUNDS = 10
+MANY = """
+name = "small"
+rounds = 10
+classes = 2
+method = { name = "fedavg", lr = 0.05, batch = 16, epochs = 2 }
+network = { name = "mlp" }
+[data]
+source = "breast_cancer"
+split = "dirichlet"
+beta = 100.0
+[devices]
+count = 12
+"""
+RETURN_SECONDS = 60.0  # Most seconds from the return of a head to the end of the next round.
+# Slurm counts a silent node as down after 10 s here, and starts a task again 120 s later.
+REQUEUE_SECONDS = 240
+PAIRS = 3
+MOST_RATIO = 1.3  # Most seconds of 40 rounds in three tasks, in seconds of the same rounds on one machine.
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "small.toml").write_text(MANY)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def untroubled(tmp_path_factory):
+    """Return the bits of the same file on one machine without trouble."""
+    place = tmp_path_factory.mktemp("untroubled")
+    (place / "small.toml").write_text(MANY)
+    subprocess.run(
+        command("run", "small.toml"), cwd=place, env=environment(), check=True, capture_output=True
+    )
+    return bits(place / "runs" / "small")
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def start(place, slurm, *more, held=None, host=HERE):
+    words = command("run", "small.toml", "--on", "slurm", "--tasks", 3, "--host", host, *more)
+    around = {**slurm.environment, **(held.environment if held is not None else environment())}
+    around["PATH"] = slurm.environment["PATH"]
+    return subprocess.Popen(
+        words, cwd=place, env=around, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process, code=0):
+    said = process.communicate(timeout=900)[0]
+    assert process.returncode == code and "Traceback" not in said, said
+    return said
+
+
+def node_of(slurm, task):
+    """Return the number of the node on which a task of the devices runs."""
+    (line,) = [one for one in slurm.tasks() if one.split()[0].endswith(f"_{task}") and "RUNNING" in one]
+    return line.split()[2].removeprefix("n")
+
+
+def running(slurm):
+    return sum("RUNNING" in one for one in slurm.tasks())
+
+
+def kill_head(process):
+    family = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    assert wait_until(lambda: not any(alive(child) for child in family))
+
+
+def test_a_lost_node_and_a_killed_head_that_comes_back_on_another_address_change_no_bit(
+    place, slurm, untroubled
+):
+    first = start(place, slurm, held=HeldRun(place / "held", 3))
+    wait_for_rounds(place, 3)
+    slurm.script("node-kill", node_of(slurm, 1))
+    kill_head(first)
+    again = start(place, slurm, "--resume", host=ELSEWHERE)
+    wait_for(lambda: len(lines(place)) > 3, REQUEUE_SECONDS, "a round after the loss of a node")
+    said = finish(again)
+    assert "is lost (down" in said and "slurm runs them already as job" in said
+    assert bits(place / "runs" / "small") == untroubled
+    assert slurm.left() == [] and slurm.tasks() == []
+
+
+def test_a_head_that_was_killed_twice_ends_a_round_within_a_minute_of_its_return(place, slurm, untroubled):
+    head = start(place, slurm, held=HeldRun(place / "held", 2))
+    for rounds, host in ((2, ELSEWHERE), (4, HERE)):
+        wait_for_rounds(place, rounds)
+        kill_head(head)
+        assert running(slurm) == 3, "the tasks keep their places"
+        held = HeldRun(place / f"held-{rounds}", 4) if rounds == 2 else None
+        returned = time.monotonic()
+        head = start(place, slurm, "--resume", held=held, host=host)
+        wait_for_rounds(place, rounds + 1)
+        assert time.monotonic() - returned < RETURN_SECONDS
+    finish(head)
+    assert bits(place / "runs" / "small") == untroubled
+    assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
+
+
+def test_a_controller_that_is_killed_for_a_time_changes_nothing(place, slurm, untroubled):
+    held = HeldRun(place / "held", 2)
+    run = start(place, slurm, held=held)
+    wait_for_rounds(place, 2)
+    slurm.script("head-kill")
+    held.let_go()
+    wait_for_rounds(place, 6)
+    slurm.script("head-start")
+    finish(run)
+    assert bits(place / "runs" / "small") == untroubled
+    assert slurm.left() == [] and slurm.tasks() == []
+
+
+def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, slurm):
+    run = start(place, slurm, held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    assert running(slurm) == 3
+    ended = time.monotonic()
+    run.send_signal(signal.SIGTERM)
+    finish(run, 1)
+    assert slurm.left() == [] and slurm.tasks() == []
+    assert time.monotonic() - ended < 10
+
+
+def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untroubled):
+    held = HeldRun(place / "held", 2)
+    # Two tasks and the head leave one of the four nodes free.
+    at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
+    wait_for_rounds(place, 2)
+    (head,) = [one for one in slurm.ask("squeue", "-h", "-o", "%j %N").splitlines() if "-head" in one]
+    slurm.script("node-kill", head.split()[1].removeprefix("n"))
+    held.let_go()
+    said = finish(at_login)
+    assert "is lost (down" in said
+    assert bits(place / "runs" / "small") == untroubled
+    assert slurm.left() == [] and slurm.tasks() == []
+
+
+def test_more_tasks_than_devices_and_a_host_of_others_are_refused_before_a_job_is_given(place, slurm):
+    jobs = slurm.ask("scontrol", "show", "jobs")
+    refused = finish(start(place, slurm, "--tasks", 13), 2)
+    assert "--tasks is 13, but the experiment has 12 devices" in refused and refused.count("\n") == 1
+    refused = finish(start(place, slurm, host="192.0.2.1"), 2)
+    assert "--host is 192.0.2.1, but this machine cannot listen there" in refused and refused.count("\n") == 1
+    assert slurm.ask("scontrol", "show", "jobs") == jobs and not (place / "runs" / "small").exists()
+
+
+def test_forty_rounds_in_three_tasks_take_little_longer_than_on_one_machine(place, slurm):
+    ratios = []
+    for i in range(PAIRS):
+        forty = ("--set", "rounds=40", "--set", f"name=pair-{i}")
+        begun = time.monotonic()
+        subprocess.run(
+            command("run", "small.toml", *forty, "--runs", "here"), cwd=place, env=environment(), check=True,
+            capture_output=True,
+        )  # fmt: skip
+        between = time.monotonic()
+        finish(start(place, slurm, *forty))
+        ratios.append((time.monotonic() - between) / (between - begun))
+        assert bits(place / "runs" / f"pair-{i}") == bits(place / "here" / f"pair-{i}")
+    sys.stdout.write(f"seconds in tasks for a second on one machine: {ratios}\n")
+    assert statistics.median(ratios) <= MOST_RATIO
