@@ -12,6 +12,7 @@ HASHED ?= yes
 # Processes of the tests: one more than a small machine has cores, because tests often wait.
 JOBS   ?= 3
 INPUTS ?= 1000000
+ENGINES ?=
 SEEDS  ?= 2000
 MINUTES ?= 2
 SEED   ?=
@@ -28,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator federation lab deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test near test-all test-containers check format bench bench-check peers exports gpu fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo docs test near test-all test-containers test-engines check format bench bench-check peers exports gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## list all targets
@@ -38,7 +39,7 @@ demo: $(VENV)/.run ## run a whole federation on this machine, then write a repor
 	@$(BIN)/protofleet run experiments/demo.toml
 
 test: $(VENV)/.dev mosquitto ## run the tests that every change must pass, in seven minutes: each room, real brokers, a run
-	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
+	@$(PYTEST) -m 'not slow and not containers and not engines' $(ARGS)
 
 near: check ## run check, then the tests near the changed files: make near ARGS="--since main"
 	@$(BIN)/python -m tests.near $(ARGS)
@@ -121,6 +122,9 @@ audit: $(VENV)/.dev ## list known vulnerabilities of the installed packages; rep
 
 test-containers: $(VENV)/.dev container-tools ## run the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
+
+test-engines: $(VENV)/.dev mosquitto engine-tools ## run the tests that start a Slurm of several nodes; ENGINES=required fails if it cannot start
+	@ENGINES=$(ENGINES) $(BIN)/python -m pytest -m engines -rs $(ARGS)
 
 # Devices over SSH (docs/deploy.md): HOST="board-1 board-2" names hosts of the file HOSTS; without it, all hosts.
 .PHONY: deploy plan doctor status drain rollback revoke backup restore forget init known-hosts
@@ -206,3 +210,8 @@ mosquitto:
 .PHONY: container-tools
 container-tools: ## install Docker with compose and buildx, Prometheus and other tools for the container tests
 	@sh tests/containers/install.sh
+
+# Slurm's daemons and munge; they are installed if possible. Otherwise the tests are skipped with the reason.
+.PHONY: engine-tools
+engine-tools: ## install Slurm for the engine tests
+	@sh tests/engines/install.sh

@@ -106,7 +106,7 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not {"slow", "containers"} & report.keywords.keys():
+        if not {"slow", "containers", "engines"} & report.keywords.keys():
             self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
