@@ -17,7 +17,7 @@ DOCS: Final = Path(__file__).parent.parent / "docs"
 LIMIT: Final = 45_000
 OTHERS: Final = {
     "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "budget.md", "buffered-rounds.md",
-    "codecs.md", "day-0.md",
+    "clusters.md", "codecs.md", "day-0.md",
     "day-2.md", "dp.md", "energy.md", "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md",
     "kubernetes.md",
     "leakage.md", "live-page.md", "methods.md", "move-a-coordinator.md",

@@ -1,7 +1,8 @@
-"""Run a broker for local clients only: Mosquitto if it is installed, else the embedded broker of the package iotcore.
+"""Run a broker of a run: Mosquitto if it is installed, else the embedded broker of the package iotcore.
 
 The broker listens on the loopback and accepts all clients. If `mutual_tls` is given, the broker accepts only clients
-with a certificate. The broker does not store messages on the disk, and ends with the process that started it.
+with a certificate. Only then may the broker listen on another address, which other machines reach. It stores no
+messages on the disk, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -142,12 +143,18 @@ class LocalBroker:
         sys_seconds: int = 10,
         extra_lines: Sequence[str] = (),
         mutual_tls: MutualTls | None = None,
+        host: str = LOOPBACK,
     ) -> None:
         self._program, self._mutual_tls = find_broker(kind), mutual_tls
         if (extra_lines or mutual_tls) and self._program.kind != "mosquitto":
             wanted = f"the lines {list(extra_lines)}" if extra_lines else "certificates and access rules"
             raise BrokerError(f"only Mosquitto supports {wanted}, but this broker is {self.describe()}")
-        self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
+        if host != LOOPBACK and mutual_tls is None:
+            raise BrokerError(
+                f"a broker that other machines reach on {host} must use TLS, but this broker is {self.describe()}; "
+                f'{"use" if self._program.kind == "mosquitto" else "install Mosquitto, and use"} broker.tls = "on"'
+            )
+        self._folder, self._port, self._sys_seconds, self._host = folder, port, sys_seconds, host
         self.extra_lines = extra_lines  # The extra lines of mosquitto.conf for the next start.
         self._process: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
@@ -160,7 +167,7 @@ class LocalBroker:
         """Return the broker's address, with the client's TLS files if `mutual_tls` is given."""
         tls = self._mutual_tls.client if self._mutual_tls else None
         # No connection on this machine is slow, so blocks may be large.
-        return BrokerAddress(LOOPBACK, self._port, tls, block_bytes=LARGEST_BLOCK)
+        return BrokerAddress(self._host, self._port, tls, block_bytes=LARGEST_BLOCK)
 
     @property
     def process_group(self) -> int:
@@ -183,8 +190,8 @@ class LocalBroker:
         self._folder.mkdir(parents=True, exist_ok=True)
         fixed_port = self._port
         for attempt in range(1, START_ATTEMPTS + 1):
-            self._port = fixed_port or free_port()
-            _check_port_free(self._port)
+            self._port = fixed_port or _free_port(self._host)
+            _check_port_free(self._host, self._port)
             self._launch()
             try:
                 return self._wait_until_ready()
@@ -246,11 +253,11 @@ class LocalBroker:
         if self._mutual_tls is not None:
             path = self._mutual_tls.folder / CONF_FILE
             listener = ListenerSettings(
-                self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
+                self._port, self._host, user=user, persistence=False, sys_seconds=self._sys_seconds
             )
             path.write_text(tls_settings(self._mutual_tls.folder, listener) + lines)
             return path
-        text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
+        text = self._program.settings.format(host=self._host, port=self._port, sys_seconds=self._sys_seconds)
         if self._program.kind != "mosquitto":
             path = self._folder / "broker.toml"
         else:
@@ -285,16 +292,25 @@ def _listens(address: BrokerAddress) -> bool:
         return sock.connect_ex((address.host, address.port)) == 0
 
 
-def _check_port_free(port: int) -> None:
+def _free_port(host: str) -> int:
+    try:
+        return free_port(host)
+    except OSError as error:
+        raise BrokerError(
+            f"no broker can listen on {host} ({error.strerror}); name an address of this machine"
+        ) from None
+
+
+def _check_port_free(host: str, port: int) -> None:
     with socket.socket() as sock:
         # With this option, the check accepts a port in the state TIME_WAIT as free.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((LOOPBACK, port))
+            sock.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise BrokerError(
                     f"port {port} cannot be used ({error.strerror}); choose another port"
                 ) from None
             advice = "stop the program that listens there, or choose another port; 0 means any free port"
-            raise BrokerError(f"port {port} on {LOOPBACK} is taken; {advice}") from None
+            raise BrokerError(f"port {port} on {host} is taken; {advice}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -18,10 +18,14 @@ FIRST = 12_000
 USUAL_END = 30_000
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWS = 1 << 30
+TAKEN = (errno.EADDRINUSE, errno.EACCES)  # Errors of a port that another process uses or may use.
 
 
-def free_port() -> int:
-    """Return a free port below the ports that the machine gives to connections; try the next port in each call.
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a free port of this machine's address `host`; try the next port in each call.
+
+    The port is below the ports that the machine gives to connections. OSError is raised if this machine does not
+    have the address.
 
     Before the caller's program listens on the port, a connection of any process may take the port. Another process
     that also looks for a port may take it too. Because the ports are used in turn, the processes of a user get
@@ -30,8 +34,12 @@ def free_port() -> int:
     span = _first_of_connections() - FIRST
     while True:
         port = FIRST + _turn() % span
-        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
-            return port
+        try:
+            with socket.create_server((host, port)):
+                return port
+        except OSError as error:
+            if error.errno not in TAKEN:  # For example, this machine does not have the address.
+                raise
 
 
 def _first_of_connections() -> int:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
+
 from protofleet.federation.brokers.mosquitto import CONF_FILE, ListenerSettings, tls_settings
 from protofleet.federation.enrol.authority import Authority, make_authority
+from protofleet.federation.enrol.certificates import host_names
 from protofleet.federation.enrol.key_folder import (
     expect_fingerprint,
     install,
@@ -46,6 +49,18 @@ class LocalFederation:
 
     def authority(self) -> Authority:
         return Authority(self.root, durable=False)
+
+    def renew_broker(self, hosts: tuple[str, ...], days: float = DAYS) -> bool:
+        """Make the broker's certificate again if it is for other hosts; return whether it was made.
+
+        The broker keeps its keys, so all parties accept the new certificate at once.
+        """
+        folder = self.folder_of(BROKER)
+        cert = x509.load_pem_x509_certificate((folder / CURRENT / TLS_CERT).read_bytes())
+        if sorted(host_names(cert)) == sorted(hosts):
+            return False
+        enrol_again(self.authority(), folder, BROKER, days, hosts)
+        return True
 
 
 def tls_files(folder: Path) -> TlsFiles:
@@ -98,9 +113,15 @@ def _add_standby(authority: Authority, local: LocalFederation) -> None:
 
 
 def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
-    """Make a request, approve it and install the approval in one step, because both sides are on this machine."""
-    if (folder / CURRENT).exists():
-        return
+    """Enrol a name that is not enrolled yet, in one step, because both sides are on this machine."""
+    if not (folder / CURRENT).exists():
+        enrol_again(authority, folder, name, days, hosts)
+
+
+def enrol_again(
+    authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()
+) -> None:
+    """Make a request with the keys in the folder, approve it and install the approval."""
     request, data = make_request(
         folder, authority.federation, name, hosts, new_keys=False, durable=authority.durable
     )

@@ -73,10 +73,8 @@ class DeviceProcesses:
     processes: Processes
     starter: Starter
     each: Sequence[DeviceProcess] = field(default_factory=list)
-    # `_done` has the names of the processes that had exit code 0 at the last check. `_told` has the devices
-    # whose failure was already returned.
+    # The names of the processes that had exit code 0 at the last check.
     _done: set[str] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, groups: Sequence[tuple[str, ...]], processes: Processes, starter: Starter) -> DeviceProcesses:
@@ -89,7 +87,12 @@ class DeviceProcesses:
         for process in self.each:
             process.start(self.processes, self.starter)
 
-    def restart_killed(self) -> None:
+    def states(self) -> list[str]:
+        """Return the names of the processes that have not ended."""
+        return [process.name for process in self.each if self.processes.exit_code(process.name) is None]
+
+    def keep_running(self) -> None:
+        """Start processes again that were killed."""
         for process in self.each:
             process.restart_if_killed(self.processes, self.starter)
 
@@ -100,11 +103,8 @@ class DeviceProcesses:
             found |= process.failed(reasons)
         return found
 
-    def newly_failed(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """Return the failed devices that earlier calls have not returned."""
-        new = {name: reason for name, reason in failed.items() if name not in self._told}
-        self._told.update(new)
-        return new
+    def stop(self) -> None:
+        """Do nothing, because the block of `processes` ends the devices together with the coordinator."""
 
     def _done_too_early(self) -> dict[str, str]:
         """Return the reasons for processes that ended with exit code 0 before the run was over.

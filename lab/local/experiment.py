@@ -31,6 +31,7 @@ from protofleet.edge_client.data.catalog import find as find_source
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
+from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.local.data_beside import data_beside
 from protofleet.lab.local.misplaced import places_of, read_for
 from protofleet.lab.local.own_plugins import OwnPlugIns, own_plugins
@@ -48,7 +49,15 @@ from protofleet.protocol.settings.codec import CodecSettings
 from protofleet.protocol.settings.dp import DpSettings
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.named_codecs import CodecName
-from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
+from protofleet.protocol.settings.reader import (
+    SettingsError,
+    decode,
+    decode_file,
+    encode,
+    merge,
+    override,
+    read_toml,
+)
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.settings.suggest import there_are
 from protofleet.protocol.transport.address import BrokerAddress
@@ -259,6 +268,8 @@ class Experiment:
     """Address of the metrics page on this machine; `0.0.0.0` means all addresses."""
     page_port: OptionalPort = 0
     """Port of the live page of the run on this machine's loopback; 0 means no page."""
+    engine: EngineSettings | None = None
+    """Engine that runs several runs of this file on other nodes (`--on`); if left out, they run on this machine."""
 
     def __post_init__(self) -> None:
         valid_name(self.name)
@@ -526,6 +537,12 @@ def read_experiment(path: Path, assignments: list[str], option: str = "--set") -
         return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
 
 
+def names_patience(path: Path, assignments: Sequence[str]) -> bool:
+    """Return whether the file or an assignment names `policy.patience_seconds`."""
+    policy = override(experiment_table(path), assignments).get("policy")
+    return isinstance(policy, Mapping) and "patience_seconds" in policy
+
+
 def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:
     """Raise SettingsError for a setting without the name of its table, and suggest the full name."""
     known, method = {f.name for f in fields(Experiment)}, table.get("method")
@@ -614,8 +631,13 @@ def experiment_of_table(table: dict[str, Any]) -> Experiment:
 
 
 def coordinator_settings(
-    experiment: Experiment, broker: BrokerAddress, runs: Path, broker_description: str
+    experiment: Experiment,
+    broker: BrokerAddress,
+    runs: Path,
+    broker_description: str,
+    policy: Policy | None = None,
 ) -> CoordinatorSettings:
+    """Return the settings of the coordinator. If `policy` is given, it replaces the policy of the experiment."""
     e = experiment
     enrolled = runs / e.name / "enrolled"
     for key in ("quorum", "gather", "cohort", "buffer"):
@@ -628,7 +650,7 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze, codec=e.codec,
-        secagg=e.secagg, dp=e.dp, policy=e.effective_policy, budget=e.budget, keep=e.keep,
+        secagg=e.secagg, dp=e.dp, policy=policy or e.effective_policy, budget=e.budget, keep=e.keep,
         broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
@@ -656,11 +678,13 @@ def recorded(experiment: Experiment) -> dict[str, Any]:
     """Return the settings in the form in which a run records them.
 
     The path of a plug-in is the path of its copy, relative to the run's folder. The hashes of the plug-ins
-    are included. The port of the live page is left out, because each start may have another port.
+    are included. The port of the live page is left out, because each start may have another port. The engine is left
+    out, because it changes no result.
     """
     found = experiment.own_plugins
     table: dict[str, Any] = encode(experiment)
     table.pop("page_port", None)
+    table.pop("engine", None)
     if not found.sources:
         return table
     hashes = {Path(name).name: source.sha256 for name, source in found.sources.items()}

@@ -24,7 +24,11 @@ LONGEST_NAME: Final = (
     # name of a run has at most 64 letters.
     50
 )
-NOT_SEARCHED: Final = {"name": "every trial gets its own name", "seed": "the seeds are set with --seeds"}
+NOT_SEARCHED: Final = {
+    "name": "every trial gets its own name",
+    "seed": "the seeds are set with --seeds",
+    "engine": "it changes no result",
+}
 Values: TypeAlias = tuple[str, ...]  # One value for each axis, as the user wrote it.
 
 
@@ -88,8 +92,8 @@ def read_axis(text: str) -> Axis:
 
 
 def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
-    if key in NOT_SEARCHED:
-        raise SettingsError(f"{where}: {key} cannot be an axis, because {NOT_SEARCHED[key]}")
+    if why := NOT_SEARCHED.get(key.partition(".")[0] if key.startswith("engine.") else key):
+        raise SettingsError(f"{where}: {key} cannot be an axis, because {why}")
     if not values:
         raise SettingsError(f"{where}: {key} has no value")
     for before, value in itertools.combinations(values, 2):

@@ -97,12 +97,10 @@ class Processes:
         self._children[name] = child
         return child
 
-    def wait(self) -> None:
-        """Wait some time for all children to exit by themselves.
-
-        Children that still run after this time are stopped at the end of the `with` block.
-        """
-        children.wait(self._children.values(), EXIT_SECONDS)
+    def kill(self, name: str) -> None:
+        """Kill a child and wait for its end."""
+        self._children[name].kill()
+        self._children[name].wait()
 
     def failed(self) -> dict[str, str]:
         """Return the reason for each child that has exited with an error."""

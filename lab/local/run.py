@@ -9,7 +9,7 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
@@ -18,6 +18,7 @@ import torch
 
 from protofleet.coordinator.noise_words import noise_words
 from protofleet.coordinator.observe.rounds_file import read_rounds
+from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round_bytes import describe_budget, round_bytes
 from protofleet.coordinator.server.budget_spent import BudgetSpentError
 from protofleet.coordinator.server.diverged import DivergedError
@@ -28,10 +29,10 @@ from protofleet.coordinator.spool.spent import name_in_ledger
 from protofleet.edge_client.compute import available_cores, gpu_pays
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.federation.brokers.local import LocalBroker, MutualTls, find_broker
+from protofleet.federation.brokers.ports import LOOPBACK
 from protofleet.federation.enrol.local_federation import BROKER, LocalFederation, enrol_federation
+from protofleet.federation.enrol.local_federation import LOOPBACK as LOOPBACK_NAMES
 from protofleet.lab.local.class_check import agreed_names
-from protofleet.lab.local.device_launcher import starter_of_devices
-from protofleet.lab.local.device_processes import DeviceProcesses
 from protofleet.lab.local.display.display import Display
 from protofleet.lab.local.display.progress import ProgressDisplay
 from protofleet.lab.local.experiment import (
@@ -41,8 +42,10 @@ from protofleet.lab.local.experiment import (
     experiment_table,
     recorded,
 )
+from protofleet.lab.local.placement import Placement, Site
 from protofleet.lab.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.lab.local.sole_use import InUseError, alone, cannot_be_made, sole_use
+from protofleet.lab.local.this_machine import ThisMachine
 from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.lab.trackers.destinations import Destination
 from protofleet.lab.trackers.following import tracking
@@ -61,6 +64,8 @@ from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
 SYNCED: Final = "their files are synced"
 MOST_BROKER_RESTARTS: Final = 3
+END_SECONDS: Final = 30.0  # Time for all devices to end by themselves after the end of the run.
+END_POLL_SECONDS: Final = 0.05
 NO_FORK: Final = "CUDA does not work after a fork" if CAN_FORK else "fork is safe only on Linux"
 
 
@@ -71,10 +76,11 @@ def run_experiment(
     launcher: Launcher | None = None,
     track: Sequence[Destination] = (),
     display: Display | None = None,
+    site: Site | None = None,
 ) -> Path:
     """Run the experiment until it is finished, and return the path of the report.
 
-    If the run fails or is stopped, a RunError is raised.
+    Without a site, the devices work on this machine. If the run fails or is stopped, a RunError is raised.
     """
     try:
         compute = compute_of(experiment)
@@ -84,7 +90,7 @@ def run_experiment(
             shown = display or ProgressDisplay(
                 experiment.rounds, view=experiment.reports, pause_seconds=pause
             )
-            return run_processes(experiment, runs, starter, shown, compute)
+            return run_processes(experiment, runs, starter, shown, compute, site or ThisMachine())
     except LauncherError as error:
         raise RunError(
             f"{error}; to start the processes without fork, use --set devices.start=spawn"
@@ -128,29 +134,20 @@ def compute_of(experiment: Experiment) -> str:
 
 
 def run_processes(
-    experiment: Experiment, runs: Path, starter: Starter, display: Display, compute: str
+    experiment: Experiment, runs: Path, starter: Starter, display: Display, compute: str, site: Site
 ) -> Path:
     folder = runs / experiment.name
     names = agreed_names(experiment)
+    groups = site.groups(experiment, folder, computes_on_gpu(compute))
     display.fold(read_rounds(folder / "rounds.jsonl"))
-    with broker_of_run(experiment, folder) as broker, display as progress:
-        progress.print(f"broker: {broker.description}")
-        if experiment.budget is not None:
-            progress.print(f"budget: {forecast(experiment, experiment.budget, folder)}")
-        if experiment.dp is not None:
-            progress.print(noise_words(experiment.plan, len(experiment.shards)))
-        if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
-            progress.print(f"processes: each process starts a new interpreter, because {NO_FORK}")
-        if compute != experiment.compute:
-            progress.print(
-                'compute: the CPU, because the GPU would not be faster; compute = "cuda" uses the GPU'
-            )
-        groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(compute))
-        write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)), compute)
-        loads = starter_of_devices(starter, experiment.shards, len(groups))
+    with broker_of_run(experiment, folder, site.host) as broker, display as progress:
+        describe_start(experiment, folder, broker, starter, compute, progress.print)
+        slots, policy = site.slots(folder, groups), site.policy(experiment)
+        write_settings(experiment, broker, runs, names, slots, compute, policy)
         own = partial(experiment.own_plugins.as_named, folder=folder.absolute())
+        loads = site.starter(starter, experiment, groups)
         with loads as device_starter, Processes(folder, starter, own) as processes:
-            devices = DeviceProcesses.of(groups, processes, device_starter)
+            devices = site.placement(groups, processes, device_starter, broker.address, progress.print)
             try:
                 watch(experiment, processes, devices, BrokerWatch(broker.own, progress.print), progress)
             except (DivergedError, BudgetSpentError) as error:
@@ -160,9 +157,27 @@ def run_processes(
                 raise
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the same command continues the run in {folder}") from None
+            finally:
+                devices.stop()
     report = write_report(folder)
     display.show_result(final_table(folder))
     return report
+
+
+def describe_start(
+    experiment: Experiment, folder: Path, broker: RunningBroker, starter: Starter, compute: str,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Print how the run starts: its broker, its budget and noise, and settings that were changed for this machine."""
+    say(f"broker: {broker.description}")
+    if experiment.budget is not None:
+        say(f"budget: {forecast(experiment, experiment.budget, folder)}")
+    if experiment.dp is not None:
+        say(noise_words(experiment.plan, len(experiment.shards)))
+    if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
+        say(f"processes: each process starts a new interpreter, because {NO_FORK}")
+    if compute != experiment.compute:
+        say('compute: the CPU, because the GPU would not be faster; compute = "cuda" uses the GPU')
 
 
 def forecast(experiment: Experiment, budget: BudgetSettings, folder: Path) -> str:
@@ -197,7 +212,8 @@ class RunningBroker:
 
 
 @contextlib.contextmanager
-def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroker]:
+def broker_of_run(experiment: Experiment, folder: Path, host: str = LOOPBACK) -> Iterator[RunningBroker]:
+    """Yield the broker of the settings. A broker that this run starts listens on `host`."""
     choice = experiment.broker
     if choice.kind == "external":
         if problem := preflight(choice.address):
@@ -206,10 +222,11 @@ def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroke
         yield RunningBroker(choice.address, f"external, {choice.address}")
         return
     federation = enrol_all(experiment, folder)
+    federation.renew_broker(LOOPBACK_NAMES if host == LOOPBACK else (host, *LOOPBACK_NAMES))
     tls = choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto"
     mutual_tls = MutualTls(federation.folder_of(BROKER), federation.tls(COORDINATOR)) if tls else None
     kind = "mosquitto" if choice.tls == "on" else choice.kind
-    with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls) as broker:
+    with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls, host=host) as broker:
         yield RunningBroker(broker.address, broker.describe(), federation if tls else None, broker)
 
 
@@ -217,35 +234,35 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
     return enrol_federation(folder / "enrolled", experiment.name, experiment.shards)
 
 
-def slots_of(folder: Path, processes: int) -> Slots:
-    """Return slots that let at most one process for each core compute at the same time.
-
-    If there are at least as many cores as processes, return slots without a limit.
-    """
-    cores = available_cores()
-    return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
-
-
 def write_settings(
-    experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots, compute: str = ""
-) -> None:
+    experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots, compute: str = "",
+    policy: Policy | None = None,
+) -> None:  # fmt: skip
     """Write the settings files of all processes, and the file of the experiment.
 
-    If `compute` is given, it replaces the setting `compute` of the devices.
+    If `compute` is given, it replaces the setting `compute` of the devices. If `policy` is given, it replaces the
+    policy of the coordinator, but not the recorded policy.
     """
     folder = runs / experiment.name
-    coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
+    coordinator = coordinator_settings(
+        experiment, broker.address_for(COORDINATOR), runs, broker.description, policy
+    )
     plugins = experiment.own_plugins
-    plugins.keep(folder)
+    write_experiment(experiment, folder)
     named = encode(replace(coordinator, class_names=names))
     _write(folder / "coordinator.toml", plugins.kept(named, folder.absolute()))
-    _write(folder / "experiment.toml", recorded(experiment))
     for name in experiment.shards:
         device = device_settings(experiment, name, broker.address_for(name), runs)
         own = plugins.kept(
             encode(replace(device, slots=slots, compute=compute or device.compute)), folder.absolute()
         )
         _write(folder / "devices" / name / "device.toml", own)
+
+
+def write_experiment(experiment: Experiment, folder: Path) -> None:
+    """Write the recorded settings and the plug-ins of a run into its folder."""
+    experiment.own_plugins.keep(folder)
+    _write(folder / "experiment.toml", recorded(experiment))
 
 
 def _write(path: Path, settings: Mapping[str, Any]) -> None:
@@ -300,7 +317,7 @@ class PageLine:
 def watch(
     experiment: Experiment,
     processes: Processes,
-    devices: DeviceProcesses,
+    devices: Placement,
     broker: BrokerWatch,
     progress: Display,
 ) -> None:
@@ -313,13 +330,14 @@ def watch(
     devices.start()
     assert coordinator.stdout is not None
     page = PageLine(folder, bool(experiment.page_port), progress.show_page)
+    quorum = QuorumWatch(experiment, processes, devices, progress.print)
 
     def on_idle() -> None:
         page.look()
         if not progress.finished:  # Once the run is over, an exit of a device is not a failure.
             broker.look()
-            devices.restart_killed()
-            check_quorum(experiment, processes, devices, progress.print)
+            devices.keep_running()
+            quorum.look()
 
     for line in read_lines(coordinator.stdout, on_idle):
         page.look()
@@ -327,26 +345,42 @@ def watch(
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.reason("coordinator"))
     if code == BUDGET_SPENT:
-        processes.wait()
+        wait_for_end(devices)
         raise BudgetSpentError(processes.reason("coordinator"))
     if code != 0 or not progress.finished:
         raise RunError(f"coordinator: {processes.reason('coordinator')}")
-    processes.wait()
+    wait_for_end(devices)
 
 
-def check_quorum(
-    experiment: Experiment, processes: Processes, devices: DeviceProcesses, say: Callable[[str], None]
-) -> None:
-    """Raise RunError as soon as too few devices are left for a quorum, without waiting for a deadline."""
-    # On a full disk, devices pause instead of failing, so the disk is checked first.
-    if problem := processes.disk_problem():
-        raise RunError(problem)
-    failed, count = devices.failed(), len(experiment.shards)
-    if count - len(failed) < experiment.effective_policy.quorum:
-        name, reason = next(iter(failed.items()))
-        raise RunError(f"{name}: {reason}")
-    for name, reason in devices.newly_failed(failed).items():
-        say(f"{name}: {reason}; the run goes on with {count - len(failed)} of {count} devices")
+def wait_for_end(devices: Placement) -> None:
+    """Wait some time for all devices to end by themselves after the end of the run."""
+    deadline = time.monotonic() + END_SECONDS
+    while devices.states() and time.monotonic() < deadline:
+        time.sleep(END_POLL_SECONDS)
+
+
+@dataclass
+class QuorumWatch:
+    """A watcher of the devices. It tells of each failed device once."""
+
+    experiment: Experiment
+    processes: Processes
+    devices: Placement
+    say: Callable[[str], None]
+    _told: set[str] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Raise RunError as soon as too few devices are left for a quorum, without waiting for a deadline."""
+        # On a full disk, devices pause instead of failing, so the disk is checked first.
+        if problem := self.processes.disk_problem():
+            raise RunError(problem)
+        failed, count = self.devices.failed(), len(self.experiment.shards)
+        if count - len(failed) < self.experiment.effective_policy.quorum:
+            name, reason = next(iter(failed.items()))
+            raise RunError(f"{name}: {reason}")
+        for name in failed.keys() - self._told:
+            self.say(f"{name}: {failed[name]}; the run goes on with {count - len(failed)} of {count} devices")
+        self._told.update(failed)
 
 
 def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.local.grid import Axis, Grid, checked_axis, plan_grid
 from protofleet.protocol.settings.bounds import Seed
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
@@ -34,6 +35,8 @@ class SweepFile:
     """Accuracy by which the best trial is chosen, `validation` (after the last round) or `best-validation`
     (of the best round).
     """
+    engine: EngineSettings | None = None
+    """Engine that runs the trials; if left out, the table [engine] of the experiment is used."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,13 @@ class Wish:
     seeds: Sequence[int] = ()
     set: Sequence[str] = ()
     choose: Choose | None = None
+
+
+def engine_of(path: Path, grid: Grid) -> EngineSettings:
+    """Return the engine that the sweep file names, or else the experiment, or else this machine."""
+    table = read_toml(path)
+    own = decode(SweepFile, table).engine if "grid" in table else None
+    return own or grid.trials[0].engine or EngineSettings()
 
 
 def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:

@@ -10,6 +10,7 @@ import functools
 from protofleet.cli.check import add_check
 from protofleet.cli.codecs import add_codecs
 from protofleet.cli.deploy import add_deploy, add_doctor
+from protofleet.cli.engine import add_node_check, add_trials
 from protofleet.cli.enrol import add_enrol, add_keys
 from protofleet.cli.export import add_export
 from protofleet.cli.follow import add_follow
@@ -20,6 +21,7 @@ from protofleet.cli.label import add_label
 from protofleet.cli.leakage import add_leakage
 from protofleet.cli.lists import add_lists
 from protofleet.cli.model import add_model
+from protofleet.cli.nodes import add_head
 from protofleet.cli.operate import add_operate
 from protofleet.cli.page import add_page
 from protofleet.cli.predict import add_predict
@@ -79,4 +81,7 @@ def parser() -> Parser:
     add_predict(commands)
     add_check(commands)
     add_track(commands)
+    add_head(commands)
+    add_trials(commands)
+    add_node_check(commands)
     return top

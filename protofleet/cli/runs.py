@@ -6,6 +6,8 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.engine import add_engine_options
+from protofleet.cli.nodes import add_nodes_options, require_tasks, run_on_nodes
 from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import (
@@ -45,6 +47,8 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
+    add_engine_options(command)
+    add_nodes_options(command)
     add_page_option(command)
     add_track_option(command)
     command.set_defaults(command=run)
@@ -54,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from protofleet.lab.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
+    require_tasks(options)
     # The launcher is forked, so it must start before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)
@@ -72,6 +77,8 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     for path in options.experiments:
         if beside := data_beside(experiment_table(path), path, options.set):
             print(beside)
+    if options.tasks:
+        return run_on_nodes(launcher, options)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume is for one run; to continue several runs, leave out --resume")

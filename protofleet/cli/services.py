@@ -14,7 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from protofleet.cli.hand_over import unpack_archive
-from protofleet.runtime.command.arguments import DEVICES, EPOCH, ROUND, Subparsers, broker_changes
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.arguments import (
+    DEVICES,
+    EPOCH,
+    ROUND,
+    Subparsers,
+    broker_changes,
+    share_of_devices,
+)
 from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
@@ -191,7 +199,7 @@ def add_device(commands: Subparsers) -> None:
         "--ended",
         type=Path,
         metavar="FILE",
-        help="JSON file for the names of the devices that ended early, if the process has several devices",
+        help="JSON file for the names of the devices that ended early; a device starts again at most twice",
     )
     add_log(command)
     command.set_defaults(command=device)
@@ -210,7 +218,7 @@ def device(options: argparse.Namespace) -> int:
     for path in options.settings:
         with read_for(path, "device") if not options.enrolled else contextlib.nullcontext():
             loaded.append(load_settings(path, options.enrolled, options.set))
-    if len(loaded) == 1:
+    if len(loaded) == 1 and options.ended is None:
         (one,) = loaded
         if problem := run_device(one.settings, installed_version(), one.version):
             raise ended_early(problem)
@@ -243,14 +251,55 @@ def add_fleet(commands: Subparsers) -> None:
         metavar="N",
         help="number of processes that the devices share (default: one process for each device)",
     )
+    command.add_argument(
+        "--share",
+        type=share_of_devices,
+        default=None,
+        metavar="I/N",
+        help="run only part I of N parts of the devices of a run, in one process; the first part is 0",
+    )
+    command.add_argument(
+        "--broker-file",
+        type=Path,
+        metavar="FILE",
+        help="JSON file with host and port of the broker; when it changes, the devices start again (with --share)",
+    )
+    command.add_argument(
+        "--ended",
+        type=Path,
+        metavar="FILE",
+        help="JSON file for the names of the devices that have failed (with --share)",
+    )
     command.set_defaults(command=fleet)
 
 
 def fleet(options: argparse.Namespace) -> int:
+    if options.share is not None:
+        return fleet_share(options)
+    for option in ("broker_file", "ended"):
+        if getattr(options, option) is not None:
+            name = option.replace("_", "-")
+            raise SettingsError(
+                f"--{name} is only for a part of the devices; add --share 0/1 for all devices"
+            )
     with held_interrupts():
         from protofleet.lab.local.many_devices import run_devices
 
     run_devices(options.folder, options.broker, options.processes)
+    return 0
+
+
+def fleet_share(options: argparse.Namespace) -> int:
+    if options.processes > 1:
+        raise SettingsError(
+            f"--processes is {options.processes}, but the devices of a share have one process; leave out --processes"
+        )
+    if options.broker and options.broker_file is not None:
+        raise SettingsError("--broker and --broker-file both name the broker; leave out one of them")
+    with held_interrupts():
+        from protofleet.lab.local.share import DeviceShare, run_share
+
+    run_share(options.folder, DeviceShare(*options.share), options.broker_file, options.ended, options.broker)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from protofleet.cli.engine import HERE, add_engine_options, engine_settings, run_on_engine
 from protofleet.cli.page import add_page_option, with_page
 from protofleet.cli.track import add_track_option, tracked_places
 from protofleet.runtime.command.arguments import SEEDS, Subparsers, experiment_file
@@ -40,6 +41,7 @@ def add_sweep(commands: Subparsers) -> None:
     command.add_argument("--fresh", action="store_true", help="run finished trials again")
     add_page_option(command)
     add_track_option(command)
+    add_engine_options(command)
     command.set_defaults(command=sweep)
 
 
@@ -56,16 +58,24 @@ def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.lab.local.batch import Batch
         from protofleet.lab.local.grid import beside_others, read_axis
-        from protofleet.lab.local.sweep_file import Wish, planned
-        from protofleet.lab.local.trials import read_trials, write_trials
+        from protofleet.lab.local.sweep_file import Wish, engine_of, planned
+        from protofleet.lab.local.trials import FOLDER, put_aside, read_trials, write_trials
 
     wish = Wish([read_axis(text) for text in options.grid], options.seeds, with_page(options), options.choose)
     grid, choose = planned(options.file, wish)
+    engine = engine_settings(options, engine_of(options.file, grid))
     grid = beside_others(grid, options.runs)
     print(
         f"trials: {len(grid.trials)} (points {len(grid.points)}, seeds of each {len(grid.points[0].trials)})"
     )
-    code = Batch(options.runs, options.fresh, launcher, options.track).run_all(grid.trials)
+    if engine.on == HERE:
+        code = Batch(options.runs, options.fresh, launcher, options.track).run_all(grid.trials)
+    else:
+        put_aside(options.runs / FOLDER / grid.name, grid)
+        on_engine = run_on_engine(options, engine, grid.name, grid.trials)
+        if on_engine is None:
+            return 0
+        code = on_engine
     trials = read_trials(grid, options.runs, choose)
     print("\n".join(["", trials.table().text(), "", *trials.lines()]))
     print(f"page: {write_trials(trials, options.runs)}")

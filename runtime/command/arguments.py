@@ -73,7 +73,9 @@ SIDE: Final = as_in_settings(Pixels)
 LAYER: Final = as_in_settings(Block)
 CHANNELS: Final = as_in_settings(Channels)
 SHARE: Final = as_in_settings(PositiveShare)
-DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
+MOST_DEVICES: Final = 10_000
+DEVICES: Final = BoundedNumber(int, Within(0, MOST_DEVICES))
+TASKS: Final = BoundedNumber(int, Within(1, MOST_DEVICES))
 PRIORITY: Final = BoundedNumber(int, Within(-1000, 1000))
 EPOCH: Final = BoundedNumber(int, Within(1, VAST))  # An epoch is a Unix time in seconds.
 ROUND: Final = as_in_settings(Rounds)
@@ -83,6 +85,9 @@ SEED: Final = as_in_settings(Seed)
 SEEDS: Final = replace(SEED, hint="; name the file before --seeds")
 PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
+PACK: Final = BoundedNumber(int, Within(1, 10_000))  # Trials of a task of an engine.
+AT_ONCE: Final = BoundedNumber(int, Within(0, 100_000))
+TASK_INDEX: Final = BoundedNumber(int, Within(0, 100_000))
 PORT: Final = as_in_settings(Port)
 OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
 
@@ -109,3 +114,13 @@ def broker_changes(text: str) -> tuple[str, ...]:
     if not separator or text.endswith("]"):
         return (f"broker.host={text.strip('[]')}",)
     return (f"broker.host={host.strip('[]')}", f"broker.port={PORT(port)}")
+
+
+def share_of_devices(text: str) -> tuple[int, int]:
+    """Convert I/N to two numbers; I is the number of a part, from 0, of N parts."""
+    index, _, count = text.partition("/")
+    if index.isdecimal() and count.isdecimal() and 0 <= int(index) < int(count) <= MOST_DEVICES:
+        return int(index), int(count)
+    raise argparse.ArgumentTypeError(
+        f"it is {text[:99]!r}, it must be I/N, such as 0/4: part I, from 0, of N parts, from 1 to {MOST_DEVICES}"
+    )

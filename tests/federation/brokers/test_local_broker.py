@@ -60,6 +60,12 @@ def test_a_broker_listens_on_the_loopback_address_only(any_broker):
     assert not listens(BrokerAddress("127.0.0.2", any_broker.address.port))
 
 
+@pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
+def test_a_broker_for_other_machines_has_to_use_tls(tmp_path, any_broker, kind):
+    with pytest.raises(BrokerError, match=r'on 127\.0\.0\.2 must use TLS, .*broker\.tls = "on"'):
+        LocalBroker(tmp_path, kind, host="127.0.0.2")
+
+
 def test_a_crashed_broker_can_be_started_again(start_mosquitto):
     broker = start_mosquitto()
     broker.kill()

@@ -56,6 +56,11 @@ def test_a_port_on_which_somebody_listens_is_passed_over(turns):
         assert free_port() != port
 
 
+def test_a_port_of_an_address_that_this_machine_lacks_is_refused_at_once():
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        free_port("192.0.2.1")  # of the addresses for examples
+
+
 def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
     """It runs in a separate process, because threads of other tests open and close files in this one."""
     done = subprocess.run([sys.executable, "-c", FILES_OF_FIFTY], capture_output=True, text=True)

@@ -10,7 +10,8 @@ import pytest
 
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.lab.local.experiment import read_experiment
-from protofleet.lab.local.run import computes_on_gpu, slots_of
+from protofleet.lab.local.run import computes_on_gpu
+from protofleet.lab.local.this_machine import slots_of
 from protofleet.protocol.settings.reader import SettingsError
 from tests.lab.local.test_resume import alive, bits, descendants, name_of, wait_until
 from tests.lab.local.test_run import SMALL, command, lines, place, protofleet, wait_for_rounds
@@ -187,7 +188,7 @@ def test_devices_compute_on_a_gpu_where_there_is_one_and_torch_is_built_for_it(
 
 @pytest.mark.parametrize(("processes", "number"), [(1, 0), (2, 0), (3, 2), (10, 2)])
 def test_no_more_devices_work_at_a_time_than_there_are_cores(monkeypatch, tmp_path, processes, number):
-    monkeypatch.setattr("protofleet.lab.local.run.available_cores", lambda: 2)
+    monkeypatch.setattr("protofleet.lab.local.this_machine.available_cores", lambda: 2)
     expected = Slots(str(tmp_path / "slots"), number) if number else Slots()
     assert slots_of(tmp_path, processes) == expected
 

@@ -33,7 +33,7 @@ def file(tmp_path):
 def finish(runs, trial, validation, test, ended="finished"):
     """Write the folder of a finished run, whose first round of two was the best on validation images."""
     folder = runs / trial.name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.toml").write_text(write_toml(encode(trial)))
     summary = {
         "name": trial.name, "method": trial.method["name"], "reports": "global", "rounds": 2, "seed": trial.seed,

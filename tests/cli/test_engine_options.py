@@ -1,0 +1,63 @@
+"""Options for engines: a mistake is one line with exit code 2, before anything is written."""
+
+import pytest
+
+from protofleet.cli.main import main
+from tests.lab.engines.told_slurm import ToldSlurm
+from tests.lab.local.test_sweep import FILE
+
+GRID = ["--grid", "method.lr=0.02,0.1"]
+
+
+def errors(capfd):
+    return capfd.readouterr().err.splitlines()
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.toml").write_text(FILE)
+    return "base.toml"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--pack", "2"], "--pack is for an engine, and the trials run on this machine; add --on slurm"),
+        (["--cancel"], "--cancel is for an engine"),
+        (["--on", "slurm", "--slurm", "array=1"], "slurm has array, which protofleet sets itself"),
+        (["--on", "slurm", "--page"], "--page shows a run on this machine"),
+        (["--on", "slrm"], "--on is 'slrm'; did you mean slurm?"),
+        (["--on", "slurm", "--pack", "0"], "--pack: it is '0', it must be a whole number"),
+    ],
+)
+def test_a_wrong_option_is_one_line(file, capfd, tmp_path, words, said):
+    assert main(["sweep", file, *GRID, *words]) == 2
+    found = errors(capfd)
+    assert len(found) == 1 and said in found[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_slurm_on_this_machine_the_way_out_is_named(file, capfd, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["sweep", file, *GRID, "--on", "slurm"]) == 2
+    assert (
+        "there is no scontrol on PATH, so no job can be given to Slurm; run the command on a login"
+        in errors(capfd)[-1]
+    )
+
+
+def test_the_table_of_a_file_names_the_engine_and_here_replaces_it(file, capfd, monkeypatch, tmp_path):
+    (tmp_path / file).write_text(FILE + '[engine]\non = "slurm"\nslurm = { partition = "nope" }\n')
+    told = ToldSlurm(tmp_path / "told")
+    told.tell("sbatch", error="sbatch: error: invalid partition specified: nope\n", code=1)
+    monkeypatch.setenv("PATH", told.environment["PATH"])
+    assert main(["sweep", file, *GRID]) == 2
+    assert "Slurm refuses the job: invalid partition specified: nope; correct it with" in errors(capfd)[-1]
+    assert main(["sweep", file, *GRID, "--on", "here", "--detach"]) == 2
+    assert "--detach is for an engine" in errors(capfd)[-1]
+
+
+def test_the_engine_is_no_axis(file, capfd):
+    assert main(["sweep", file, "--grid", "engine.pack=1,2"]) == 2
+    assert "engine.pack cannot be an axis, because it changes no result" in errors(capfd)[-1]

@@ -1,0 +1,260 @@
+"""A federation whose devices are tasks of an engine survives lost nodes and heads, with the bits of one machine."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from protofleet.protocol.settings.reader import read_toml
+from protofleet.runtime.children import PARENT
+from tests.lab.engines.process_slurm import ProcessSlurm
+from tests.lab.local.test_resume import alive, bits, descendants, name_of, wait_until
+from tests.lab.local.test_run import ROOT, command, furnished, lines, protofleet, wait_for_rounds
+from tests.support.held_run import HeldRun
+
+pytestmark = pytest.mark.slow
+HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
+ROUNDS = 6
+SETTINGS = ("--set", f"rounds={ROUNDS}", "--set", "method.name=fedpall")
+RETURN_SECONDS = 60.0  # Most seconds from the return of a head to the end of the next round.
+
+
+@pytest.fixture(scope="module")
+def untroubled(tmp_path_factory):
+    """Return the bits of the same file on one machine without trouble."""
+    place = furnished(tmp_path_factory.mktemp("untroubled"))
+    done = protofleet("run", "small.toml", *SETTINGS, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return bits(place / "runs" / "small")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return furnished(tmp_path)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    slurm = ProcessSlurm(tmp_path / "slurm")
+    yield slurm
+    (slurm.folder / "away").unlink(missing_ok=True)
+    for job in slurm.jobs:
+        for pid in slurm.pids(job).values():
+            os.killpg(pid, signal.SIGKILL)
+
+
+def start(place, slurm, *more, held=None, host=HERE):
+    (place / "node").mkdir(exist_ok=True)
+    environment = held.environment if held is not None else {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A process with PARENT ends when another process than this one is its parent.
+    environment |= {"PATH": slurm.path, "TMPDIR": str(place / "node"), PARENT: str(os.getpid())}
+    words = command("run", "small.toml", *SETTINGS, "--on", "slurm", "--tasks", 2, "--host", host, *more)
+    return subprocess.Popen(
+        words, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process, code=0):
+    said = process.communicate(timeout=200)[0]
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    return said
+
+
+def array_of(slurm):
+    """Return the job with the devices. The job before it is the first task."""
+    assert wait_until(lambda: any(len(slurm.pids(job)) == 2 for job in slurm.jobs), 60)
+    return next(job for job in slurm.jobs if len(slurm.pids(job)) == 2)
+
+
+def nothing_is_left(slurm):
+    return not any(slurm.pids(job) for job in slurm.jobs)
+
+
+def kill_head(process):
+    family = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    assert wait_until(lambda: not any(alive(child) for child in family))
+
+
+def test_devices_in_tasks_come_to_the_bits_of_one_machine_and_leave_no_task(place, slurm, untroubled):
+    said = finish(start(place, slurm))
+    run = place / "runs" / "small"
+    assert "devices: 3 in 2 tasks of slurm" in said
+    assert bits(run) == untroubled and nothing_is_left(slurm)
+    assert read_toml(run / "coordinator.toml")["policy"]["patience_seconds"] == 86_400
+    assert "86400" not in (run / "experiment.toml").read_text(), "the patience of the engine is no setting"
+    assert not (run / "slots").exists() and list((place / "node").glob("protofleet-slots-*"))
+    assert not list((place / "runs").glob(".*first-task"))
+
+
+def test_lost_nodes_and_a_killed_head_that_comes_back_on_another_host_change_no_bit(place, slurm, untroubled):
+    first = start(place, slurm, held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    job = array_of(slurm)
+    slurm.lose_node(job, 0)
+    kill_head(first)
+    slurm.lose_node(job, 1)
+    returned = time.monotonic()
+    again = start(place, slurm, "--resume", host=ELSEWHERE)
+    wait_for_rounds(place, 3)
+    assert time.monotonic() - returned < RETURN_SECONDS
+    said = finish(again)
+    assert f"slurm runs them already as job {job}" in said
+    assert ELSEWHERE in (place / "runs" / "small" / "engine" / "broker.json").read_text()
+    assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
+    assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
+
+
+@pytest.mark.parametrize("first_in_tasks", [True, False])
+def test_a_run_goes_on_in_tasks_or_on_one_machine_wherever_it_began(place, slurm, untroubled, first_in_tasks):
+    here = partial(protofleet_here, place)
+    there = partial(start, place, slurm)
+    begin, go_on = (there, here) if first_in_tasks else (here, there)
+    first = begin(held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    first.send_signal(signal.SIGINT)
+    finish(first, 1)
+    said = finish(go_on("--resume"))
+    assert "continuing the unfinished run" in said
+    assert bits(place / "runs" / "small") == untroubled
+    assert not (place / "runs" / "small.1").exists()
+
+
+def protofleet_here(place, *more, held=None):
+    environment = held.environment if held is not None else {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = command("run", "small.toml", *SETTINGS, *more)
+    return subprocess.Popen(
+        words, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds_and_goes_on(place, slurm, untroubled):
+    first = start(place, slurm, held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    array_of(slurm)
+    ended = time.monotonic()
+    first.send_signal(signal.SIGTERM)
+    said = finish(first, 1)
+    assert nothing_is_left(slurm) and time.monotonic() - ended < 10
+    assert "the same command continues the run" in said
+    finish(start(place, slurm, "--resume"))
+    assert bits(place / "runs" / "small") == untroubled
+
+
+def test_a_second_head_is_refused_in_one_line(place, slurm, untroubled):
+    held = HeldRun(place / "held", 1)
+    first = start(place, slurm, held=held)
+    wait_for_rounds(place, 1)
+    (line,) = finish(start(place, slurm), 2).splitlines()
+    assert "is in use by process" in line and "small" in line
+    held.let_go()
+    finish(first)
+    assert bits(place / "runs" / "small") == untroubled
+
+
+def test_a_broker_that_is_killed_is_started_again_on_its_host(place, slurm, untroubled):
+    held = HeldRun(place / "held", 2)
+    run = start(place, slurm, held=held)
+    wait_for_rounds(place, 2)
+    (broker,) = [pid for pid in descendants(run.pid) if name_of(pid) == "mosquitto"]
+    os.kill(broker, signal.SIGKILL)
+    held.let_go()
+    assert "it is started again, and the run goes on" in finish(run)
+    assert bits(place / "runs" / "small") == untroubled
+
+
+def test_a_share_that_ends_three_times_in_a_row_ends_a_run_without_its_quorum(place, slurm):
+    slurm.break_share(1)
+    said = finish(start(place, slurm), 1)
+    assert said.count("is submitted again as job") == 2
+    assert "device-2: its task 1 ended 3 times in a row: no such Python here" in said.splitlines()[-1]
+    assert nothing_is_left(slurm)
+
+
+def test_a_task_that_ends_although_the_run_goes_on_is_submitted_again(place, slurm, untroubled):
+    held = HeldRun(place / "held", 2)
+    run = start(place, slurm, held=held)
+    wait_for_rounds(place, 2)
+    job = array_of(slurm)
+    os.kill(slurm.pids(job)[1], signal.SIGTERM)  # as at its time limit
+    assert wait_until(lambda: len(slurm.jobs) == int(job) + 1, 60)
+    held.let_go()
+    assert "task 1 has ended although the run goes on" in finish(run)
+    assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
+
+
+def test_an_engine_that_is_away_for_a_time_changes_nothing(place, slurm, untroubled):
+    held = HeldRun(place / "held", 2)
+    run = start(place, slurm, held=held)
+    wait_for_rounds(place, 2)
+    slurm.go_away()
+    held.let_go()
+    wait_for_rounds(place, ROUNDS + 1)
+    slurm.come_back()
+    finish(run)
+    assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
+
+
+def test_two_tasks_with_one_group_change_no_bit(place, slurm, untroubled):
+    held = HeldRun(place / "held", 2)
+    run = start(place, slurm, held=held)
+    wait_for_rounds(place, 2)
+    job = array_of(slurm)
+    script = (slurm.folder / "jobs" / job / "script").read_text().splitlines()[-1]
+    second = subprocess.Popen(
+        ["sh", "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_ARRAY_TASK_ID": "0"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    log = place / "runs" / "small" / "logs" / "devices-0.log"
+    assert wait_until(lambda: "another process" in log.read_text(), 60)
+    held.let_go()
+    finish(run)
+    second.wait(60)
+    assert bits(place / "runs" / "small") == untroubled
+
+
+def test_a_head_in_a_job_whose_node_is_lost_goes_on_and_is_not_repeated_after_its_end(
+    place, slurm, untroubled
+):
+    command_at_login = start(place, slurm, "--head", "job", held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    array_of(slurm)
+    shutil.rmtree(place / "held")  # The next start of the head is not held.
+    slurm.lose_node(slurm.jobs[0], 0)
+    said = finish(command_at_login)
+    assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
+    assert "slurm runs them already as job" in said
+    slurm.lose_node(slurm.jobs[0], 0)
+    log = place / "runs" / "small" / "engine" / "head" / "0.log"
+    before = log.stat().st_size
+    assert wait_until(lambda: log.stat().st_size > before and nothing_is_left(slurm), 60)
+    assert log.read_text()[before:] == f"report: {place}/runs/small/report.html\n"
+    assert [path.name for path in Path(place / "runs").iterdir() if not path.name.startswith(".")] == [
+        "small"
+    ]
+
+
+def test_a_command_that_waits_for_a_head_in_a_job_ends_all_of_it(place, slurm, untroubled):
+    at_login = start(place, slurm, "--head", "job", held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    array_of(slurm)
+    at_login.kill()
+    at_login.communicate()
+    assert not nothing_is_left(slurm)
+    again = start(place, slurm, "--head", "job")
+    again_said = iter(again.stdout.readline, "")
+    assert any("is at it already" in line for line in again_said)
+    ended = time.monotonic()
+    again.send_signal(signal.SIGINT)
+    finish(again, 1)
+    assert nothing_is_left(slurm) and time.monotonic() - ended < 20
+    shutil.rmtree(place / "held")
+    finish(start(place, slurm, "--head", "job"))
+    assert bits(place / "runs" / "small") == untroubled

@@ -1,0 +1,145 @@
+"""A job becomes one array job of Slurm, and the words of squeue become the states of its tasks."""
+
+import os
+import subprocess
+
+import pytest
+
+from protofleet.lab.engines.engine import TASK, EngineAwayError, EngineJob, TaskState
+from protofleet.lab.engines.slurm import Slurm, script_of
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.children import PARENT
+from tests.lab.engines.told_slurm import ToldSlurm
+
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+
+
+@pytest.fixture
+def told(tmp_path):
+    return ToldSlurm(tmp_path / "told")
+
+
+@pytest.fixture
+def slurm(told):
+    return Slurm(environment=told.environment)
+
+
+@pytest.fixture
+def job(tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    return EngineJob("sweep", folder, 3, ("echo", f"{TASK}/3", "it's"), options={"partition": "gpu"})
+
+
+def test_a_task_runs_the_setup_and_then_the_command_with_its_number(job, tmp_path):
+    """The script is run as Slurm would run it."""
+    script = tmp_path / "job.sh"
+    script.write_text(script_of(EngineJob("s", job.folder, 3, job.command, setup=("echo first",))))
+    ran = subprocess.run(
+        ["sh", str(script)], env={**os.environ, "SLURM_ARRAY_TASK_ID": "2"}, capture_output=True, text=True
+    )
+    assert ran.stdout == "first\n2/3 it's\n"
+
+
+def test_the_script_asks_for_an_array_that_slurm_warns_and_starts_again(job):
+    lines = script_of(EngineJob("s", job.folder, 3, ("true",), at_once=2, options=job.options)).splitlines()
+    wanted = {
+        "#SBATCH --array=0-2%2", "#SBATCH --requeue", "#SBATCH --open-mode=append",
+        "#SBATCH --signal=B:TERM@60", "#SBATCH --partition=gpu", f'#SBATCH --output="{job.folder}/%a.log"',
+    }  # fmt: skip
+    assert wanted <= set(lines)
+    assert lines[-1] == "exec true"  # Slurm's warning reaches the program, not a shell before it.
+
+
+def test_each_script_has_a_comment_of_its_own(job):
+    assert script_of(job) != script_of(job)
+
+
+def test_the_id_of_a_job_is_the_first_word_that_sbatch_prints(told, slurm, job):
+    told.tell("sbatch", "44;probe\n")
+    assert slurm.submit(job) == "44"
+
+
+def test_no_variable_of_the_environment_replaces_an_option_of_the_script(told, job):
+    told.tell("sbatch", "44\n")
+    given = {"SBATCH_NO_REQUEUE": "1", "SBATCH_PARTITION": "cpu", "SBATCH_ACCOUNT": "phys", PARENT: "1"}
+    Slurm(environment={**told.environment, **given}).submit(job)
+    seen = told.seen_by("sbatch")
+    assert not seen.keys() & {"SBATCH_NO_REQUEUE", "SBATCH_PARTITION", PARENT}
+    assert seen["SBATCH_ACCOUNT"] == "phys"
+
+
+def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, slurm):
+    told.tell(
+        "squeue",
+        "4|PENDING||Resources\n0|RUNNING|n1|None\n1|COMPLETING|n2|None\n2|COMPLETED|n2|None\n"
+        "3|PENDING||launch failed requeued held\n5|CANCELLED|n1|None\n6|FAILED|n1|NonZeroExitCode\n",
+    )
+    assert slurm.states("44") == [
+        TaskState(4, "waits", "", "Resources"),
+        TaskState(0, "runs", "n1", "None"),
+        TaskState(1, "runs", "n2", "None"),
+        TaskState(3, "held", "", "launch failed requeued held"),
+        TaskState(5, "cancelled", "n1", "None"),
+    ]
+
+
+def test_a_job_that_slurm_has_forgotten_has_no_tasks(told, slurm):
+    told.tell("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert slurm.states("44") == []
+
+
+def test_a_controller_that_does_not_answer_is_no_end_of_a_job(told, slurm):
+    told.tell("squeue", error=AWAY, code=1)
+    with pytest.raises(EngineAwayError, match="Unable to contact slurm controller"):
+        slurm.states("44")
+
+
+def test_a_job_whose_number_was_not_written_is_found_by_its_comment(told, slurm, job):
+    assert slurm.find(job) == ""
+    told.tell("sbatch", "44\n")
+    slurm.submit(job)
+    comment = next(
+        line.rpartition("=")[2]
+        for line in (job.folder / "job.sh").read_text().splitlines()
+        if "comment" in line
+    )
+    told.tell("squeue", f"43|protofleet-0\n44|{comment}\n44|{comment}\n")
+    assert slurm.find(job) == "44"
+
+
+def test_without_sbatch_the_way_out_is_named(tmp_path, job):
+    with pytest.raises(SettingsError, match="there is no sbatch on PATH.*login node.*leave out --on"):
+        Slurm(environment={"PATH": str(tmp_path)}).submit(job)
+
+
+def test_without_a_controller_nothing_is_submitted(told, slurm, job):
+    told.tell("scontrol", error="slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(
+        SettingsError, match="no controller of Slurm answers: .*Unable to contact.*scontrol ping"
+    ):
+        slurm.preflight(job)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Invalid partition name specified", "Invalid account or account/partition combination specified"],
+)
+def test_what_slurm_refuses_is_said_in_its_own_words(told, slurm, job, words):
+    told.tell("sbatch", error=f"sbatch: error: Batch job submission failed: {words}\n", code=1)
+    with pytest.raises(SettingsError, match=f"Slurm refuses the job: .*{words}; correct it with --slurm"):
+        slurm.submit(job)
+
+
+def test_more_tasks_than_an_array_may_have_are_refused_before_anything_is_written(slurm, job):
+    slurm.preflight(EngineJob("s", job.folder, 1000, ("true",)))
+    with pytest.raises(
+        SettingsError, match=r"1001 tasks are too many.*at most 1000 \(MaxArraySize\).*with --pack"
+    ):
+        slurm.preflight(EngineJob("s", job.folder, 1001, ("true",)))
+
+
+def test_a_job_that_is_cancelled_may_be_killed_next(told, slurm):
+    slurm.cancel("44")
+    slurm.cancel("44", kill=True)
+    assert told.calls == ["scancel 44", "scancel --signal=KILL --full 44"]

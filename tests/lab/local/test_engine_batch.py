@@ -1,0 +1,298 @@
+"""A sweep on an engine: the folders of the runs say what has finished, and the engine only whether to wait."""
+
+import json
+
+import pytest
+
+from protofleet.lab.engines.engine import TaskState
+from protofleet.lab.engines.settings import EngineSettings
+from protofleet.lab.local.engine_batch import EngineBatch
+from protofleet.lab.local.engine_folder import EngineFolder, TaskFiles
+from protofleet.lab.local.experiment import recorded
+from protofleet.lab.local.grid import plan_grid, read_axis
+from protofleet.lab.local.sole_use import sole_use
+from protofleet.protocol.settings.reader import SettingsError, read_toml
+from protofleet.runtime.command.errors import StoppedError
+from tests.lab.engines.told_engine import ToldEngine
+from tests.lab.local.test_sweep import FILE, finish
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def trials(tmp_path):
+    path = tmp_path / "base.toml"
+    path.write_text(FILE)
+    return plan_grid(path, [read_axis("method.lr=0.02,0.1")], [1, 2], []).trials
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def batch(runs, said):
+    def make(engine, **more):
+        settings = EngineSettings(on="slurm", pack=more.pop("pack", 1))
+        return EngineBatch(runs, "rates", engine, settings, say=said.append, poll_seconds=0.0, **more)
+
+    return make
+
+
+def names_of(job, task):
+    return EngineFolder(job.folder.parent).tasks()[task]
+
+
+def finishing(runs, trials, failing=()):
+    """Return tasks that finish their trials, except those that fail."""
+    known = {trial.name: trial for trial in trials}
+
+    def perform(job, task):
+        for name in names_of(job, task):
+            if name in failing:
+                TaskFiles(job.folder / "list", task).write_failures({name: "no data"})
+            else:
+                finish(runs, known[name], 0.5, 0.5)
+
+    return perform
+
+
+def a_round(runs, name):
+    (runs / name).mkdir(parents=True, exist_ok=True)
+    with (runs / name / "rounds.jsonl").open("a") as file:
+        file.write("{}\n")
+
+
+def test_all_trials_run_in_one_job_and_the_folders_say_that_they_have_finished(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials))
+    assert batch(engine).run_all(trials) == 0
+    assert [job.tasks for job in engine.jobs.values()] == [4]
+    assert said[-2:] == ["trials: 0 wait, 0 run, 4 have finished, 0 have failed", "4 of 4 runs are finished"]
+    assert "trials: 2 wait, 1 run, 1 have finished, 0 have failed" in said
+
+
+def test_each_trial_is_written_as_its_run_records_it(runs, trials, batch):
+    batch(ToldEngine(finishing(runs, trials))).run_all(trials)
+    for trial in trials:
+        assert read_toml(runs / "sweeps" / "rates" / "trials" / f"{trial.name}.toml") == recorded(trial)
+
+
+def test_a_task_has_as_many_trials_as_the_pack(runs, trials, batch):
+    engine = ToldEngine(finishing(runs, trials))
+    batch(engine, pack=3).run_all(trials)
+    assert [len(names) for names in EngineFolder(runs / "sweeps" / "rates").tasks()] == [3, 1]
+    assert engine.jobs["1"].tasks == 2
+
+
+def test_a_finished_trial_is_not_submitted(runs, trials, batch):
+    finish(runs, trials[0], 0.5, 0.5)
+    engine = ToldEngine(finishing(runs, trials))
+    assert batch(engine).run_all(trials) == 0
+    assert engine.jobs["1"].tasks == 3
+    assert batch(engine).run_all(trials) == 0 and len(engine.jobs) == 1
+
+
+def test_a_failed_trial_leaves_the_others_alone(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials, [trials[1].name]))
+    assert batch(engine).run_all(trials) == 1
+    assert f"failed: {trials[1].name}: no data" in said and said[-1] == "3 of 4 runs are finished"
+    assert len(engine.jobs) == 1
+
+
+def test_a_trial_that_has_diverged_has_failed_with_the_words_of_its_folder(runs, trials, batch, said):
+    finish(runs, trials[0], 0.5, 0.5, ended="diverged")
+    assert batch(ToldEngine(finishing(runs, trials))).run_all(trials) == 1
+    assert f"failed: {trials[0].name}: diverged; --fresh runs it again" in said
+
+
+def test_a_trial_at_its_time_limit_is_submitted_again_as_long_as_it_makes_rounds(runs, trials, batch, said):
+    starts = []
+
+    def perform(job, task):
+        (name,) = names_of(job, task)
+        starts.append(name)
+        if name == trials[0].name and starts.count(name) < 3:
+            a_round(runs, name)
+        else:
+            finishing(runs, trials)(job, task)
+
+    assert batch(ToldEngine(perform)).run_all(trials) == 0
+    assert starts.count(trials[0].name) == 3
+    assert "job 1 has ended before 1 of its trials; they are submitted again" in said
+
+
+def test_a_trial_without_a_round_is_not_submitted_for_ever(runs, trials, batch, said):
+    engine = ToldEngine()
+    assert batch(engine).run_all(trials[:1]) == 1
+    assert len(engine.jobs) == 1
+    assert "its task ended before the trial had ended a round" in said[-2]
+
+
+def test_the_last_line_of_the_log_says_why_a_task_has_ended(runs, trials, batch, said):
+    def perform(job, task):
+        job.log_of(task).write_text("slurmstepd: error: Exceeded job memory limit\n")
+
+    batch(ToldEngine(perform)).run_all(trials[:1])
+    assert "Exceeded job memory limit" in said[-2] and "--slurm time=" in said[-2]
+
+
+def test_a_command_that_was_killed_is_followed_by_one_that_waits_for_the_same_job(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials))
+    assert batch(engine).run_all(trials, detach=True) == 0
+    assert batch(engine).run_all(trials) == 0
+    assert "job 1 is at it already" in said and len(engine.jobs) == 1
+
+
+def test_a_command_that_died_before_it_wrote_the_number_finds_the_job_in_the_queue(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials))
+    batch(engine).run_all(trials, detach=True)
+    (runs / "sweeps" / "rates" / "engine" / "job").unlink()
+    assert batch(engine).run_all(trials) == 0
+    assert "job 1 is at it already" in said and len(engine.jobs) == 1
+
+
+def test_trials_of_a_wider_grid_are_submitted_after_the_job_that_runs(runs, trials, batch):
+    engine = ToldEngine(finishing(runs, trials))
+    batch(engine).run_all(trials[:2], detach=True)
+    assert batch(engine).run_all(trials) == 0
+    assert [job.tasks for job in engine.jobs.values()] == [2, 2]
+
+
+def test_an_interrupt_cancels_the_job_and_waits_until_no_task_is_left(runs, trials, batch):
+    engine = ToldEngine()
+
+    def interrupted(job, task):
+        engine.perform = finishing(runs, trials)
+        raise KeyboardInterrupt
+
+    engine.perform = interrupted
+    with pytest.raises(
+        StoppedError, match="stopped; job 1 is cancelled, 1 of 4 runs are finished, and the same"
+    ):
+        batch(engine).run_all(trials)
+    assert engine.left == {"1": []}
+    assert batch(engine).run_all(trials) == 0
+
+
+def test_a_job_that_somebody_cancels_is_not_submitted_again(runs, trials, batch):
+    engine = ToldEngine()
+    engine.perform = lambda job, task: engine.cancel("1")
+    with pytest.raises(StoppedError, match="job 1 was cancelled, by scancel.*0 of 4 runs are finished"):
+        batch(engine).run_all(trials)
+    assert len(engine.jobs) == 1
+
+
+def test_a_second_command_for_the_same_sweep_is_refused(runs, trials, batch):
+    folder = runs / "sweeps" / "rates" / "engine"
+    with sole_use(folder), pytest.raises(SettingsError, match="another command is at this sweep, process"):
+        batch(ToldEngine()).run_all(trials)
+
+
+def test_a_run_that_another_process_runs_is_waited_for_and_has_not_failed(runs, trials, batch, said):
+    """The lock is released by the second look at the queue."""
+    holding = sole_use(runs / trials[0].name)
+    holding.__enter__()
+    engine = ToldEngine()
+
+    def tell(text):
+        said.append(text)
+        if "is in use elsewhere" in text:
+            holding.__exit__(None, None, None)
+            engine.perform = finishing(runs, trials)
+
+    one = batch(engine)
+    one.say = tell
+    assert one.run_all(trials[:1]) == 0
+    assert len(engine.jobs) == 2
+
+
+def test_a_lost_node_is_named_with_its_trials(runs, trials, batch, said):
+    run = [TaskState(0, "runs", "n3"), TaskState(1, "runs", "n3"), TaskState(2, "runs", "n1")]
+    back = [TaskState(0, "waits"), TaskState(1, "waits"), TaskState(2, "runs", "n1")]
+    engine = ToldEngine(finishing(runs, trials), told=[run, back], bad={"n3": "down*"})
+    assert batch(engine).run_all(trials) == 0
+    assert "node n3 is lost (down*), its 2 trials wait for another" in said
+
+
+def test_a_preempted_task_is_no_lost_node(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials), told=[[TaskState(0, "runs", "n3")], [TaskState(0, "waits")]])
+    assert batch(engine).run_all(trials) == 0
+    assert "node n3 has given its place to other work, its 1 trial waits for another" in said
+
+
+def test_a_held_task_is_said_once_with_the_way_out_and_the_drained_node(runs, trials, batch, said):
+    held = [TaskState(3, "held", reason="launch failed requeued held")]
+    engine = ToldEngine(finishing(runs, trials), told=[held, held], bad={"n2": "drained"})
+    assert batch(engine).run_all(trials) == 0
+    wanted = "job 1_3 is held by slurm (launch failed requeued held): scontrol release 1_3"
+    assert said.count(wanted) == 1
+    assert "nodes that take no tasks: n2 (drained)" in said
+
+
+def test_a_controller_that_is_away_is_asked_again_and_said_once_a_minute(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials))
+    batch(engine).run_all(trials, detach=True)
+    one = batch(engine)
+    # The first look is that of the take-over.
+    engine.told = [[TaskState(0, "runs", "n1")]]
+    states, looks = engine.states, []
+
+    def away_later(job_id):
+        looks.append(job_id)
+        engine.away = len(looks) in range(2, 7)
+        return states(job_id)
+
+    engine.states = away_later
+    assert one.run_all(trials) == 0
+    away = [text for text in said if "does not answer" in text]
+    assert away == [
+        "slurm does not answer: Unable to contact slurm controller; tasks go on, and it is asked again"
+    ]
+
+
+def test_a_job_of_another_cluster_is_not_forgotten(runs, trials, batch):
+    batch(ToldEngine(finishing(runs, trials))).run_all(trials, detach=True)
+    with pytest.raises(
+        SettingsError, match="job 1 .*cluster 'probe', and this is slurm of the cluster 'other'"
+    ):
+        batch(ToldEngine(cluster="other")).run_all(trials)
+
+
+def test_fresh_is_refused_while_a_job_runs(runs, trials, batch):
+    engine = ToldEngine(finishing(runs, trials))
+    batch(engine).run_all(trials, detach=True)
+    with pytest.raises(SettingsError, match="--fresh runs all trials again, but job 1 runs them"):
+        batch(engine, fresh=True).run_all(trials)
+
+
+def test_fresh_keeps_the_earlier_runs_under_another_name(runs, trials, batch):
+    finish(runs, trials[0], 0.5, 0.5)
+    assert batch(ToldEngine(finishing(runs, trials)), fresh=True).run_all(trials) == 0
+    assert (runs / f"{trials[0].name}.1" / "summary.json").exists()
+
+
+def test_cancel_ends_the_job_of_an_earlier_command(runs, trials, batch, said):
+    engine = ToldEngine()
+    batch(engine).run_all(trials, detach=True)
+    batch(engine).cancel()
+    assert engine.left == {"1": []} and said[-1].startswith("job 1 is cancelled")
+    batch(engine).cancel()
+    assert said[-1] == "no job of rates is in the queue of slurm"
+
+
+def test_the_job_is_named_in_a_file(runs, trials, batch):
+    batch(ToldEngine()).run_all(trials, detach=True)
+    record = json.loads((runs / "sweeps" / "rates" / "engine" / "job").read_text())
+    assert (record["engine"], record["cluster"], record["job"]) == ("slurm", "probe", "1")
+
+
+def test_no_trial_is_submitted_before_a_node_has_passed_the_test(runs, trials, batch):
+    engine = ToldEngine(check=lambda job: job.log_of(0).write_text("python3: not found\n"))
+    one = batch(engine, settle_seconds=0.0)
+    with pytest.raises(SettingsError, match="the first task has ended without an answer: python3: not found"):
+        one.run_all(trials)
+    assert engine.jobs == {} and not (runs / "sweeps" / "rates" / "engine" / "list").exists()

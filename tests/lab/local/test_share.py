@@ -1,0 +1,165 @@
+"""`protofleet fleet --share` runs one group of devices, follows the broker, and tells which devices have failed."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protofleet.cli.main import main
+from protofleet.lab.local.share import (
+    BrokerPlace,
+    DeviceShare,
+    EndedDevices,
+    failed_devices,
+    read_broker_place,
+)
+from protofleet.protocol.settings.reader import SettingsError
+from tests.lab.local.test_resume import alive, descendants, name_of, wait_until
+from tests.lab.local.test_run import ROOT, command
+
+WRONG = "strange = 1\n"
+PLACE = BrokerPlace("127.0.0.1", 1, "first")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return the folder of a run whose devices have settings that no device accepts."""
+    for name in ("d1", "d2", "d3"):
+        folder = tmp_path / "run" / "devices" / name
+        folder.mkdir(parents=True)
+        (folder / "device.toml").write_text(WRONG)
+    (tmp_path / "run" / "engine").mkdir()
+    return tmp_path / "run"
+
+
+def start(run, *more):
+    words = command("fleet", run / "devices", "--share", "0/2", "--broker-file", run / "broker.json", *more)
+    return subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
+
+
+def device_of(fleet):
+    found = [pid for pid in descendants(fleet.pid) if name_of(pid) not in ("", "sh")]
+    return found[0] if found else 0
+
+
+def words_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def test_parts_are_dealt_out_in_turn_unless_a_file_divides_the_devices(run):
+    assert [DeviceShare(i, 2).devices(run / "devices") for i in (0, 1)] == [["d1", "d3"], ["d2"]]
+    (run / "engine" / "groups.json").write_text('[["d2", "d3"], ["d1"]]')
+    assert [DeviceShare(i, 2).devices(run / "devices") for i in (0, 1)] == [["d2", "d3"], ["d1"]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ('[["d1"], ["d2"], ["d3"]]', r"has 3 groups of devices; use --share 0/3"),
+        ('[["d1", "d9"], ["d2"]]', r"names the device d9, but .* has no such device"),
+        ('[["d1"', r"cannot be read .*--fresh"),
+    ],
+)
+def test_groups_of_other_devices_are_refused_in_one_line(run, groups, words):
+    (run / "engine" / "groups.json").write_text(groups)
+    with pytest.raises(SettingsError, match=words):
+        DeviceShare(0, 2).devices(run / "devices")
+
+
+def test_a_part_without_devices_is_refused(run):
+    with pytest.raises(SettingsError, match="has only 3 devices; use at most 3 parts"):
+        DeviceShare(4, 5).devices(run / "devices")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--share", "2/2"], "--share: it is '2/2', it must be I/N, such as 0/4"),
+        (["--share", "all"], "--share: it is 'all', it must be I/N, such as 0/4"),
+        (
+            ["--share", "0/2", "--processes", "3"],
+            "--processes is 3, but the devices of a share have one process",
+        ),
+        (
+            ["--share", "0/2", "--broker", "h:1", "--broker-file", "f"],
+            "both name the broker; leave out one of them",
+        ),
+        (["--broker-file", "f"], "--broker-file is only for a part of the devices; add --share 0/1"),
+        (["--ended", "f"], "--ended is only for a part of the devices; add --share 0/1"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(run, capsys, options, words):
+    assert main(["fleet", str(run / "devices"), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_file_of_an_earlier_start_says_nothing_about_the_devices_now(tmp_path):
+    path = tmp_path / "ended.json"
+    EndedDevices("first", {"d1": "no data"}).write(path)
+    assert failed_devices(path, "first") == {"d1": "no data"}
+    assert failed_devices(path, "second") == {}
+    path.write_text('{"d1": "signal: SIGTERM"}')  # as a run on one machine writes it
+    assert failed_devices(path, "first") == {}
+    path.write_text('{"start": "first"')
+    assert failed_devices(path, "first") == {} == failed_devices(tmp_path / "none", "first")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"host": "h"}', '{"host": "h", "port": "p"}'])
+def test_a_broker_file_that_cannot_be_read_is_no_new_place(tmp_path, text):
+    path = tmp_path / "broker.json"
+    assert read_broker_place(path) is None
+    path.write_text(text)
+    assert read_broker_place(path) is None
+    PLACE.write(path)
+    assert read_broker_place(path) == PLACE
+
+
+@pytest.mark.slow
+def test_devices_whose_process_ends_three_times_have_failed_until_the_broker_moves(run):
+    ended = run / "ended.json"
+    fleet = start(run, "--ended", ended)
+    assert not ended.exists() and device_of(fleet) == 0, "there is no broker yet"
+    PLACE.write(run / "broker.json")
+    seen = [fleet.stderr.readline() for _ in range(4)]
+    assert seen[0] == "protofleet: the broker is at 127.0.0.1:1 now\n"
+    assert "restart in 1.0 s" in seen[1] and "restart in 2.0 s" in seen[2]
+    assert "ended with exit code 2 3 times in a row: " in seen[3] and "strange" in seen[3]
+    assert failed_devices(ended, "first").keys() == {"d1", "d3"}
+    BrokerPlace("127.0.0.1", 2, "second").write(run / "broker.json")
+    assert "127.0.0.1:2 now" in fleet.stderr.readline()
+    assert wait_until(lambda: json.loads(ended.read_text()) == {"start": "second", "ended": {}})
+    assert "restart in 1.0 s" in fleet.stderr.readline(), "the failures are counted anew"
+    fleet.send_signal(signal.SIGTERM)
+    assert "signal SIGTERM" in fleet.communicate(timeout=60)[1] and fleet.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_device_process_starts_again_when_it_is_killed_and_when_the_broker_moves(run):
+    """The devices wait for their settings, which no process writes."""
+    for name in ("d1", "d2", "d3"):
+        path = run / "devices" / name / "device.toml"
+        path.unlink()
+        path.symlink_to(run / "pipe")
+    os.mkfifo(run / "pipe")
+    PLACE.write(run / "broker.json")
+    fleet = start(run)
+    assert wait_until(lambda: "broker.port=1" in words_of(device_of(fleet)), 60)
+    first = device_of(fleet)
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: device_of(fleet) not in (0, first), 60)
+    second = device_of(fleet)
+    BrokerPlace("127.0.0.1", 2, "second").write(run / "broker.json")
+    assert wait_until(lambda: "broker.port=2" in words_of(device_of(fleet)), 60) and not alive(second)
+    third = device_of(fleet)
+    fleet.kill()
+    assert wait_until(lambda: not alive(third)), "no device outlives its task"
+    fleet.communicate()
