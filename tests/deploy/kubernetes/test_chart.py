@@ -1,7 +1,6 @@
 """The files of a chart agree with each other, with the product's settings and with its exit codes."""
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -19,23 +18,11 @@ from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
 from protofleet.runtime.command.errors import BUDGET_SPENT, DIVERGED, MISUSED
+from tests.deploy.kubernetes.fake_kubectl import run_script
 
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 TEMPLATE = "".join(path.read_text() for path in sorted(TEMPLATES.iterdir()))
 DAY = 86_400
-FAKE_KUBECTL = """\
-#!/bin/sh
-# Write what `kubectl create secret generic NAME --from-file=...` would put into an object, and its name.
-shift
-[ "$1" = secret ] && shift
-shift
-name=$1 from=${2#--from-file=}
-mkdir -p "$OBJECTS/$name"
-case $from in
-    *=*) cat "${from#*=}" >"$OBJECTS/$name/${from%%=*}" ;;
-    *) cp "$from"/* "$OBJECTS/$name/" ;;
-esac
-"""
 
 
 def chart_of(groups=2, queue=False, claims=False, assignments=(), **more):
@@ -191,17 +178,6 @@ def test_no_file_of_a_chart_has_a_private_key(files):
     assert "PRIVATE" not in "".join(files.values())
     ignored = files[".helmignore"].splitlines()
     assert {"/secrets.sh", "/run.toml", "/keys", "*.key", "/root"} == {*ignored}
-
-
-def run_script(script, folder, tmp_path):
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.parent.mkdir(exist_ok=True)
-    kubectl.write_text(FAKE_KUBECTL)
-    kubectl.chmod(0o755)
-    own = {"PATH": f"{kubectl.parent}:{os.environ['PATH']}", "OBJECTS": str(tmp_path / "objects")}
-    return subprocess.run(
-        ["sh", str(script), str(folder)], env=own, capture_output=True, text=True, timeout=60
-    )
 
 
 def test_the_script_puts_the_keys_of_each_group_into_its_secret_and_the_roots_into_none(files, tmp_path):
