@@ -10,7 +10,13 @@ import pytest
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.service_settings import ServiceSettings
 from protofleet.deploy.kubernetes.chart import TEMPLATES, Chart, write_chart
-from protofleet.deploy.kubernetes.federation import demand_pods_can_run, federation_of, patient
+from protofleet.deploy.kubernetes.federation import (
+    MOST_DEVICES,
+    MOST_IN_GROUP,
+    demand_pods_can_run,
+    federation_of,
+    patient,
+)
 from protofleet.deploy.kubernetes.steps import NOT_CHECKED, secret_commands
 from protofleet.deploy.kubernetes.values import ChartValues, read_values
 from protofleet.edge_client.config import DeviceSettings
@@ -217,13 +223,13 @@ def test_the_script_makes_no_secret_if_the_keys_of_a_device_are_missing(files, t
 
 
 def test_an_archive_of_the_largest_group_fits_into_a_secret(tmp_path):
-    """Measure two devices, because 250 take a minute to enrol; the keys are random and do not compress together."""
+    """Measure two devices, because many take long to enrol; the keys are random and do not compress together."""
     fleet = enrol_federation(tmp_path / "keys", "t" * 64, ["a" * 64, "b" * 64], ("lab-broker",))
     words = ["tar", "-C", str(fleet.folder / "devices"), "--dereference", "-cz", *(n * 64 for n in "ab")]
     packed = subprocess.run(words, check=True, capture_output=True, timeout=60).stdout
-    assert len(packed) / 2 * 250 < 1 << 20
+    assert len(packed) / 2 * MOST_IN_GROUP < 1 << 20
     (record,) = {len(Path(fleet.root / "records" / f"{n * 64}.record").read_bytes()) for n in "ab"}
-    assert record * 1000 < 1 << 20
+    assert record * MOST_DEVICES < 1 << 20
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
