@@ -19,6 +19,7 @@ OTHERS: Final = {
     "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "brokers.md", "budget.md",
     "buffered-rounds.md", "clusters.md", "codecs.md", "day-0.md",
     "day-2.md", "dp.md", "energy.md", "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md",
+    "kubernetes.md",
     "leakage.md", "live-page.md", "methods.md", "move-a-coordinator.md",
     "one-coordinator.md", "one-message.md", "plug-ins.md", "privacy.md", "python.md",
     "restore-a-coordinator.md", "robust.md", "rounds.md", "run-queue.md", "scale.md",

@@ -231,17 +231,25 @@ class SharedDevices:
             raise RunError(f"another task runs the same devices: {first_of(reasons)}")
         if by_itself:
             self._publish(reasons)
-            self._start_at = float("inf")
-            return f"all devices have failed, for example {first_of(reasons)}; they start again when the broker moves"
+            self._wait_for_broker(problem := f"all devices have failed, for example {first_of(reasons)}")
+            return f"{problem}; they start again when the broker moves"
         pause = self._backoff.failed(now - self._started_at)
         how = f"was killed by {SIGNALS.get(-code, -code)}" if code < 0 else f"ended with exit code {code}"
         if self._backoff.failures >= MOST_FAILURES:
             reason = self.processes.reason(self.process_name)
             self._publish(dict.fromkeys(self.names, reason))
-            self._start_at = float("inf")
-            return f"the process of the devices {how} {MOST_FAILURES} times in a row: {reason}"
+            self._wait_for_broker(
+                problem := f"the process of the devices {how} {MOST_FAILURES} times in a row: {reason}"
+            )
+            return problem
         self._start_at = now + pause
         return f"the process of the devices {how}; restart in {pause:.1f} s"
+
+    def _wait_for_broker(self, problem: str) -> None:
+        """Start no process until the broker moves. Raise RunError if no file tells where the broker is."""
+        if self.broker_file is None:
+            raise RunError(problem)
+        self._start_at = float("inf")
 
     def _reasons(self) -> dict[str, str]:
         """Return the reason for each device that the process has given up."""

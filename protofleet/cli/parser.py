@@ -16,6 +16,7 @@ from protofleet.cli.export import add_export
 from protofleet.cli.follow import add_follow
 from protofleet.cli.hand_over import add_hand_over
 from protofleet.cli.init import add_init
+from protofleet.cli.kubernetes import add_kubernetes
 from protofleet.cli.label import add_label
 from protofleet.cli.leakage import add_leakage
 from protofleet.cli.lists import add_lists
@@ -67,6 +68,7 @@ def parser() -> Parser:
     add_init(commands)
     add_enrol(commands)
     add_deploy(commands)
+    add_kubernetes(commands)
     add_doctor(commands)
     add_go_on(commands)
     add_hand_over(commands)

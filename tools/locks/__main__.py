@@ -29,6 +29,8 @@ from tools.locks.tool_venv import install_tool
 RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = LOCKS_FOLDER.parent.parent
 CONSTRAINTS: Final = LOCKS_FOLDER.parent / "constraints.txt"
+# The tests of the Helm chart install these packages into an environment of their own.
+CHART_TESTS: Final = SOURCE / "tests" / "engines" / "chart"
 DATA_REQUIREMENTS: Final = LOCKS_FOLDER.parent / "requirements-data.txt"
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")  # The same versions as in pyproject.toml.
 MACHINES: Final = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
@@ -58,6 +60,7 @@ HEADERS: Final = {
     "build": "what our own wheel is built with",
     "data": "packages that carry pictures",
 }
+CHART_HEADER: Final = "what renders and checks the Helm chart in `make test-engines`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         uv = install_tool(RESOLVER, options.folder, "--only-binary=:all:")
         locks = group_by_lock(lambda *more: resolve(uv, *more))
+        chart = resolve(uv, str(CHART_TESTS / "requirements.txt"))
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"locks: no lock file was written: {reason_of(error)}", file=sys.stderr)
         return 1
@@ -83,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, packages in locks.items():
         (LOCKS_FOLDER / f"{name}.txt").write_text(write_lock(packages, HEADERS[name]))
         print(f"{name}.txt: {len(packages)} packages")
+    (CHART_TESTS / "lock.txt").write_text(write_lock(chart, CHART_HEADER))
+    print(f"{CHART_TESTS / 'lock.txt'}: {len(chart)} packages")
     return 0
 
 

@@ -124,6 +124,16 @@ def test_a_broker_file_that_cannot_be_read_is_no_new_place(tmp_path, text):
 
 
 @pytest.mark.slow
+def test_without_a_broker_file_the_command_fails_with_its_devices_so_that_a_cluster_starts_it_again(run):
+    words = command("fleet", run / "devices", "--share", "0/2")
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "ended with exit code 2 3 times in a row: " in last and "strange" in last
+
+
+@pytest.mark.slow
 def test_devices_whose_process_ends_three_times_have_failed_until_the_broker_moves(run):
     ended = run / "ended.json"
     fleet = start(run, "--ended", ended)

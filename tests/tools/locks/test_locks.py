@@ -137,7 +137,20 @@ def test_the_index_has_every_locked_package_for_every_python_and_machine(tmp_pat
     assert said.err.count("\n") == len(locks.MACHINES) and "Python>=3.11" in said.err
 
 
-@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
+CHART_LOCK = locks.CHART_TESTS / "lock.txt"
+
+
+def test_the_lock_of_the_chart_tests_has_what_they_ask_for_and_no_package_of_the_plain_installation_needs_it():
+    locked = {package.name: package.version for package in read_lock(CHART_LOCK.read_text())}
+    for line in (CHART_LOCK.parent / "requirements.txt").read_text().split():
+        name, _, version = line.partition("==")
+        assert locked[name] == version
+        assert not [
+            path for path in LOCKS if name in {package.name for package in read_lock(path.read_text())}
+        ]
+
+
+@pytest.mark.parametrize("path", [*LOCKS, CHART_LOCK], ids=lambda path: path.stem)
 def test_a_lock_names_no_host_and_is_written_as_it_is_read(path):
     text = path.read_text()
     assert "://" not in text and "index" not in text.splitlines()[1]
