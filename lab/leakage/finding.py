@@ -19,7 +19,7 @@ Labels: TypeAlias = NDArray[np.int64]
 # device has used. A3: A2 with the network of this device.
 Attacker = Literal["A0", "A1", "A2", "A3"]
 ATTACKERS: Final[tuple[Attacker, ...]] = get_args(Attacker)
-NO_TRUTH: Final = "no ground truth: not measured"
+NO_TRUTH: Final = "no ground truth: not measured; --replay computes it"
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,8 @@ def _reason(attack: Attack, scene: Scene, results: Sequence[Result]) -> str:
     if scene.truth is None and attack.needs_truth:
         return NO_TRUTH
     if attack.needs_network and scene.extractor is None:
+        if not scene.is_last and scene.truth is not None and scene.truth.half is not None:
+            return f"the device's network of round {scene.number} is not kept, only the last one: leave --round out"
         return "the attacker does not have the network that makes the features"
     if attack.needs_truth and scene.never_sent is None:
         return "no samples of the domain are left that were never sent: not measured"

@@ -13,9 +13,9 @@ from protofleet.lab.report.leakage_file import LeakageFile, LeakageRow
 DECIMALS = 5
 
 
-def file_of(observed: Observed, measured: Measured) -> LeakageFile:
-    """Return the contents of leakage.json."""
-    rounds = tuple(sorted({one.number for one in observed.exchanges}))
+def file_of(observed: Observed, measured: Measured, number: int | None = None) -> LeakageFile:
+    """Return the contents of leakage.json; `number` is the round if only one was measured."""
+    rounds = tuple(sorted({one.number for one in observed.exchanges})) if number is None else (number,)
     return LeakageFile(
         observed.plan.method, observed.source, measured.query.attacker, rounds, rows_of(measured.worst),
         rows_of(measured.pooled), rows_of(measured.findings), rows_of(measured.missing),

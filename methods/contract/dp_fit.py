@@ -32,10 +32,21 @@ def demand_dp_fit(
             f"at least {rounds}, which makes the noise larger, or lower rounds"
         )
     if problem := misfit(method, dp.unit):
-        known = ", ".join(one for one in names() if not misfit(load(one), dp.unit))
+        known = ", ".join(words_of_method(one, dp.unit) for one in names() if may_fit(load(one), dp.unit))
         raise SettingsError(
             f'dp.unit is "{dp.unit}", but {name} {problem}; leave dp out, or take one of the methods {known}'
         )
+
+
+def may_fit(method: Method, unit: PrivacyUnit) -> bool:
+    """Return whether a method can have this unit, perhaps with another setting."""
+    return not misfit(method, unit) or (unit == "sample" and bool(method.sums_with))
+
+
+def words_of_method(name: str, unit: PrivacyUnit) -> str:
+    """Return the name of a method, with the setting that it needs for this unit."""
+    method = load(name)
+    return f"{name} (with {method.sums_with})" if misfit(method, unit) else name
 
 
 def misfit(method: Method, unit: PrivacyUnit) -> str:

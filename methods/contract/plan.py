@@ -529,6 +529,11 @@ def secagg_misfit(method: Method, name: str, dp: DpSettings | None = None) -> st
     if method.sums is not None and dp is not None and dp.unit == "sample":
         return ""
     known = ", ".join(one for one in names() if fits_secagg(load(one)))
+    if method.sums is None and method.sums_with:
+        return (
+            f"secagg is set, but it would protect nothing: {name} uses the updates of single devices; set "
+            f'{method.sums_with} and add [dp] with unit = "sample", leave secagg out, or take one of {known}'
+        )
     if method.needs_counts and not method.sums_counts:
         return (
             f"secagg is set, but {name} needs the number of samples of each class from each device, which would be "

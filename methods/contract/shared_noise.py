@@ -87,11 +87,11 @@ def most_samples(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: Sam
 def demand_room(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: SampleSums, samples: int) -> None:
     """Raise SettingsError if a device with so many samples cannot take part in a sum of so many devices."""
     if samples > (most := most_samples(dp, secagg, devices, sums)):
-        bits = "secagg.bits = 32, " if secagg.bits < MOST_BITS else ""
+        bits = "set secagg.bits = 32, or " if secagg.bits < MOST_BITS else ""
         raise SettingsError(
-            f"a device has {samples:,} samples, but with secagg.bits = {secagg.bits}, dp.epsilon = {dp.epsilon:g} "
-            f"and {devices} devices, each may have at most {most:,}, because the sum could wrap; use {bits}a smaller "
-            "dp.epsilon, or a smaller policy.cohort"
+            f"{samples:,} samples are too many: with secagg.bits = {secagg.bits}, dp.epsilon = {dp.epsilon:g} and "
+            f"{devices} devices, a device may have {most:,}, or the sum could wrap; {bits}lower dp.epsilon or "
+            "policy.cohort"
         )
 
 
@@ -112,8 +112,11 @@ def demand_field(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: Sam
     """Raise SettingsError if a sum of so many devices could wrap, or if no device could have a sample in it."""
     if sums is None:
         noise_field(dp, secagg, devices)
-    else:
-        demand_room(dp, secagg, devices, sums, samples=1)
+    elif most_samples(dp, secagg, devices, sums) < 1:
+        raise SettingsError(
+            f"secagg.bits is {secagg.bits}, but with dp.epsilon = {dp.epsilon:g}, a sum of {devices} devices has no "
+            "room for a single sample beside the noise; set secagg.bits = 32"
+        )
 
 
 def largest_share(dp: DpSettings, secagg: SecaggSettings) -> float:

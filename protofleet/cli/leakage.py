@@ -81,7 +81,7 @@ def leakage(options: argparse.Namespace) -> int:
     query = query_of(
         observed, options.device, options.attacker, options.kinds, options.round, options.thorough
     )
-    found = file_of(observed, measured(observed, query, options.round))
+    found = file_of(observed, measured(observed, query, options.round), options.round)
     write_leakage(folder, found)
     page = write_leakage_page(found, name, options.page or folder / PAGE)
     listing.line(leakage_text(found))

@@ -190,7 +190,7 @@ def test_a_device_with_too_many_samples_for_the_words_takes_no_part_and_the_run_
     assert run.service.finished and not run.service.run.diverged
     released = [len(run.service.run.releases.releases(device)) for device in run.agents]
     assert released == [1, 1, 1, 0]
-    assert "(out_of_range): a device has 66 samples, but with secagg.bits = 32" in caplog.text
+    assert "(out_of_range): 66 samples are too many: with secagg.bits = 32" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,8 @@ class ProgressDisplay:
             case "joined" if not p.asked:
                 return ""  # With a hundred devices, this event would print a hundred lines.
             case "joined" | "left":
-                return f"{event['device']} has {event['event']}, {p.present} present"
+                why = f": {event['reason']}" if event.get("reason") else ""
+                return f"{event['device']} has {event['event']}, {p.present} present{why}"
             case "asked" if p.asked == 1:
                 return f"{p.stage}: {len(p.cohort)} devices asked, {p.present} present"
             case "held_back" if event["until"] - time.time() >= LONG_PAUSE:

@@ -52,7 +52,7 @@ def test_a_method_that_trains_on_the_samples_is_refused_for_samples_with_the_rea
     text = str(found.value)
     assert text.startswith(f'dp.unit is "sample", but {method} ')
     assert "noise on its updates hides no sample" in text
-    assert text.endswith("take one of the methods fed3r, fedncm")
+    assert text.endswith('take one of the methods fed3r, fedgram (with method.form = "gram"), fedncm')
     assert "\n" not in text
 
 

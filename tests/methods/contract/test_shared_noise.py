@@ -108,7 +108,7 @@ def test_the_words_hold_the_sums_over_the_most_samples_and_the_largest_noise_of_
     dp, secagg = replace(SAMPLES, epsilon=2.0, colluders=1), SecaggSettings(bits=bits)
     one = made(dp, secagg, method).sums
     most = most_samples(dp, secagg, devices, one)
-    with pytest.raises(SettingsError, match=f"each may have at most {most:,}, because the sum could wrap"):
+    with pytest.raises(SettingsError, match=f"a device may have {most:,}, or the sum could wrap"):
         demand_room(dp, secagg, devices, one, most + 1)
     demand_room(dp, secagg, devices, one, most)
     # A sample whose only feature is not 0 has the largest number: the clip.
@@ -123,7 +123,9 @@ def test_the_words_hold_the_sums_over_the_most_samples_and_the_largest_noise_of_
 
 
 def test_words_that_hold_no_sample_beside_the_noise_are_refused_with_the_bits():
-    with pytest.raises(SettingsError, match=r"each may have at most 0, .* use secagg\.bits = 32"):
+    with pytest.raises(
+        SettingsError, match=r"no room for a single sample beside the noise; set secagg\.bits = 32"
+    ):
         made(SAMPLES, SecaggSettings(bits=16), "fedncm")
     assert made(SAMPLES, method="fedncm").sums is not None
 
