@@ -108,7 +108,9 @@ def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, 
 
 def test_a_job_that_slurm_has_forgotten_has_no_tasks(told, slurm):
     told.tell("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
-    assert slurm.states("44") == []
+    assert slurm.states("44") == [] and slurm.has_forgotten("44")
+    told.tell("squeue", "0|COMPLETED|n1|None\n")
+    assert slurm.states("44") == [] and not slurm.has_forgotten("44")
 
 
 def test_a_controller_that_does_not_answer_is_no_end_of_a_job(told, slurm):
