@@ -130,7 +130,22 @@ class Slurm:
         return found
 
     def cancel(self, job_id: str, kill: bool = False) -> None:
-        self._ask("scancel", *(["--signal=KILL", "--full"] if kill else []), job_id)
+        """Cancel the tasks that wait, and send SIGTERM to the others; or with `kill`, send SIGKILL and cancel all.
+
+        A plain `scancel` sends SIGKILL only after KillWait, 30 s by default, and then refuses an earlier SIGKILL.
+        """
+        if kill:
+            self._cancel("--signal=KILL", "--full", job_id)
+            self._cancel(job_id)
+        else:
+            self._cancel("--state=PENDING", job_id)
+            self._cancel("--signal=TERM", "--full", job_id)
+
+    def _cancel(self, *words: str) -> None:
+        """Call scancel. It also fails if no task is left, which is no trouble."""
+        found = self._run("scancel", *words)
+        if found.returncode and AWAY.search(found.stderr):
+            raise EngineAwayError(one_line(found.stderr))
 
     def bad_nodes(self) -> Mapping[str, str]:
         out = self._ask("sinfo", "-h", "-N", "-t", "down,drain,fail,unknown", "-o", "%N|%T")

@@ -90,16 +90,15 @@ def test_running_tasks_notice_nothing_of_an_absent_controller(slurm, place):
 
 
 def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(slurm, place):
-    """The controller has saved that the second task waits, and ends before it has saved that the task runs."""
-    first = sweep(slurm, place, "--seeds", "1", "2", "--at-once", "1", count=20)
-    wait_for(lambda: any("_1 RUNNING" in line for line in slurm.tasks()), 180, "the second task runs")
-    slurm.script("head-kill")
-    time.sleep(1)
-    slurm.script("head-start")
+    """A node that cannot start the second task is drained, and Slurm holds the task."""
+    first = sweep(slurm, place, "--seeds", "1", "2", "--at-once", "1", count=10)
+    wait_for(lambda: rounds(place / "runs" / "small-lr-0.05-s1"), 180, "the first task runs")
+    (slurm.folder / "no-start").touch()
     first.wait_for_words("is held by slurm", 240)
-    job = next(line.split("_")[0] for line in slurm.tasks())
     first.wait_for_words("nodes that take no tasks: n", 30)
+    job = next(line.split("_")[0] for line in slurm.tasks())
     assert f"scontrol release {job}_1" in first.said and "drain" in first.said
+    (slurm.folder / "no-start").unlink()
     slurm.ask("scontrol", "update", "nodename=n[1-4]", "state=resume")
     slurm.ask("scontrol", "release", f"{job}_1")
     said = first.end(600)
