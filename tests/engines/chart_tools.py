@@ -118,6 +118,7 @@ def _program(name: str) -> str:
 
 
 def _run(command: list[str], folder: Path) -> None:
+    name = "pip" if "pip" in command else Path(command[0]).name
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
@@ -126,4 +127,4 @@ def _run(command: list[str], folder: Path) -> None:
         ) from None
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-        raise NoChartTools(f"{Path(command[0]).name} did not install the packages: {last[-1][:200]}")
+        raise NoChartTools(f"{name} did not install the packages: {last[-1][:200]}")

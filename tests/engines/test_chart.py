@@ -121,7 +121,7 @@ def test_a_mistake_is_planted_in_every_object(rendered):
     assert every_object(rendered).keys() - groups == MISTAKES.keys()
 
 
-@pytest.mark.parametrize("key", [key for key in MISTAKES if key[0] != "PodMonitor"])
+@pytest.mark.parametrize("key", [key for key in MISTAKES if key[0] != "PodMonitor"], ids="-".join)
 def test_a_planted_mistake_is_found_in_four_versions(rendered, tools, key):
     right = every_object(rendered)[key]
     wrong = copy.deepcopy(right)
