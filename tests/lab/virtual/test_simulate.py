@@ -11,9 +11,11 @@ from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.observe.summary_file import read_summary, write_summary
 from protofleet.edge_client.data.shard import Shards
 from protofleet.lab.api.simulated import Federation
+from protofleet.lab.local.batch import Batch
 from protofleet.lab.report.comparison import read_groups
 from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.lab.virtual.simulate import finished_before, named, simulate
+from protofleet.lab.virtual.sweep import VirtualRuns
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime.command.errors import RunError
@@ -166,6 +168,13 @@ def test_a_sweep_in_virtual_time_chooses_by_the_same_accuracy_and_shows_the_cost
     assert "Virtual runs" in (tmp_path / "runs/sweeps/small-virtual/trials.md").read_text()
     assert main(command) == 0
     assert capsys.readouterr().out.count("this run has already ended: finished") == 2
+
+
+def test_a_batch_of_virtual_runs_asks_for_the_profiles_of_a_finished_run(tmp_path, usual):
+    one, runs = named(experiment(tmp_path)), usual[0].parent
+    assert Batch(runs, runner=VirtualRuns(profiles(tmp_path))).is_finished(one)
+    other = profiles(tmp_path, PROFILES.replace("up = 8", "up = 9"))
+    assert not Batch(runs, runner=VirtualRuns(other)).is_finished(one)
 
 
 def test_compare_marks_virtual_runs(usual, capsys):
