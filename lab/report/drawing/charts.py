@@ -151,7 +151,8 @@ def polyline(axes: Axes, line: ChartLine) -> str:
     dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
     dots = "".join(
         f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3" fill="{line.colour}"/>'
-        for x, y in (line.points if line.marked else ())
+        # Without a dot, a line of one point would not be visible.
+        for x, y in (line.points if line.marked or len(line.points) == 1 else ())
     )
     return (
         f'<polyline points="{points}" fill="none" stroke="{line.colour}" stroke-width="{width}"{dash} '

@@ -36,6 +36,13 @@ def test_an_axis_ends_at_a_round_number_that_is_not_below_the_value(value, end):
     assert round_axis_end(value) == end
 
 
+@pytest.mark.parametrize("points, dots", [([(1, 0.3)], 1), ([(1, 0.1), (2, 0.7)], 0)])
+def test_a_line_of_one_point_is_a_dot(points, dots):
+    axes = Axes(1, 2, 0, 1)
+    drawn = charts.polyline(axes, charts.ChartLine("a", points, "#123456"))
+    assert drawn.count("<circle") == dots
+
+
 def test_a_chart_draws_each_line_in_both_widths_and_lists_its_numbers():
     lines = [
         charts.ChartLine("fedavg", [(1, 0.1), (2, 0.7)], "#123456"),
