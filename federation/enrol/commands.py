@@ -124,6 +124,10 @@ def install(o: Options) -> int:
     is_ejabberd = ejabberd_files.is_ejabberd(o.folder)
     if claimed.part == "broker" and not is_ejabberd:
         listener_to_write(o, o.folder)
+    elif is_ejabberd and (given := given_flags(o)):
+        raise SettingsError(
+            f"{given} can be used only for a mosquitto.conf, but {o.folder} has an ejabberd.yml; edit this file"
+        )
     elif given := given_flags(o):
         raise SettingsError(
             f"{given} can be used only for a broker's mosquitto.conf, but {claimed.name} is a {claimed.part}; set "

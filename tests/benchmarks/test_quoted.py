@@ -24,6 +24,7 @@ from benchmarks.measures.idle import Idle, IdleService
 from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
+from benchmarks.measures.several_nodes import SeveralNodes
 from benchmarks.measures.stack import Stack
 from benchmarks.measures.two_slots import TwoSlots
 from protofleet.protocol.settings.reader import read_toml
@@ -90,6 +91,8 @@ def smallest(measure):
             return Run(devices=2, rounds=2, process_each=measure.process_each)
         case RunMemory():
             return RunMemory(replace(measure.run, devices=2, rounds=3))
+        case SeveralNodes():
+            return SeveralNodes(devices=2, rounds=2)
         case Flower():
             return Flower(devices=2, rounds=2)
         case FlowerSimulation():

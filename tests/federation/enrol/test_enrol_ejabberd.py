@@ -85,7 +85,13 @@ def test_the_folder_of_another_party_is_refused(lab, capsys):
 
 def test_a_renewed_certificate_is_installed_without_a_mosquitto_conf(lab, capsys):
     assert main(["enrol", "renew", "node-1", "--root", "fleet/root"]) == 0
-    assert main(["enrol", "install", "fleet/root/approvals/node-1.approval", "--folder", "node-1"]) == 0
+    words = ["enrol", "install", "fleet/root/approvals/node-1.approval", "--folder", "node-1"]
+    assert main([*words, "--port", "1"]) == 2
+    assert (
+        "--port can be used only for a mosquitto.conf, but node-1 has an ejabberd.yml"
+        in capsys.readouterr().err
+    )
+    assert main(words) == 0
     assert "an approval has no rules for ejabberd" in capsys.readouterr().out
     assert not (lab / "node-1" / "mosquitto.conf").exists()
 
