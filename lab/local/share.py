@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -35,6 +36,9 @@ GROUPS: Final = "groups.json"
 SETTINGS_FILE: Final = "device.toml"
 LOOK_SECONDS: Final = 1.0  # Time between two looks at the broker file and at the ended devices.
 POLL_SECONDS: Final = 0.1
+# Time in which an earlier task of the same share sees that a later one has claimed it, and kills its devices. Two
+# processes with the same devices would overwrite each other's files.
+HAND_OVER_SECONDS: Final = 3.0
 # If the process ends this number of times in a row within a minute of its start, its devices have failed.
 MOST_FAILURES: Final = 3
 KILLED: Final = (
@@ -154,6 +158,32 @@ def failed_devices(path: Path, start: str) -> dict[str, str]:
 
 
 @dataclass
+class Owner:
+    """The file that names the task that runs a share. A later task of the same share writes its own word there."""
+
+    path: Path
+    word: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def claim(self) -> bool:
+        """Write the word, and return whether an earlier task may still run the share."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        earlier = self.path.exists()
+        Disk(durable=False).replace(self.path, self.word.encode())
+        return earlier
+
+    def is_lost(self) -> bool:
+        """Return whether another task has claimed the share."""
+        try:
+            return self.path.read_text() != self.word
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        if not self.is_lost():
+            self.path.unlink(missing_ok=True)
+
+
+@dataclass
 class SharedDevices:
     """The supervisor of the process with the devices of a share.
 
@@ -169,6 +199,7 @@ class SharedDevices:
     broker_file: Path | None = None
     ended_file: Path | None = None  # The file of the run's folder for the failed devices.
     over: bool = False
+    not_before: float = 0.0  # Time of the first start, after which an earlier task of the share has ended.
     _place: BrokerPlace | None = None
     _running: bool = False
     _started_at: float = 0.0
@@ -188,7 +219,7 @@ class SharedDevices:
         if self._running and (code := self.processes.exit_code(self.process_name)) is not None:
             self._running = False
             return self._ended(code, now)
-        if not self._running and not self.over and now >= self._start_at:
+        if not self._running and not self.over and now >= max(self._start_at, self.not_before):
             self._start(now)
         return line
 
@@ -204,10 +235,13 @@ class SharedDevices:
         if place == self._place:
             return ""
         self._place, self._start_at, self._backoff = place, 0.0, RestartBackoff()
+        self.kill()
+        return f"the broker is at {place.host}:{place.port} now"
+
+    def kill(self) -> None:
         if self._running:
             self.processes.kill(self.process_name)
             self._running = False
-        return f"the broker is at {place.host}:{place.port} now"
 
     def _start(self, now: float) -> None:
         self.own_ended.unlink(missing_ok=True)  # An earlier process may have left this file.
@@ -308,10 +342,17 @@ def run_share(
             folder.absolute(), names, processes, share.process_name, Path(own) / "ended.json",
             [*changes, *slots_of_node(run)], broker_file, ended_file,
         )  # fmt: skip
+        owner = Owner(run / "logs" / f"{share.process_name}.owner")
+        if owner.claim():
+            devices.not_before = time.monotonic() + HAND_OVER_SECONDS
         while not received and not devices.over:
+            if owner.is_lost():
+                devices.kill()
+                raise RunError(f"another task runs the devices of --share {share.index}/{share.count} now")
             if line := devices.poll(time.monotonic()):
                 print(f"protofleet: {line}", file=sys.stderr, flush=True)
             time.sleep(POLL_SECONDS)
+    owner.release()  # The devices have ended.
     if received:
         raise RunError(f"signal {received[0]}")
     shutil.rmtree(slots_folder(run), ignore_errors=True)  # The run is over.

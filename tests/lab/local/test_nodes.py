@@ -214,8 +214,8 @@ def test_two_tasks_with_one_group_change_no_bit(place, slurm, untroubled):
         ["sh", "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_ARRAY_TASK_ID": "0"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    log = place / "runs" / "small" / "logs" / "devices-0.log"
-    assert wait_until(lambda: "another process" in log.read_text(), 60)
+    log = place / "runs" / "small" / "engine" / "0.log"
+    assert wait_until(lambda: "another task runs the devices of --share 0/2 now" in log.read_text(), 60)
     held.let_go()
     finish(run)
     second.terminate()

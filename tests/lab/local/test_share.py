@@ -153,6 +153,28 @@ def test_devices_whose_process_ends_three_times_have_failed_until_the_broker_mov
 
 
 @pytest.mark.slow
+def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devices(run):
+    for name in ("d1", "d2", "d3"):
+        path = run / "devices" / name / "device.toml"
+        path.unlink()
+        path.symlink_to(run / "pipe")
+    os.mkfifo(run / "pipe")
+    PLACE.write(run / "broker.json")
+    earlier = start(run)
+    assert wait_until(lambda: "broker.port=1" in words_of(device_of(earlier)), 60)
+    first = device_of(earlier)
+    later = start(run)
+    assert wait_until(lambda: device_of(later) or not alive(first), 60)
+    assert not alive(first) and not device_of(later), "two processes with the same devices never run at once"
+    assert "another task runs the devices of --share 0/2 now" in earlier.communicate(timeout=60)[1]
+    assert earlier.returncode == 1
+    assert wait_until(lambda: device_of(later), 60)
+    later.terminate()
+    later.communicate(timeout=60)
+    assert not (run / "logs" / "devices-0.owner").exists()
+
+
+@pytest.mark.slow
 def test_a_device_process_starts_again_when_it_is_killed_and_when_the_broker_moves(run):
     """The devices wait for their settings, which no process writes."""
     for name in ("d1", "d2", "d3"):
