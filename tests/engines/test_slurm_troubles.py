@@ -106,15 +106,15 @@ def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(
 
 
 def test_a_job_that_slurm_has_forgotten_is_submitted_again(slurm, place):
-    """A controller that ends at once after a submission has saved nothing of the job."""
+    """A controller that ends at once after a submission has not saved the job. Here, what it has saved is removed."""
     first = sweep(slurm, place, count=20)
-    wait_for(
-        lambda: any("_0 RUNNING" in line for line in slurm.tasks()) and "job 2" in first.said, 180, "it runs"
-    )
+    first.wait_for_words("trials: 0 wait, 1 run", 180)
     slurm.script("head-kill")
+    for path in (slurm.folder / "state").glob("job_state*"):
+        path.unlink()
     slurm.script("head-start")
     said = first.end(600)
-    assert first.process.returncode == 0 and "1 of 1 runs are finished" in said, said
+    assert first.process.returncode == 0 and "they are submitted again" in said, said
 
 
 def test_a_job_that_is_cancelled_by_hand_is_not_submitted_again(slurm, place):
