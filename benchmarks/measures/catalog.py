@@ -216,7 +216,9 @@ def virtual(devices: int, cohort: int, rounds: int) -> Program:
     )
 
 
-def virtual_line(name: str, mbits: float, delay: float, **more: float) -> Program:
+def virtual_line(
+    name: str, mbits: float, delay: float, loss: float = 0.0, width: int = 64, rounds: int = 8
+) -> Program:
     seconds = [f"seconds of {part}" for part in ("a round (median)", "the run", "the last evaluation")]
     return Program(
         f"virtual-line-{name}",
@@ -226,7 +228,7 @@ def virtual_line(name: str, mbits: float, delay: float, **more: float) -> Progra
             **{what: Figure("s") for what in seconds},
             **{f"{what}: off": Figure("") for what in (*seconds, "wire bytes up", "wire bytes down")},
         },
-        {"mbits": mbits, "delay": delay, **more},
+        {"mbits": mbits, "delay": delay, "loss": loss, "width": width, "rounds": rounds},
     )
 
 
