@@ -83,6 +83,10 @@ class Engine(Protocol):
         """Return the states of the tasks that have not ended, and of cancelled tasks."""
         ...
 
+    def has_forgotten(self, job_id: str) -> bool:
+        """Return whether the engine does not know the job any more, not even as a job that has ended."""
+        ...
+
     def cancel(self, job_id: str, kill: bool = False) -> None:
         """Ask the engine to end all tasks of the job in order, or with `kill`, at once."""
 

@@ -14,11 +14,11 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> str:
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:
         return str(path)
-    found, words = Path("/"), str(path)
+    words = str(path)
     for line in lines:
         source, place, kind, options = line.split()[:4]
         point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), place))
-        # Of two mounts at the same place, the later one covers the earlier one.
-        if path.is_relative_to(point) and point.is_relative_to(found):
-            found, words = point, f"{point}, {kind} of {source} ({options})"
+        # A later mount covers the earlier ones.
+        if path.is_relative_to(point):
+            words = f"{point}, {kind} of {source} ({options})"
     return words

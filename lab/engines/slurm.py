@@ -113,17 +113,39 @@ class Slurm:
         return found.stdout.strip().splitlines()[-1].partition(";")[0]
 
     def states(self, job_id: str) -> list[TaskState]:
-        form = "%K|%T|%N|%r"
-        found = self._run("squeue", "-h", "-r", "-t", "all", "-j", job_id, "-o", form)
+        found = self._listed(job_id)
         if found.returncode:
-            if GONE in found.stderr:
-                return []
-            raise EngineAwayError(one_line(found.stderr))
+            return []
         read = (read_state(line) for line in found.stdout.splitlines() if line.strip())
         return [state for state in read if state is not None]
 
+    def has_forgotten(self, job_id: str) -> bool:
+        return self._listed(job_id).returncode != 0
+
+    def _listed(self, job_id: str) -> subprocess.CompletedProcess[str]:
+        """Return the list of the job's tasks; the exit code is not 0 if Slurm does not know the job."""
+        found = self._run("squeue", "-h", "-r", "-t", "all", "-j", job_id, "-o", "%K|%T|%N|%r")
+        if found.returncode and GONE not in found.stderr:
+            raise EngineAwayError(one_line(found.stderr))
+        return found
+
     def cancel(self, job_id: str, kill: bool = False) -> None:
-        self._ask("scancel", *(["--signal=KILL", "--full"] if kill else []), job_id)
+        """Cancel the tasks that wait, and send SIGTERM to the others; or with `kill`, send SIGKILL and cancel all.
+
+        A plain `scancel` sends SIGKILL only after KillWait, 30 s by default, and then refuses an earlier SIGKILL.
+        """
+        if kill:
+            self._cancel("--signal=KILL", "--full", job_id)
+            self._cancel(job_id)
+        else:
+            self._cancel("--state=PENDING", job_id)
+            self._cancel("--signal=TERM", "--full", job_id)
+
+    def _cancel(self, *words: str) -> None:
+        """Call scancel. It also fails if no task is left, which is no trouble."""
+        found = self._run("scancel", *words)
+        if found.returncode and AWAY.search(found.stderr):
+            raise EngineAwayError(one_line(found.stderr))
 
     def bad_nodes(self) -> Mapping[str, str]:
         out = self._ask("sinfo", "-h", "-N", "-t", "down,drain,fail,unknown", "-o", "%N|%T")

@@ -53,6 +53,7 @@ class EngineBatch:
     settle_seconds: float = SETTLE_SECONDS
     failed: dict[str, str] = field(default_factory=dict)
     _finished: set[str] = field(default_factory=set)
+    _lost: set[str] = field(default_factory=set)  # Trials of a job that the engine has forgotten.
     _counts: tuple[int, ...] = ()
 
     @property
@@ -189,15 +190,18 @@ class EngineBatch:
             left = [
                 n for n in names if n in known and n not in self.failed and not self._has_finished(known[n])
             ]
-            if index in watch.cancelled and left:
+            if left and index in watch.cancelled:
                 raise StoppedError(
                     f"job {watch.job_id} was cancelled, by scancel or by an administrator; "
                     f"{self._finished_words(trials)}, and the same command goes on"
                 )
-            if any(self._is_in_use(name) for name in left) or self._made_progress(names, before):
+            if not left:
+                continue
+            in_use = any(self._is_in_use(name) for name in left)
+            if in_use or self._made_progress(names, before) or self._was_forgotten(watch, left):
                 again += len(left)
             else:
-                self.failed |= dict.fromkeys(left, self._end_of_task(index) if left else "")
+                self.failed |= dict.fromkeys(left, self._end_of_task(index))
         if again and shutil.disk_usage(self.runs).free < MIN_FREE:
             raise RunError(
                 f"the disk that holds {self.runs} is full; {self._finished_words(trials)}; make room and run the "
@@ -210,6 +214,20 @@ class EngineBatch:
         """Return the number of trials of a task that have not finished."""
         names = tasks[task] if task < len(tasks) else []
         return sum(not (self.runs / name / "summary.json").exists() for name in names)
+
+    def _was_forgotten(self, watch: QueueWatch, names: Sequence[str]) -> bool:
+        """Return whether the engine has lost the job, which may end the same trials only once.
+
+        A controller that is killed within seconds of a submission has not saved the job.
+        """
+        try:
+            lost = self.engine.has_forgotten(watch.job_id) and not self._lost & set(names)
+        except EngineAwayError:
+            return False
+        if lost and not self._lost:
+            self.say(f"{self.engine.name} has forgotten job {watch.job_id}")
+        self._lost |= set(names) if lost else set()
+        return lost
 
     def _made_progress(self, names: Sequence[str], before: Mapping[str, int]) -> bool:
         """Return whether a trial of a task has ended a round since the job was submitted."""

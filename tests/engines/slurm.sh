@@ -22,6 +22,9 @@ print(*(one.getsockname()[1] for one in sockets))' "$1"
 write_conf() {
     mkdir -p "$S/state" "$S/spool" "$S/log" "$S/munge"
     chmod 755 "$S"
+    # A node cannot start a task while the file no-start exists.
+    printf '#!/bin/sh\ntest ! -e %s/no-start\n' "$S" >"$S/prolog"
+    chmod 755 "$S/prolog"
     # shellcheck disable=SC2046
     set -- "$1" $(free_ports $(($1 + 1)))
     nodes=$1 head=$2
@@ -53,6 +56,7 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=2
 SlurmdParameters=config_overrides
+Prolog=$S/prolog
 SlurmdTimeout=${SLURMD_TIMEOUT:-10}
 SlurmctldTimeout=10
 KillWait=5

@@ -73,6 +73,7 @@ class SlurmCluster:
 
     def restore(self) -> None:
         """End all jobs and make all nodes idle, whatever a test has done."""
+        (self.folder / "no-start").unlink(missing_ok=True)
         if not is_alive(self.folder / "slurmctld.pid"):
             self.script("head-start")
         wait_for(lambda: self._quiet("scancel", "--user=root") is not None, 60, "the controller answers")

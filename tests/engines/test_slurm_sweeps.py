@@ -155,9 +155,10 @@ def test_several_trials_of_a_task_have_the_same_bits_and_a_repeated_task_runs_no
     assert now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime <= 5.0
 
 
-def test_sigterm_leaves_no_task_and_no_process_and_the_same_command_goes_on(slurm, place, alone):
-    runs = place / "runs"
-    first = sweep(slurm, place)
+def test_sigterm_leaves_no_task_and_no_process_and_the_same_command_goes_on(slurm, tmp_path):
+    place, runs = furnished(tmp_path), tmp_path / "runs"
+    words = ("sweep", "small.toml", *OPTIONS[:4], "--grid", "method.lr=0.02,0.05,0.1,0.2")
+    first = Command(slurm, place, *words, "--on", "slurm")
     wait_for(lambda: any(rounds(p) for p in runs.glob("small-*")), 180, "a round has ended")
     begun = time.monotonic()
     first.process.send_signal(signal.SIGTERM)
@@ -166,10 +167,11 @@ def test_sigterm_leaves_no_task_and_no_process_and_the_same_command_goes_on(slur
     assert slurm.tasks() == [] and slurm.left() == []
     assert seconds <= 10.0, f"{seconds:.1f} s"
     assert "and the same command goes on" in first.said
-    second = sweep(slurm, place)
+    second = Command(slurm, place, *words, "--on", "slurm")
     said = second.end()
     assert second.process.returncode == 0, said
-    assert all_bits(runs) == all_bits(alone / "runs") and not list(runs.glob("*.1"))
+    subprocess.run(command(*words, "--runs", "alone"), cwd=place, check=True, capture_output=True)
+    assert all_bits(runs) == all_bits(place / "alone") and not list(runs.glob("*.1"))
 
 
 def test_detach_ends_and_the_same_command_waits_later(slurm, place):

@@ -90,20 +90,31 @@ def test_running_tasks_notice_nothing_of_an_absent_controller(slurm, place):
 
 
 def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(slurm, place):
-    """A controller that ends within seconds of a start has not saved it, and the node refuses the job that it has."""
-    first = sweep(slurm, place, count=200)
-    first.wait_for_words("trials: 0 wait, 1 run", 180)
-    slurm.script("head-kill")
-    time.sleep(1)
-    slurm.script("head-start")
+    """A node that cannot start the second task is drained, and Slurm holds the task."""
+    first = sweep(slurm, place, "--seeds", "1", "2", "--at-once", "1", count=10)
+    wait_for(lambda: rounds(place / "runs" / "small-lr-0.05-s1"), 180, "the first task runs")
+    (slurm.folder / "no-start").touch()
     first.wait_for_words("is held by slurm", 240)
+    first.wait_for_words("nodes that take no tasks: n", 30)
     job = next(line.split("_")[0] for line in slurm.tasks())
-    assert f"scontrol release {job}_0" in first.said
-    assert "nodes that take no tasks: n" in first.said and "drain" in first.said
+    assert f"scontrol release {job}_1" in first.said and "drain" in first.said
+    (slurm.folder / "no-start").unlink()
     slurm.ask("scontrol", "update", "nodename=n[1-4]", "state=resume")
-    slurm.ask("scontrol", "release", f"{job}_0")
+    slurm.ask("scontrol", "release", f"{job}_1")
     said = first.end(600)
     assert first.process.returncode == 0, said
+
+
+def test_a_job_that_slurm_has_forgotten_is_submitted_again(slurm, place):
+    """A controller that ends at once after a submission has not saved the job. Here, what it has saved is removed."""
+    first = sweep(slurm, place, count=20)
+    first.wait_for_words("trials: 0 wait, 1 run", 180)
+    slurm.script("head-kill")
+    for path in (slurm.folder / "state").glob("job_state*"):
+        path.unlink()
+    slurm.script("head-start")
+    said = first.end(600)
+    assert first.process.returncode == 0 and "they are submitted again" in said, said
 
 
 def test_a_job_that_is_cancelled_by_hand_is_not_submitted_again(slurm, place):

@@ -1,4 +1,4 @@
-"""The mount of a folder is the last one whose place is nearest to the folder."""
+"""The mount of a folder is the last one that covers the folder."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ MOUNTS = (
 )
 
 
-def test_the_nearest_mount_is_named_with_its_options(tmp_path):
+def test_the_last_mount_above_the_folder_is_named_with_its_options(tmp_path):
     table = tmp_path / "mounts"
     table.write_text(MOUNTS)
     assert mount_of(Path("/home/runs"), table) == "/home, nfs4 of server:/home (rw,vers=4.2)"

@@ -82,6 +82,11 @@ def test_an_answer_of_an_earlier_test_does_not_count(tmp_path):
         check(ToldEngine(check=lambda job: None), tmp_path).run()
 
 
+def test_a_late_answer_to_another_command_does_not_count(tmp_path):
+    with pytest.raises(SettingsError, match="a node does not see"):
+        check(ToldEngine(check=other_answer(word="of an earlier command")), tmp_path).run()
+
+
 def test_an_interrupt_cancels_the_test(tmp_path):
     def interrupted(text):
         raise KeyboardInterrupt

@@ -108,7 +108,9 @@ def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, 
 
 def test_a_job_that_slurm_has_forgotten_has_no_tasks(told, slurm):
     told.tell("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
-    assert slurm.states("44") == []
+    assert slurm.states("44") == [] and slurm.has_forgotten("44")
+    told.tell("squeue", "0|COMPLETED|n1|None\n")
+    assert slurm.states("44") == [] and not slurm.has_forgotten("44")
 
 
 def test_a_controller_that_does_not_answer_is_no_end_of_a_job(told, slurm):
@@ -162,6 +164,18 @@ def test_more_tasks_than_an_array_may_have_are_refused_before_anything_is_writte
 
 
 def test_a_job_that_is_cancelled_may_be_killed_next(told, slurm):
+    """After a plain scancel, Slurm would refuse SIGKILL until KillWait is over."""
     slurm.cancel("44")
+    assert told.calls == ["scancel --state=PENDING 44", "scancel --signal=TERM --full 44"]
     slurm.cancel("44", kill=True)
-    assert told.calls == ["scancel 44", "scancel --signal=KILL --full 44"]
+    assert told.calls[2:] == ["scancel --signal=KILL --full 44", "scancel 44"]
+
+
+def test_no_task_that_is_left_to_cancel_is_no_trouble_but_an_absent_controller_is(told, slurm):
+    told.tell(
+        "scancel", error="scancel: error: Kill job error on job id 44: Invalid job id specified\n", code=1
+    )
+    slurm.cancel("44")
+    told.tell("scancel", error=AWAY, code=1)
+    with pytest.raises(EngineAwayError, match="Unable to contact"):
+        slurm.cancel("44")

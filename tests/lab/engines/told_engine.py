@@ -30,6 +30,7 @@ class ToldEngine:
         default_factory=list
     )  # States to say first, instead of running tasks.
     bad: Mapping[str, str] = field(default_factory=dict)
+    forgetful: bool = False  # True if the engine forgets jobs whose tasks have ended.
     away: int = 0  # Number of looks at which the engine does not answer.
 
     def preflight(self, job: EngineJob) -> None:
@@ -58,6 +59,9 @@ class ToldEngine:
             task = left.pop(0)
             self.perform(self.jobs[job_id], task)
         return found + [TaskState(task, "cancelled") for task in self.cancelled.get(job_id, [])]
+
+    def has_forgotten(self, job_id: str) -> bool:
+        return self.forgetful
 
     def cancel(self, job_id: str, kill: bool = False) -> None:
         self.cancelled[job_id] = self.left.get(job_id, [])

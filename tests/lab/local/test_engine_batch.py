@@ -134,6 +134,12 @@ def test_a_trial_without_a_round_is_not_submitted_for_ever(runs, trials, batch, 
     assert "its task ended before the trial had ended a round" in said[-2]
 
 
+def test_a_job_that_the_engine_has_forgotten_is_submitted_again_but_not_for_ever(runs, trials, batch, said):
+    engine = ToldEngine(forgetful=True)
+    assert batch(engine).run_all(trials) == 1
+    assert len(engine.jobs) == 2 and said.count("slurm has forgotten job 1") == 1
+
+
 def test_the_last_line_of_the_log_says_why_a_task_has_ended(runs, trials, batch, said):
     def perform(job, task):
         job.log_of(task).write_text("slurmstepd: error: Exceeded job memory limit\n")
