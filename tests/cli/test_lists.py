@@ -83,7 +83,7 @@ def test_devices_that_hold_alike_are_one_line_which_fits_a_terminal(capsys, monk
     [
         (["deploy", "statsu"], "STEP is 'statsu'; did you mean status? there are known-hosts, plan"),
         (["enrol", "lst"], "STEP is 'lst'; did you mean list? there are root"),
-        (["run", "FILE", "--fersh"], "--fersh is no option; did you mean --fresh? there are --fresh, --help"),
+        (["run", "FILE", "--fersh"], "--fersh is no option; did you mean --fresh? there are --at-once, --cancel, --detach, --fresh, --help"),
         (["deploy", "status", "--flet=x"], "--flet is no option; did you mean --fleet? there are --fleet"),
         (["networks", "cnn_bn"], "cnn_bn is one argument too many (see protofleet networks --help)"),
         (["run", "FILE", "--set", "metod.name=x"], "metod is not a setting; did you mean method?"),
@@ -91,7 +91,7 @@ def test_devices_that_hold_alike_are_one_line_which_fits_a_terminal(capsys, monk
         (["methods", "fedlas"], "no method 'fedlas'; did you mean fedlsa? there are adcol"),
         (
             ["run", "FILE", "--resum"],
-            "--resum is no option; did you mean --resume? there are --fresh, --help",
+            "--resum is no option; did you mean --resume? there are --at-once, --cancel, --detach, --fresh, --help",
         ),
         (
             ["run", "FILE", "--seeds", "a"],
