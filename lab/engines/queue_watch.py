@@ -53,7 +53,7 @@ class QueueWatch:
 
     def _tell_of_requeued(self, states: Sequence[TaskState]) -> None:
         before, now = self._nodes, {one.task: one.node for one in states if one.state == "runs"}
-        back = [one.task for one in states if one.task in before and one.state != "runs"]
+        back = [one.task for one in states if one.task in before and one.state == "waits"]
         bad = self.engine.bad_nodes() if back else {}
         self._nodes = now
         for node in dict.fromkeys(before[task] for task in back):

@@ -99,7 +99,8 @@ def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(
     job = next(line.split("_")[0] for line in slurm.tasks())
     assert f"scontrol release {job}_1" in first.said and "drain" in first.said
     (slurm.folder / "no-start").unlink()
-    slurm.ask("scontrol", "update", "nodename=n[1-4]", "state=resume")
+    node = first.said.partition("nodes that take no tasks: ")[2].split()[0]
+    slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
     slurm.ask("scontrol", "release", f"{job}_1")
     said = first.end(600)
     assert first.process.returncode == 0, said
