@@ -118,6 +118,8 @@ def served(tmp_path_factory):
         reader = Reader([one.folder for one in models])
         reader.start()
         try:
+            # Each test may be the first one in its process.
+            until(lambda: models[0].named("current") and models[1].named("previous"))
             yield SimpleNamespace(
                 place=place, files=files, started=started, models=models, reader=reader, told=told, port=port,
             )  # fmt: skip
