@@ -47,9 +47,7 @@ class EngineSettings:
     setup: tuple[str, ...] = ()
     """Lines of shell that each task runs before protofleet, such as `module load python`."""
     slurm: dict[str, Any] = field(default_factory=dict)
-    """Options of `sbatch`: partition, account, qos, time, mem, cpus-per-task, gres, constraint, exclude and
-    reservation.
-    """
+    """Options of `sbatch`, such as `partition` and `time`; docs/clusters.md lists those that are accepted."""
 
     def __post_init__(self) -> None:
         for key, value in self.slurm.items():
