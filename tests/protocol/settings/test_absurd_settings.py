@@ -188,7 +188,7 @@ def test_the_page_of_bounds_is_the_one_that_the_source_writes():
 # The numbers of command lines.
 
 
-# The bounds of a size are tested in tests/lab/report/test_front.py, those of a share in tests/lab/local/test_share.py.
+# The bounds of a size are tested in tests/lab/report/test_front.py, and of a share in tests/lab/local/test_share.py.
 NO_NUMBERS = {"Path", "broker_changes", "_version", "_format", "experiment_file", "size_in_bytes"} | {
     "share_of_devices"
 }
