@@ -20,7 +20,6 @@ from protofleet.lab.local.grid import plan_grid, read_axis
 from protofleet.protocol.settings.reader import write_toml
 
 NAME = "bench"
-GRID = "method.lr=0.01,0.02,0.05,0.1"
 SEEDS = (1, 2, 3)
 LIMIT_SECONDS = 900.0
 
@@ -29,7 +28,14 @@ LIMIT_SECONDS = 900.0
 class SweepTasks:
     """Twelve trials: in one process, in four tasks of three, and in twelve tasks. The last ones are sampled."""
 
+    rates: tuple[str, ...] = (
+        "0.01",
+        "0.02",
+        "0.05",
+        "0.1",
+    )  # The sweep has three trials of each learning rate.
     sampled: int = 4  # Number of tasks with one trial that are measured.
+    rounds: int = 3
     figures: ClassVar = {
         "CPU a trial, one a task / one process": Figure("", steady=True),
         "CPU a trial, three a task / one process": Figure("", steady=True),
@@ -50,12 +56,13 @@ class SweepTasks:
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         path = folder / "experiment.toml"
-        path.write_text(write_toml(experiment()))
-        trials = plan_grid(path, [read_axis(GRID)], SEEDS, []).trials
+        path.write_text(write_toml(experiment(self.rounds)))
+        grid = f"method.lr={','.join(self.rates)}"
+        trials = plan_grid(path, [read_axis(grid)], SEEDS, []).trials
         with Family(folder, tree.environment()) as family:
-            words = (str(path), "--grid", GRID, "--seeds", *map(str, SEEDS), "--runs", str(folder / "one"))
+            words = (str(path), "--grid", grid, "--seeds", *map(str, SEEDS), "--runs", str(folder / "one"))
             one = self._spent(family, tree, "sweep", *words) / len(trials)
-            three = self._tasks(family, tree, folder / "three", trials, 3, 4) / len(trials)
+            three = self._tasks(family, tree, folder / "three", trials, 3, len(self.rates)) / len(trials)
             alone = self._tasks(family, tree, folder / "alone", trials, 1, self.sampled) / self.sampled
             again = self._task(family, tree, folder / "alone", 0)
         return {
@@ -91,9 +98,9 @@ class SweepTasks:
         return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def experiment() -> dict[str, object]:
+def experiment(rounds: int) -> dict[str, object]:
     return {
-        "name": NAME, "rounds": 3, "method": {"name": "fedavg", "lr": 0.05, "epochs": 1},
+        "name": NAME, "rounds": rounds, "method": {"name": "fedavg", "lr": 0.05, "epochs": 1},
         "network": {"name": "cnn23"}, "devices": {"per_domain": 1},
         "data": {"source": "digits", "samples": 200, "test_samples": 100, "validation": 0.2},
     }  # fmt: skip

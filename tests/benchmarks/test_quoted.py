@@ -26,6 +26,7 @@ from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
 from benchmarks.measures.several_nodes import SeveralNodes
 from benchmarks.measures.stack import Stack
+from benchmarks.measures.sweep_tasks import SweepTasks
 from benchmarks.measures.two_slots import TwoSlots
 from protofleet.protocol.settings.reader import read_toml
 
@@ -93,6 +94,8 @@ def smallest(measure):
             return RunMemory(replace(measure.run, devices=2, rounds=3))
         case SeveralNodes():
             return SeveralNodes(devices=2, rounds=2)
+        case SweepTasks():
+            return SweepTasks(rates=("0.01",), sampled=1, rounds=1)
         case Flower():
             return Flower(devices=2, rounds=2)
         case FlowerSimulation():
