@@ -24,13 +24,17 @@ def commands_page(top: argparse.ArgumentParser) -> str:
 
 
 def walk(command: argparse.ArgumentParser, about: str = "") -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Yield a command and all its sub-commands, each with its description in the list of commands."""
+    """Yield a command and all its sub-commands, each with its description in the list of commands.
+
+    Commands without such a description are for other programs of this package, so `--help` does not list them.
+    """
     yield command, about or command.description or ""
     for action in command._actions:  # argparse has no public list of the actions of a parser.
         if isinstance(action, argparse._SubParsersAction):
             said = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, inner in action.choices.items():
-                yield from walk(inner, said.get(name, ""))
+                if name in said:
+                    yield from walk(inner, said[name])
 
 
 def command_section(command: argparse.ArgumentParser, about: str) -> str:
