@@ -18,6 +18,8 @@ from tests.lab.local.test_run import ROOT, command, furnished, lines, protofleet
 from tests.support.held_run import HeldRun
 
 pytestmark = pytest.mark.slow
+# These tests start whole federations several times, so `make test-engines` runs them, and `make test-all` does not.
+only_with_engines = pytest.mark.engines
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
 ROUNDS = 6
 SETTINGS = ("--set", f"rounds={ROUNDS}", "--set", "method.name=fedpall")
@@ -137,6 +139,7 @@ def protofleet_here(place, *more, held=None):
     )
 
 
+@only_with_engines
 def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds_and_goes_on(place, slurm, untroubled):
     first = start(place, slurm, held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
@@ -150,6 +153,7 @@ def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds_and_goes_on(p
     assert bits(place / "runs" / "small") == untroubled
 
 
+@only_with_engines
 def test_a_second_head_is_refused_in_one_line(place, slurm, untroubled):
     held = HeldRun(place / "held", 1)
     first = start(place, slurm, held=held)
@@ -161,6 +165,7 @@ def test_a_second_head_is_refused_in_one_line(place, slurm, untroubled):
     assert bits(place / "runs" / "small") == untroubled
 
 
+@only_with_engines
 def test_a_broker_that_is_killed_is_started_again_on_its_host(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
@@ -172,6 +177,7 @@ def test_a_broker_that_is_killed_is_started_again_on_its_host(place, slurm, untr
     assert bits(place / "runs" / "small") == untroubled
 
 
+@only_with_engines
 def test_a_share_that_ends_three_times_in_a_row_ends_a_run_without_its_quorum(place, slurm):
     slurm.break_share(1)
     said = finish(start(place, slurm), 1)
@@ -180,6 +186,7 @@ def test_a_share_that_ends_three_times_in_a_row_ends_a_run_without_its_quorum(pl
     assert nothing_is_left(slurm)
 
 
+@only_with_engines
 def test_a_task_that_ends_although_the_run_goes_on_is_submitted_again(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
@@ -223,6 +230,7 @@ def test_two_tasks_with_one_group_change_no_bit(place, slurm, untroubled):
     assert bits(place / "runs" / "small") == untroubled
 
 
+@only_with_engines
 def test_a_head_in_a_job_whose_node_is_lost_goes_on_and_is_not_repeated_after_its_end(
     place, slurm, untroubled
 ):
@@ -244,6 +252,7 @@ def test_a_head_in_a_job_whose_node_is_lost_goes_on_and_is_not_repeated_after_it
     ]
 
 
+@only_with_engines
 def test_a_command_that_waits_for_a_head_in_a_job_ends_all_of_it(place, slurm, untroubled):
     at_login = start(place, slurm, "--head", "job", held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
