@@ -108,8 +108,8 @@ def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(
 
 def test_a_job_that_slurm_has_forgotten_is_submitted_again(slurm, place):
     """A controller that ends at once after a submission has not saved the job. Here, what it has saved is removed."""
-    first = sweep(slurm, place, count=20)
-    first.wait_for_words("trials: 0 wait, 1 run", 180)
+    first = sweep(slurm, place, count=200)
+    wait_for(lambda: rounds(place / "runs" / "small-lr-0.05-s1"), 180, "a round has ended")
     slurm.script("head-kill")
     for path in (slurm.folder / "state").glob("job_state*"):
         path.unlink()
