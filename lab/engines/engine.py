@@ -5,11 +5,13 @@ An engine does not say what has finished. The folder of each run says that.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from protofleet.runtime.children import last_lines
 from protofleet.runtime.command.errors import RunError
 
 # In a word of a command and in the name of a log, this text stands for the number of the task, from 0.
@@ -45,6 +47,13 @@ class EngineJob:
 
     def log_of(self, task: int) -> Path:
         return self.folder / self.log.replace(TASK, str(task))
+
+    def last_line(self, task: int) -> str:
+        """Return the last line of the log of a task; "" if there is no log, or no line in it."""
+        with contextlib.suppress(OSError):
+            if lines := last_lines(self.log_of(task)):
+                return lines[-1]
+        return ""
 
 
 @dataclass(frozen=True)

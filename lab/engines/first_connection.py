@@ -16,13 +16,12 @@ from typing import Final
 from protofleet.federation.brokers.ports import free_port
 from protofleet.lab.engines import reach
 from protofleet.lab.engines.engine import Engine, EngineJob
-from protofleet.lab.engines.queue_watch import POLL_SECONDS, QueueWatch, end_job
+from protofleet.lab.engines.queue_watch import POLL_SECONDS, SAY_AGAIN_SECONDS, QueueWatch, end_job
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime import children
 
 WORD_BYTES: Final = 16
 LOOK_SECONDS: Final = 0.2
-SAY_SECONDS: Final = 60.0  # Time between two lines about a first task that waits.
 
 
 @dataclass
@@ -64,7 +63,7 @@ class FirstTask:
         watch, look_at, say_at = (
             QueueWatch(self.engine, job_id, self.say),
             0.0,
-            time.monotonic() + SAY_SECONDS,
+            time.monotonic() + SAY_AGAIN_SECONDS,
         )
         gone = False
         while not received(server, word):
@@ -75,8 +74,9 @@ class FirstTask:
                     "an address of this machine that the nodes reach"
                 )
             if gone:
+                words = self.job.last_line(0) or "it has written nothing"
                 raise SettingsError(
-                    f"the first task of the run has ended without a result ({last_words(self.job)}); {result.parent} "
+                    f"the first task of the run has ended without a result ({words}); {result.parent} "
                     "must be on a disk that the nodes share, and the nodes must have this Python: choose another "
                     "folder with --runs"
                 )
@@ -85,7 +85,7 @@ class FirstTask:
                 states = watch.look()
                 gone = states == []
                 if states and states[0].state == "waits" and now >= say_at:
-                    say_at = now + SAY_SECONDS
+                    say_at = now + SAY_AGAIN_SECONDS
                     self.say(f"a first task waits for a node: job {job_id} ({states[0].reason})")
 
 
@@ -106,10 +106,3 @@ def read_result(path: Path) -> tuple[str, str] | None:
         if found["problem"]:
             return str(found["node"]), str(found["problem"])
     return None
-
-
-def last_words(job: EngineJob) -> str:
-    with contextlib.suppress(OSError):
-        if lines := children.last_lines(job.log_of(0)):
-            return lines[-1]
-    return "it has written nothing"

@@ -21,7 +21,7 @@ from protofleet.lab.engines.mount import mount_of
 from protofleet.lab.engines.queue_watch import SAY_AGAIN_SECONDS, end_job
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
-from protofleet.runtime.children import command, last_lines
+from protofleet.runtime.children import command
 from protofleet.runtime.installation.version import installed_version
 
 LOCK: Final = "check.lock"
@@ -36,7 +36,7 @@ SETTLE_SECONDS: Final = (
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """What the first task has found on its node."""
+    """The state of a node, as the first task has found it."""
 
     word: str
     node: str
@@ -138,9 +138,8 @@ class NodeCheck:
                 f"a node does not see {self.folder}: the first task left nothing there; choose a folder that this "
                 f"machine and all nodes share with --runs (here it is on {mount_of(self.folder)})"
             )
-        said = last_lines(log)
         return (
-            f"the first task has ended without an answer: {said[-1] if said else 'it printed nothing'}; see {log}, "
+            f"the first task has ended without an answer: {job.last_line(0) or 'it printed nothing'}; see {log}, "
             "and name what it needs on the node in setup of the table [engine]"
         )
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.lab.engines.engine import Engine, EngineJob
+from protofleet.lab.engines.node_check import SETTLE_SECONDS
 from protofleet.lab.engines.queue_watch import POLL_SECONDS, QueueWatch
 from protofleet.lab.engines.settings import EngineSettings
 from protofleet.lab.engines.submission import read_job, submit, submitted_before
@@ -31,9 +32,6 @@ OPTIONS_FILE: Final = "options.toml"
 END_FILE: Final = "end.json"
 SUMMARY: Final = "summary.json"  # The run has finished if its folder has this file.
 READ_SECONDS: Final = 0.5
-SETTLE_SECONDS: Final = (
-    10.0  # A network file system may show a new file of another machine some seconds later.
-)
 
 
 @dataclass(frozen=True)
@@ -164,10 +162,7 @@ class HeadJob:
                 self.say(whole.decode(errors="replace"))
 
     def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            if lines := children.last_lines(self.job.log_of(0)):
-                return lines[-1].removeprefix("protofleet: ")
-        return "it has written nothing"
+        return self.job.last_line(0).removeprefix("protofleet: ") or "it has written nothing"
 
     def _rounds(self) -> int:
         return len(read_rounds(self.run / "rounds.jsonl"))

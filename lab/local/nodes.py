@@ -261,11 +261,9 @@ class TaskDevices:
 
     def _last_words(self, task: int) -> str:
         place = self._places[task]
-        log = (self._job_of(task) if place.is_new else self.job).log_of(place.index)
-        with contextlib.suppress(OSError):
-            if lines := children.last_lines(log):
-                return lines[-1].removeprefix("protofleet: ")
-        return f"{log} has no line"
+        job = self._job_of(task) if place.is_new else self.job
+        line = job.last_line(place.index).removeprefix("protofleet: ")
+        return line or f"{job.log_of(place.index)} has no line"
 
     def __str__(self) -> str:
         devices = sum(map(len, self.groups))
