@@ -118,6 +118,9 @@ class BrokerPlace:
             return []
         return ["--set", f"broker.host={self.host}", "--set", f"broker.port={self.port}"]
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if self.host else "the addresses in the settings of the devices"
+
     def write(self, path: Path) -> None:
         text = json.dumps({"host": self.host, "port": self.port, "start": self.start})
         Disk(durable=False).replace(path, text.encode())
@@ -236,7 +239,7 @@ class SharedDevices:
             return ""
         self._place, self._start_at, self._backoff = place, 0.0, RestartBackoff()
         self.kill()
-        return f"the broker is at {place.host}:{place.port} now"
+        return f"the broker is at {place} now"
 
     def kill(self) -> None:
         if self._running:

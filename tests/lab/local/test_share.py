@@ -152,14 +152,27 @@ def test_devices_whose_process_ends_three_times_have_failed_until_the_broker_mov
     assert "signal SIGTERM" in fleet.communicate(timeout=60)[1] and fleet.returncode == 1
 
 
-@pytest.mark.slow
-def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devices(run):
+def test_a_broker_of_several_nodes_leaves_the_addresses_in_the_settings(tmp_path):
+    BrokerPlace("", 0, "first").write(tmp_path / "broker.json")
+    place = read_broker_place(tmp_path / "broker.json")
+    assert place == BrokerPlace("", 0, "first") and place.changes == []
+    assert str(place) == "the addresses in the settings of the devices" and str(PLACE) == "127.0.0.1:1"
+    assert PLACE.changes == ["--set", "broker.host=127.0.0.1", "--set", "broker.port=1"]
+
+
+def with_settings_from_a_pipe(run):
+    """Let the devices wait for their settings, which no process writes."""
     for name in ("d1", "d2", "d3"):
         path = run / "devices" / name / "device.toml"
         path.unlink()
         path.symlink_to(run / "pipe")
     os.mkfifo(run / "pipe")
     PLACE.write(run / "broker.json")
+
+
+@pytest.mark.slow
+def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devices(run):
+    with_settings_from_a_pipe(run)
     earlier = start(run)
     assert wait_until(lambda: "broker.port=1" in words_of(device_of(earlier)), 60)
     first = device_of(earlier)
@@ -176,13 +189,7 @@ def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devic
 
 @pytest.mark.slow
 def test_a_device_process_starts_again_when_it_is_killed_and_when_the_broker_moves(run):
-    """The devices wait for their settings, which no process writes."""
-    for name in ("d1", "d2", "d3"):
-        path = run / "devices" / name / "device.toml"
-        path.unlink()
-        path.symlink_to(run / "pipe")
-    os.mkfifo(run / "pipe")
-    PLACE.write(run / "broker.json")
+    with_settings_from_a_pipe(run)
     fleet = start(run)
     assert wait_until(lambda: "broker.port=1" in words_of(device_of(fleet)), 60)
     first = device_of(fleet)
