@@ -50,30 +50,38 @@ def add_nodes_options(command: argparse.ArgumentParser) -> None:
 
 def require_tasks(options: argparse.Namespace) -> None:
     """Raise SettingsError if options about tasks do not fit together."""
-    several = len(options.experiments) > 1 or options.seeds
-    head_here = options.head == HERE
-    for wrong, words in {
-        bool(options.host)
-        and not options.tasks: f"--host is {options.host}, but the run has no tasks that connect "
-        "to a broker; add --on slurm --tasks N, or leave out --host",
-        not head_here
-        and not options.tasks: "--head is job, but the run has no tasks; add --on slurm --tasks N, or "
-        "leave out --head",
-        bool(
-            options.tasks and several
-        ): "--tasks divides the devices of one run, but several runs are named; name "
-        "one file without --seeds, or leave out --tasks",
-        bool(
-            options.tasks and (options.pack or options.at_once)
-        ): "--pack and --at-once are for several runs, but --tasks divides one run; leave them out",
-        bool(
-            options.tasks and head_here and (options.detach or options.cancel)
-        ): "--detach and --cancel need a run without this command; add --head job, or leave them out",
-        not head_here
-        and bool(options.track): "--track does not work with --head job, because this machine does not "
-        "run the coordinator; leave out --track, and use protofleet track RUN --follow beside it",
-    }.items():
-        if wrong:
+    several, head_here = len(options.experiments) > 1 or options.seeds, options.head == HERE
+    problems = (
+        (
+            not head_here and options.track,
+            "--track does not work with --head job, because this machine does not run the coordinator; leave out "
+            "--track, and use protofleet track RUN --follow beside it",
+        ),
+        (
+            options.tasks and head_here and (options.detach or options.cancel),
+            "--detach and --cancel need a run without this command; add --head job, or leave them out",
+        ),
+        (
+            options.tasks and (options.pack or options.at_once),
+            "--pack and --at-once are for several runs, but --tasks divides one run; leave them out",
+        ),
+        (
+            options.tasks and several,
+            "--tasks divides the devices of one run, but several runs are named; name one file without --seeds, or "
+            "leave out --tasks",
+        ),
+        (
+            not head_here and not options.tasks,
+            "--head is job, but the run has no tasks; add --on slurm --tasks N, or leave out --head",
+        ),
+        (
+            options.host and not options.tasks,
+            f"--host is {options.host}, but the run has no tasks that connect to a broker; add --on slurm --tasks N, "
+            "or leave out --host",
+        ),
+    )
+    for is_wrong, words in problems:
+        if is_wrong:
             raise SettingsError(words)
 
 
