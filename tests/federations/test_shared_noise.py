@@ -50,6 +50,12 @@ def ask_again(run):
     return agent.tasks.runner.answer(agent.tasks.run.job, question, agent.tasks.run.name)
 
 
+def words_of_devices(run, number):
+    """Return the words of the first devices before the noise and the masks."""
+    states = {name: run.agents[name].state for name in list(run.shards)[:number]}
+    return {name: own_words(state, state.saved.masked.words) for name, state in states.items()}
+
+
 def ledger(run, device):
     return run.agents[device].state.releases
 
@@ -69,10 +75,7 @@ def test_the_model_is_the_mean_of_limited_updates_and_the_noise_of_the_fewest_de
     if lost:
         run.kill("device-4")
     at(run, "train.agree")
-    exact = {
-        name: own_words(run.agents[name].state, run.agents[name].state.saved.masked.words)
-        for name in list(run.shards)[: devices - lost]
-    }
+    exact = words_of_devices(run, devices - lost)
     run.run()
     recorder.check()
     (one,) = recorder.sums
@@ -134,10 +137,7 @@ def test_sums_over_samples_are_added_before_the_noise_and_the_half_gets_them_as_
     if lost:
         run.kill("device-4")
     at(run, "describe.agree")
-    exact = {
-        name: own_words(run.agents[name].state, run.agents[name].state.saved.masked.words)
-        for name in list(run.shards)[: 5 - lost]
-    }
+    exact = words_of_devices(run, 5 - lost)
     run.run()
     recorder.check()
     (one,) = recorder.sums
