@@ -24,8 +24,8 @@ def noise_words(plan: Plan, devices: int) -> str:
     added = f"Each device adds noise of {each}"
     if shared:
         fewest = mechanism.parties + shared.colluders
-        honest = f", {mechanism.parties} of them honest," if shared.colluders else ""
-        added = f"The devices share noise: {fewest} devices, the fewest in a sum{honest or ','} add noise of {each}"
+        honest = f" {mechanism.parties} of them honest," if shared.colluders else ""
+        added = f"The devices share noise: {fewest} devices, the fewest in a sum,{honest} add noise of {each}"
     words = (
         f"dp: epsilon {dp.epsilon:g} at delta {dp.delta:g} for each {dp.unit}, in at most {dp.rounds} "
         f"release{'s' * (dp.rounds > 1)} of a device. {added}"

@@ -11,7 +11,7 @@ SCRIPT: Final = "secrets.sh"
 KEYS: Final = "keys"  # the folder of `protofleet enrol fleet` in the printed commands
 MOST_SHOWN: Final = 8  # groups whose Secrets are printed; the script has all of them
 NEVER_RUN: Final = "this chart has never run on a cluster"
-# What only a cluster can check -> what was not checked.
+# Part of Kubernetes that only a cluster has -> the check that was not made.
 NOT_CHECKED: Final = {
     "admission": "whether the API server, its quotas and its policies accept the objects",
     "scheduling": "whether a node has the reserved cores and memory, and can pull the images",

@@ -90,7 +90,7 @@ class VirtualLine:
 
 @dataclass
 class LinedTransport(SimulatedTransport):
-    """A connection over a line. What a process has sent before its end may still arrive."""
+    """A connection over a line. Messages that a process has sent before its end may still arrive."""
 
     broker: LinedBroker
 

@@ -22,9 +22,8 @@ class SumNoise:
     """The noise on the sums in each reply. It follows from the plan, so the server half may use it."""
 
     clip: float  # Largest length of the features of one sample (`dp.clip`).
-    deviation: (
-        float  # Deviation of the noise on each number of the vector, or the largest one that it may have.
-    )
+    # Deviation of the noise on each number of the vector, or the largest one that it may have.
+    deviation: float
 
 
 class SampleSums(Protocol):

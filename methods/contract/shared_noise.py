@@ -122,7 +122,7 @@ def demand_field(dp: DpSettings, secagg: SecaggSettings, devices: int, sums: Sam
 def largest_share(dp: DpSettings, secagg: SecaggSettings) -> float:
     """Return the largest variance of the noise in a sum, as a multiple of the variance of the fewest devices' noise.
 
-    Of a roster, all devices may be in the sum, and each part is made for the fewest of them.
+    All devices of a roster may be in the sum, and each part is made for the fewest of them.
     """
     rosters = range(secagg.least, MOST_DEVICES + 1)
     return max(n / (enough_of(n, secagg.least) - dp.colluders) for n in rosters)

@@ -183,7 +183,7 @@ class StatisticsServer(ServerHalf):
     def monitor(self) -> Mapping[str, float]:
         """Return how many answers are kept, how many of them have each class, and how many samples are counted.
 
-        A class without devices is never predicted. Of a sum, only the number of samples is known.
+        A class without devices is never predicted. A sum shows only the number of samples.
         """
         replies = self._capped()
         counted = sum(map(counted_samples, replies))

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the engine tests need, on Debian and Ubuntu: Slurm's daemons and munge, and ejabberd. Where they cannot be had, the
-# tests are skipped with the reason, so this script succeeds.
+# Install what the engine tests need on Debian and Ubuntu: Slurm's daemons, munge and ejabberd. If they cannot be
+# installed, the tests are skipped with the reason, so this script succeeds.
 set -u
 PATH="$PATH:/usr/sbin:/usr/local/sbin"
 packages=""

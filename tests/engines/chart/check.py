@@ -16,7 +16,7 @@ import kubernetes_validate
 import yaml
 
 NOTES = "NOTES.txt"
-WORST = 1  # Of the levels of a message, 1 is information, 2 a warning, 3 an error.
+WORST = 1  # Level of a message: 1 is information, 2 a warning, 3 an error.
 
 
 def render(chart: str, values: dict[str, Any]) -> dict[str, Any]:
