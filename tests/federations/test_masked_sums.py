@@ -15,7 +15,7 @@ from protofleet.protocol.secagg.faults import SecaggError
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
-from tests.support.small_federation import assert_same, in_blocks
+from tests.support.small_federation import assert_same, in_blocks, once_each
 from tests.support.summed_simulation import (
     POLICY,
     SETTINGS,
@@ -206,13 +206,18 @@ def test_the_bits_of_a_number_are_those_of_the_settings(tmp_path, recorder, bits
     assert recorder.sums[0].terms.field.bits == bits
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the run of a method in which no process is killed."""
+    return once_each(lambda method: summed(tmp_path_factory.mktemp(method), method).run())
+
+
 @pytest.mark.parametrize("killed", ["coordinator", "device-1"])
 @pytest.mark.parametrize(
     "method, step", [("fedavg", step) for step in STEPS] + [("fedproto", step) for step in STEPS_OF_ROWS]
 )
-def test_a_restart_in_a_step_changes_no_bit(tmp_path, method, step, killed):
-    whole = summed(tmp_path / "whole", method).run()
-    run = summed(tmp_path / "killed", method)
+def test_a_restart_in_a_step_changes_no_bit(tmp_path, whole, method, step, killed):
+    run = summed(tmp_path, method)
     at(run, step, 2)
     run.kill(killed)
     if killed == "coordinator":
@@ -221,7 +226,7 @@ def test_a_restart_in_a_step_changes_no_bit(tmp_path, method, step, killed):
         run.boot_device(killed)
     run.run()
     assert run.service.finished and not run.service.run.diverged
-    assert_same(run, whole)
+    assert_same(run, whole(method))
 
 
 def test_too_few_devices_for_a_sum_begin_the_round_again(tmp_path, recorder):

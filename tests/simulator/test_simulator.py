@@ -19,7 +19,9 @@ ROOT = Path(__file__).parent.parent.parent
 KNOWN_BAD = read_toml(Path(__file__).with_name("known_bad.toml")).get("seed", [])
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 24))]
+)
 def test_every_promise_is_kept_in_any_weather(seed):
     verdict = run_seed(seed)
     assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
