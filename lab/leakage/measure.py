@@ -12,6 +12,7 @@ from protofleet.lab.leakage.finding import ATTACKERS, NO_TRUTH, Attacker, Findin
 from protofleet.lab.leakage.observed import Observed
 from protofleet.lab.leakage.pooled import Scored, row_of
 from protofleet.lab.leakage.scene import Scene, scenes
+from protofleet.protocol.settings.reader import SettingsError
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,19 @@ def harm(finding: Finding) -> tuple[bool, float]:
 
 
 def measured(observed: Observed, query: LeakageQuery, number: int | None = None) -> Measured:
-    """Run the attacks that apply to the answers of this round, or of the last round of each device."""
+    """Run the attacks that apply to the answers of this round, or of the last round of each device.
+
+    Raise SettingsError if the answers have none of the wanted kinds of arrays.
+    """
     found, missing, scores = (
         list[Finding](),
         list[Finding](),
         defaultdict[tuple[str, ...], list[Scored]](list),
     )
+    seen = set[str]()
     for scene in scenes(observed, query.devices, number).values():
         kinds = kinds_in(scene)
+        seen |= kinds
         for attack in ATTACKS:
             if not kinds.intersection(attack.kinds) or not _wanted(attack, query):
                 continue
@@ -79,6 +85,10 @@ def measured(observed: Observed, query: LeakageQuery, number: int | None = None)
             if not kept:
                 missing.append(_missing(attack, scene, kinds, results))
         missing += [_no_attack(kind, scene) for kind in sorted(without_attack(kinds)) if not query.kinds]
+    if query.kinds and not query.kinds & seen:
+        raise SettingsError(
+            f"--kinds is {','.join(sorted(query.kinds))}, but the answers have only {', '.join(sorted(seen))}"
+        )
     return Measured(
         query, [*found, *_each(scores.values())], [row_of(group) for group in scores.values()], missing
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from protofleet.lab.leakage.kept_answers import kept_folder, read_kept
 from protofleet.lab.leakage.observed import Observed
-from protofleet.lab.leakage.repeated import Repeated, repeated
+from protofleet.lab.leakage.repeated import FIRST_AND_LAST, Repeated, repeated
 from protofleet.lab.local.experiment import Experiment, experiment_table
 from protofleet.lab.report.finished_run import read_run
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -27,15 +27,23 @@ def observed_in(run: Path) -> Observed:
     return read_kept(folder)
 
 
-def replayed(run: Path) -> tuple[Observed, str]:
-    """Repeat the experiment of a run, and return its answers and whether the run had the same accuracies."""
+def replayed(run: Path, number: int | None = None) -> tuple[Observed, str]:
+    """Repeat the experiment of a run, and return its answers and whether the run had the same accuracies.
+
+    The answers of round `number` are kept, or of the first and the last round.
+    """
     path = run / "experiment.toml"
     if not path.is_file():
         raise SettingsError(
             f"{path} does not exist, so there is no experiment to repeat; name the folder of a run"
         )
     experiment = decode(Experiment, experiment_table(path))
-    found = repeated(experiment)
+    if number is not None and number > experiment.rounds:
+        raise SettingsError(
+            f"--round is {number}, and {experiment.name} has {experiment.rounds} rounds; give a number from 1 to "
+            f"{experiment.rounds}"
+        )
+    found = repeated(experiment, FIRST_AND_LAST if number is None else {number})
     return found.observed, comparison(run, experiment, found)
 
 

@@ -120,6 +120,6 @@ def _observed(options: argparse.Namespace, listing: Listing) -> tuple[Path, str,
     folder = Path(options.run)
     if not options.replay:
         return folder, folder.name, observed_in(folder)
-    observed, words = replayed(folder)
+    observed, words = replayed(folder, options.round)
     listing.line(words)
     return folder, folder.name, observed

@@ -116,6 +116,25 @@ def test_only_one_device_and_one_kind_are_measured_if_they_are_named(run, tmp_pa
     assert "--device is 'mnist'; there are mfeat, optdigits" in capsys.readouterr().err
 
 
+def test_a_round_that_the_experiment_does_not_have_is_refused_before_the_replay(run, capsys, monkeypatch):
+    monkeypatch.setattr("protofleet.lab.leakage.sources.repeated", pytest.fail)
+    assert main(["leakage", str(run), "--replay", "--round", "9"]) == 2
+    assert "--round is 9, and small has" in capsys.readouterr().err
+
+
+def test_a_round_in_the_middle_is_replayed(tmp_path):
+    run = tmp_path / "three"
+    run.mkdir()
+    (run / "experiment.toml").write_text(write_toml(recorded(small("fedproto", rounds=3))))
+    assert main(["leakage", str(run), "--replay", "--round", "2"]) == 0
+    assert read_leakage(run).rounds == (2,)
+
+
+def test_a_kind_that_no_answer_has_is_refused(run, capsys):
+    assert main(["leakage", str(run), "--replay", "--kinds", "features"]) == 2
+    assert "--kinds is features, but the answers have only" in capsys.readouterr().err
+
+
 def test_kept_answers_are_measured_without_ground_truth(federation, tmp_path, capsys):
     folder, experiment, devices = federation
     run = tmp_path / "run"
