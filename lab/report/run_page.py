@@ -61,7 +61,7 @@ def write_report(folder: Path) -> Path:
     notices = (
         virtual_notice(summary) + outcome_notice(summary) + damage_notice(run) + security_notice(summary)
     )
-    notices += robust_notice(summary) + small_test_notice(run)
+    notices += "".join(f"<p>{escape(line)}</p>" for line in robust_words(summary)) + small_test_notice(run)
     left_out = [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]
     notices += "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in left_out)
     sections = "".join(section(run) for section in SECTIONS)
@@ -113,21 +113,23 @@ def security_notice(summary: Mapping[str, Any]) -> str:
     """
     style = "" if summary["security"] == "sealed" else ' class="danger"'
     words = f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
-    return words + sum_notice(summary.get("secagg", {})) + keep_notice(summary.get("keep", ()))
+    sums = "".join(f"<p>{line}</p>" for line in sum_words(summary))
+    return words + sums + keep_notice(summary.get("keep", ()))
 
 
-def sum_notice(secagg: Mapping[str, Any]) -> str:
-    """Return a notice that the coordinator got only sums, or "" for other runs."""
+def sum_words(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line which says that the coordinator got only sums, or no line for other runs."""
+    secagg = summary.get("secagg", {})
     if not secagg:
-        return ""
+        return []
     figures = {
         "off": "Accuracy and loss of single devices were not sent.",
         "each": "Accuracy and loss of single devices were sent in addition to the sum.",
     }
-    return (
-        f"<p>The coordinator got only the sums of at least {int(secagg['least'])} updates, in numbers of "
-        f"{int(secagg['bits'])} bits. {figures.get(secagg['metrics'], '')}</p>"
-    )
+    return [
+        f"The coordinator got only the sums of at least {int(secagg['least'])} updates, in numbers of "
+        f"{int(secagg['bits'])} bits. {figures.get(secagg['metrics'], '')}"
+    ]
 
 
 def keep_notice(keep: Sequence[int | str]) -> str:
@@ -138,12 +140,10 @@ def keep_notice(keep: Sequence[int | str]) -> str:
     return f"<p>The coordinator kept the answers of {escape(rounds)} (keep.answers).</p>"
 
 
-def robust_notice(summary: Mapping[str, Any]) -> str:
-    """Return a notice on the rules that replaced the mean over the devices, or "" if there were none."""
+def robust_words(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line on the rules that replaced the mean over the devices, or no line if there were none."""
     rules = [f"{name} by {rule}" for name, rule in sorted(summary.get("robust", {}).items())]
-    if not rules:
-        return ""
-    return f"<p>Rules of policy.robust replaced the mean of {escape(' and of '.join(rules))}.</p>"
+    return [f"Rules of policy.robust replaced the mean of {' and of '.join(rules)}."] if rules else []
 
 
 def describe_security(summary: Mapping[str, Any]) -> str:
@@ -236,7 +236,7 @@ def final_table(folder: Path) -> str:
     sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
     rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}" if fedavg else sent)
     rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
-    rows += virtual_words(summary)
+    rows += [*virtual_words(summary), *sum_words(summary), *robust_words(summary)]
     rows += [stopped_words(summary)] if summary.get("stopped") else []
     rows += [words] if (words := few_test_images(run)) else []
     rows += [*left_out_classes(run), *left_out_devices(run), *privacy_claim(run)]

@@ -10,7 +10,7 @@ from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Stage
 from protofleet.edge_client.privacy import PrivacySettings
 from protofleet.edge_client.work_queue import Question
-from protofleet.lab.report.run_page import sum_notice
+from protofleet.lab.report.run_page import sum_words
 from protofleet.protocol.secagg.faults import SecaggError
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
@@ -375,8 +375,8 @@ def test_the_records_of_a_run_say_that_updates_were_summed(tmp_path, settings):
     phases = [phase["phase"] for phase in file.records[0]["phases"]]
     assert phases == ([*STEPS] if settings else ["train"])
     assert run.plan.method_words == ("fedavg, masked sums" if settings else "fedavg")
-    notice = sum_notice(encode(settings) if settings else {})
-    assert ("only the sums of at least 3 updates, in numbers of 32 bits" in notice) == bool(settings)
+    words = "".join(sum_words({"secagg": encode(settings)} if settings else {}))
+    assert ("only the sums of at least 3 updates, in numbers of 32 bits" in words) == bool(settings)
 
 
 def test_a_round_of_which_a_sum_may_have_been_unmasked_is_not_begun_again(tmp_path, caplog):

@@ -80,7 +80,7 @@ def test_the_rules_that_replaced_a_mean_are_named(folder):
     rules = {"weights": "cap", "prototypes": "clip_median"}
     (folder / "summary.json").write_text(json.dumps({**summary, "robust": rules}))
     words = "Rules of policy.robust replaced the mean of prototypes by clip_median and of weights by cap."
-    assert words in write_report(folder).read_text()
+    assert words in write_report(folder).read_text() and words in final_table(folder)
 
 
 def test_the_report_of_a_run_that_has_diverged_says_how_many_of_its_rounds_it_has_done(folder):
