@@ -16,6 +16,7 @@ from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL
 from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.federation_tasks import FederationTasks
 from benchmarks.measures.first_question import FirstQuestion
 from benchmarks.measures.flower import PEER, VERSION, WANTED, Flower, NotInstalled, environment
 from benchmarks.measures.flower_simulation import WANTED as SIMULATION_WANTED
@@ -96,6 +97,9 @@ def smallest(measure):
             return SeveralNodes(devices=2, rounds=2)
         case SweepTasks():
             return SweepTasks(rates=("0.01",), sampled=1, rounds=1)
+        case FederationTasks():
+            # Without the options, all three runs are on this machine: that shows that the measure works.
+            return FederationTasks(devices=2, rounds=4, epochs=1, options=())
         case Flower():
             return Flower(devices=2, rounds=2)
         case FlowerSimulation():
