@@ -16,6 +16,7 @@ from tests.lab.engines.process_slurm import ProcessSlurm
 from tests.lab.local.test_resume import alive, bits, descendants, name_of, wait_until
 from tests.lab.local.test_run import ROOT, command, furnished, lines, protofleet, wait_for_rounds
 from tests.support.held_run import HeldRun
+from tests.support.started_processes import ended_at_last
 
 pytestmark = pytest.mark.slow
 # These tests start whole federations several times, so `make test-engines` runs them, and `make test-all` does not.
@@ -41,13 +42,10 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def slurm(tmp_path):
-    slurm = ProcessSlurm(tmp_path / "slurm")
-    yield slurm
-    (slurm.folder / "away").unlink(missing_ok=True)
-    for job in slurm.jobs:
-        for pid in slurm.pids(job).values():
-            os.killpg(pid, signal.SIGKILL)
+def slurm(tmp_path, monkeypatch):
+    """Return a Slurm of processes. All of them, and all commands of the test, end with the test."""
+    with ended_at_last(monkeypatch):
+        yield ProcessSlurm(tmp_path / "slurm")
 
 
 def start(place, slurm, *more, held=None, host=HERE):
