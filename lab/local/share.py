@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.lab.local.one_address import demand_one_address
 from protofleet.lab.local.processes import SIGNALS, Processes
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
@@ -39,6 +40,7 @@ POLL_SECONDS: Final = 0.1
 # Time in which an earlier task of the same share sees that a later one has claimed it, and kills its devices. Two
 # processes with the same devices would overwrite each other's files.
 HAND_OVER_SECONDS: Final = 3.0
+NO_TASK: Final = "none"  # The content of the owner file of a share that no task may run.
 # If the process ends this number of times in a row within a minute of its start, its devices have failed.
 MOST_FAILURES: Final = 3
 KILLED: Final = (
@@ -170,7 +172,7 @@ class Owner:
     def claim(self) -> bool:
         """Write the word, and return whether an earlier task may still run the share."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        earlier = self.path.exists()
+        earlier = has_owner(self.path)
         Disk(durable=False).replace(self.path, self.word.encode())
         return earlier
 
@@ -184,6 +186,21 @@ class Owner:
     def release(self) -> None:
         if not self.is_lost():
             self.path.unlink(missing_ok=True)
+
+
+def has_owner(path: Path) -> bool:
+    """Return whether an owner file names a task."""
+    with contextlib.suppress(OSError):
+        return path.read_text() != NO_TASK
+    return False
+
+
+def end_tasks(run: Path) -> bool:
+    """Tell the tasks that run shares of a run to end, and return whether there may be such a task."""
+    owned = [path for path in (run / "logs").glob("devices-*.owner") if has_owner(path)]
+    for path in owned:
+        Disk(durable=False).replace(path, NO_TASK.encode())
+    return bool(owned)
 
 
 @dataclass
@@ -333,6 +350,7 @@ def run_share(
     If this process receives SIGINT or SIGTERM, it stops the devices and raises RunError.
     """
     names = share.devices(folder)
+    demand_one_address([folder / name / SETTINGS_FILE for name in names], changes)
     received: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
@@ -351,7 +369,11 @@ def run_share(
         while not received and not devices.over:
             if owner.is_lost():
                 devices.kill()
-                raise RunError(f"another task runs the devices of --share {share.index}/{share.count} now")
+                raise RunError(
+                    f"another task runs the devices of --share {share.index}/{share.count} now"
+                    if has_owner(owner.path)
+                    else "the run goes on without its tasks"
+                )
             if line := devices.poll(time.monotonic()):
                 print(f"protofleet: {line}", file=sys.stderr, flush=True)
             time.sleep(POLL_SECONDS)

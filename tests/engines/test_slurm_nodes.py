@@ -67,6 +67,15 @@ def start(place, slurm, *more, held=None, host=HERE):
     )
 
 
+def start_here(place, slurm, *more):
+    """Start the run on this machine, where the commands of Slurm are on PATH."""
+    around = {**environment(), **slurm.environment}
+    return subprocess.Popen(
+        command("run", "small.toml", *more), cwd=place, env=around, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 def finish(process, code=0):
     said = process.communicate(timeout=900)[0]
     assert process.returncode == code and "Traceback" not in said, said
@@ -119,6 +128,22 @@ def test_a_head_that_was_killed_twice_ends_a_round_within_a_minute_of_its_return
     finish(head)
     assert bits(place / "runs" / "small") == untroubled
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
+
+
+def test_tasks_that_are_left_keep_the_run_from_going_on_on_one_machine_until_they_are_cancelled(
+    place, slurm, untroubled
+):
+    head = start(place, slurm, held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    kill_head(head)
+    job = slurm.tasks()[0].split("_")[0]
+    refused = finish(start_here(place, slurm), 2)
+    assert f"go on with --on slurm --tasks 3, or end the job first with scancel {job}" in refused
+    assert refused.count("\n") == 1 and running(slurm) == 3
+    slurm.ask("scancel", job)
+    wait_for(lambda: not slurm.tasks(), 60, "the job has ended")
+    finish(start_here(place, slurm, "--resume"))
+    assert bits(place / "runs" / "small") == untroubled
 
 
 def test_a_controller_that_is_killed_for_a_time_changes_nothing(place, slurm, untroubled):

@@ -160,6 +160,15 @@ def test_a_broker_of_several_nodes_leaves_the_addresses_in_the_settings(tmp_path
     assert PLACE.changes == ["--set", "broker.host=127.0.0.1", "--set", "broker.port=1"]
 
 
+@pytest.mark.parametrize("more", [(), ("--share", "0/1")])
+def test_one_address_for_devices_that_know_several_nodes_is_refused_in_one_line(tmp_path, capsys, more):
+    (tmp_path / "d1").mkdir()
+    (tmp_path / "d1" / "device.toml").write_text('[broker]\nhosts = ["a:1", "b:1"]\n')
+    assert main(["fleet", str(tmp_path), "--broker", "c:1", *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "d1/device.toml names the nodes of a cluster in broker.hosts; leave out --broker" in line
+
+
 def with_settings_from_a_pipe(run):
     """Let the devices wait for their settings, which no process writes."""
     for name in ("d1", "d2", "d3"):
