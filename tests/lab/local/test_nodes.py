@@ -172,11 +172,13 @@ def protofleet_here(place, *more, held=None):
 
 @only_with_engines
 def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds_and_goes_on(place, slurm, untroubled):
-    first = start(place, slurm, held=HeldRun(place / "held", 2))
+    held = HeldRun(place / "held", 2)
+    first = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
     array_of(slurm)
     ended = time.monotonic()
     first.send_signal(signal.SIGTERM)
+    held.let_go()  # A coordinator that is held cannot end.
     said = finish(first, 1)
     assert nothing_is_left(slurm) and time.monotonic() - ended < 10
     assert "the same command continues the run" in said

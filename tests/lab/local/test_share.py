@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -43,15 +42,8 @@ def start(run, *more):
 
 
 def device_of(fleet):
-    found = [pid for pid in descendants(fleet.pid) if name_of(pid) not in ("", "sh")]
-    return found[0] if found else 0
-
-
-def words_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    """Return the process of the devices of a task, which has a name of its own; 0 if there is none."""
+    return next((pid for pid in descendants(fleet.pid) if name_of(pid).startswith("devices-")), 0)
 
 
 def test_parts_are_dealt_out_in_turn_unless_a_file_divides_the_devices(run):
@@ -183,7 +175,7 @@ def with_settings_from_a_pipe(run):
 def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devices(run):
     with_settings_from_a_pipe(run)
     earlier = start(run)
-    assert wait_until(lambda: "broker.port=1" in words_of(device_of(earlier)), 60)
+    assert wait_until(lambda: device_of(earlier), 60)
     first = device_of(earlier)
     later = start(run)
     assert wait_until(lambda: device_of(later) or not alive(first), 60)
@@ -200,13 +192,16 @@ def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devic
 def test_a_device_process_starts_again_when_it_is_killed_and_when_the_broker_moves(run):
     with_settings_from_a_pipe(run)
     fleet = start(run)
-    assert wait_until(lambda: "broker.port=1" in words_of(device_of(fleet)), 60)
+    assert fleet.stderr.readline() == "protofleet: the broker is at 127.0.0.1:1 now\n"
+    assert wait_until(lambda: device_of(fleet), 60)
     first = device_of(fleet)
     os.kill(first, signal.SIGKILL)
+    assert "was killed by SIGKILL; restart in 1.0 s" in fleet.stderr.readline()
     assert wait_until(lambda: device_of(fleet) not in (0, first), 60)
     second = device_of(fleet)
     BrokerPlace("127.0.0.1", 2, "second").write(run / "broker.json")
-    assert wait_until(lambda: "broker.port=2" in words_of(device_of(fleet)), 60) and not alive(second)
+    assert fleet.stderr.readline() == "protofleet: the broker is at 127.0.0.1:2 now\n"
+    assert wait_until(lambda: device_of(fleet) not in (0, second), 60) and not alive(second)
     third = device_of(fleet)
     fleet.kill()
     assert wait_until(lambda: not alive(third)), "no device outlives its task"
