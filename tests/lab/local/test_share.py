@@ -8,14 +8,18 @@ import subprocess
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.lab.local.processes import IMPORTED, IMPORTED_BY_DEVICES
 from protofleet.lab.local.share import (
     BrokerPlace,
     DeviceShare,
     EndedDevices,
     failed_devices,
     read_broker_place,
+    starter_of,
 )
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.children import Interpreters
+from protofleet.runtime.launcher import Launcher
 from tests.lab.local.test_resume import alive, descendants, name_of, wait_until
 from tests.lab.local.test_run import ROOT, command
 
@@ -159,6 +163,19 @@ def test_one_address_for_devices_that_know_several_nodes_is_refused_in_one_line(
     assert main(["fleet", str(tmp_path), "--broker", "c:1", *more]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "d1/device.toml names the nodes of a cluster in broker.hosts; leave out --broker" in line
+
+
+def test_devices_are_forked_unless_their_run_wants_new_interpreters(run):
+    with Launcher(()) as launcher:
+        assert starter_of(run, launcher) is launcher and isinstance(starter_of(run, None), Interpreters)
+        (run / "experiment.toml").write_text('[devices]\nstart = "spawn"\n')
+        assert isinstance(starter_of(run, launcher), Interpreters)
+
+
+def test_a_task_imports_what_devices_need_and_no_coordinator():
+    assert "protofleet.edge_client.group.main" in IMPORTED_BY_DEVICES
+    left_out = set(IMPORTED) - set(IMPORTED_BY_DEVICES)
+    assert left_out == {"protofleet.coordinator.config", "protofleet.coordinator.main"}
 
 
 def with_settings_from_a_pipe(run):
