@@ -118,12 +118,16 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop(processes: Iterable[Waited], seconds: float) -> None:
-    """Send SIGTERM to all running processes, and SIGKILL to those that have not ended after `seconds`."""
+def stop(processes: Iterable[Waited], seconds: float, asked: bool = False) -> None:
+    """Send SIGTERM to all running processes, and SIGKILL to those that have not ended after `seconds`.
+
+    With `asked`, the processes have had SIGTERM already. A second one would end them at once.
+    """
     running = [process for process in processes if process.poll() is None]
     try:
         for process in running:
-            process.terminate()
+            if not asked:
+                process.terminate()
         wait(running, seconds)
     finally:  # An interrupted wait must not leave processes behind, because the caller may continue.
         for process in running:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from protofleet.lab.api.results import Result
 from protofleet.lab.local.class_check import agreed_names
 from protofleet.lab.local.data_check import require_data, require_public_images
 from protofleet.lab.local.run import ready, run_experiment
+from protofleet.lab.local.tasks_left import keep_tasks_away
 from protofleet.lab.trackers.destinations import destinations
 from protofleet.lab.trackers.following import tracking
 
@@ -64,7 +66,9 @@ def run(
         require_data([settings])
         require_public_images(settings)
         display = display_for(progress, settings.rounds, settings.reports)
-        begun = ready(settings, folder, fresh, say=lambda words: log.info("%s", words))
+        say = partial(log.info, "%s")
+        keep_tasks_away(folder / settings.name, say)
+        begun = ready(settings, folder, fresh, say=say)
         with begun, tracking(trackers, folder / settings.name, say=lambda words: log.warning("%s", words)):
             run_experiment(settings, folder, display=display)
     return Result(folder / settings.name)

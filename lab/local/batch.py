@@ -18,6 +18,7 @@ from protofleet.lab.local.data_check import require_data
 from protofleet.lab.local.experiment import Experiment, read_experiment
 from protofleet.lab.local.run import ready, run_experiment, same_settings
 from protofleet.lab.local.sole_use import InUseError, require_free, require_writable
+from protofleet.lab.local.tasks_left import keep_tasks_away
 from protofleet.lab.trackers.destinations import Destination
 from protofleet.lab.trackers.following import tracking
 from protofleet.protocol.settings.reader import SettingsError
@@ -84,6 +85,7 @@ class Batch:
         if self.runner is not None:
             self.runner.run(experiment, self.runs)
             return
+        keep_tasks_away(self.runs / experiment.name)
         with ready(experiment, self.runs, self.fresh):
             run_experiment(experiment, self.runs, self.launcher, self.track)
 

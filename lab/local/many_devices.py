@@ -13,6 +13,7 @@ from typing import Final
 
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.lab.local.device_launcher import starter_of_devices
+from protofleet.lab.local.one_address import demand_one_address
 from protofleet.lab.local.processes import IMPORTED, uses_cuda
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
 from protofleet.runtime import children
@@ -90,6 +91,7 @@ def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -
         raise SettingsError(
             f"{folder} has no */{' or */'.join(SETTINGS)}; it must contain a folder for each device"
         )
+    demand_one_address(settings, changes)
     received: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))

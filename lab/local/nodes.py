@@ -50,6 +50,7 @@ class EngineSite:
     setup: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     keeps_patience: bool = False  # True if the file names policy.patience_seconds.
+    submitted: str = ""  # The id of the job that this start of the run has submitted, or "".
 
     def demand_fit(self, experiment: Experiment) -> None:
         """Raise SettingsError if the nodes cannot run the experiment. This changes nothing."""
@@ -83,6 +84,28 @@ class EngineSite:
             )
         return groups
 
+    @contextlib.contextmanager
+    def begun(self, folder: Path, groups: Groups) -> Iterator[EngineSite]:
+        """Submit the tasks unless an earlier start has left them. They start while the broker of the run starts.
+
+        A task waits for the broker file, so a file of an earlier start is removed.
+        """
+        run = folder.absolute()
+        engine_folder = run / ENGINE
+        engine_folder.mkdir(parents=True, exist_ok=True)
+        if not (engine_folder / GROUPS).exists():
+            Disk().replace(engine_folder / GROUPS, json.dumps([list(group) for group in groups]).encode())
+        if self.job_left(run):
+            yield self
+            return
+        (engine_folder / BROKER_FILE).unlink(missing_ok=True)
+        job_id = submit(self.engine, self.job(run, len(groups)))
+        try:
+            yield replace(self, submitted=job_id)
+        except BaseException:
+            end_what_is_left(self.engine, job_id, print)
+            raise
+
     def slots(self, folder: Path, groups: Groups) -> Slots:
         """Return no slots, because each task makes the slots of its own node."""
         return Slots()
@@ -105,14 +128,10 @@ class EngineSite:
         say: Callable[[str], None],
     ) -> TaskDevices:
         run = processes.folder.absolute()
-        disk, engine_folder = Disk(), run / ENGINE
-        engine_folder.mkdir(exist_ok=True)
-        if not (engine_folder / GROUPS).exists():
-            text = json.dumps([list(group) for group in groups])
-            disk.replace(engine_folder / GROUPS, text.encode())
         place = BrokerPlace(broker.host or "", broker.port or 0, secrets.token_hex(8))
-        place.write(engine_folder / BROKER_FILE)
-        return TaskDevices(self.engine, self.job(run, len(groups)), run, groups, place.start, say)
+        place.write(run / ENGINE / BROKER_FILE)
+        job = self.job(run, len(groups))
+        return TaskDevices(self.engine, job, run, groups, place.start, say, self.submitted)
 
     def job(self, run: Path, tasks: int) -> EngineJob:
         """Return the job whose task I runs the devices of group I."""
@@ -168,6 +187,7 @@ class TaskDevices:
     groups: Groups
     word: str  # The word of this start in the broker file.
     say: Callable[[str], None]
+    submitted: str = ""  # The id of the job, if this start of the run has submitted it.
     clock: Callable[[], float] = time.monotonic
     _places: dict[int, TaskPlace] = field(default_factory=dict)
     _watches: dict[str, QueueWatch] = field(default_factory=dict)
@@ -177,8 +197,8 @@ class TaskDevices:
     _in_files: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
-        found = submitted_before(self.engine, self.job)
-        job_id = found or submit(self.engine, self.job)
+        found = "" if self.submitted else submitted_before(self.engine, self.job)
+        job_id = self.submitted or found or submit(self.engine, self.job)
         for task in range(len(self.groups)):
             again = submitted_before(self.engine, self._job_of(task)) if found else ""
             self._places[task] = TaskPlace(again or job_id, 0 if again else task)

@@ -50,6 +50,10 @@ class Site(Protocol):
         """Return the devices of each process, or raise SettingsError if this site cannot run the experiment."""
         ...
 
+    def begun(self, folder: Path, groups: Groups) -> AbstractContextManager[Site]:
+        """Begin what takes long, and yield this site as it is then. If the block fails, all of it is ended."""
+        ...
+
     def slots(self, folder: Path, groups: Groups) -> Slots:
         """Return the slots for the settings of the devices."""
         ...

@@ -35,6 +35,10 @@ IMPORTED: Final = (
     # Used by `with torch.device(...)`.
     "torch.utils._device",
 )
+# The same without a coordinator.
+IMPORTED_BY_DEVICES: Final = tuple(
+    name for name in IMPORTED if not name.startswith("protofleet.coordinator.")
+)
 # The start of a log line about normal work. Such a line does not explain why a child has exited.
 OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
 # Names of signals by their numbers. Real-time signals are missing, because they have no name.
@@ -81,12 +85,20 @@ class Processes:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, Child] = {}
         self._starters: dict[str, Starter] = {}
+        self._asked = False
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        children.stop(self._children.values(), EXIT_SECONDS)
+        children.stop(self._children.values(), EXIT_SECONDS, self._asked)
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to all children. The end of the `with` block waits for them."""
+        self._asked = True
+        for child in self._children.values():
+            if child.poll() is None:
+                child.terminate()
 
     def start(self, name: str, *arguments: str, piped: bool = False, starter: Starter | None = None) -> Child:
         """Start a child with `starter`, or with the common starter if `starter` is None."""

@@ -144,7 +144,8 @@ def run_processes(
     names = agreed_names(experiment)
     groups = site.groups(experiment, folder, computes_on_gpu(compute))
     display.fold(read_rounds(folder / "rounds.jsonl"))
-    with broker_of_run(experiment, folder, site.host) as broker, display as progress:
+    began, own_broker = site.begun(folder, groups), broker_of_run(experiment, folder, site.host)
+    with began as site, own_broker as broker, display as progress:
         describe_start(experiment, folder, broker, starter, compute, progress.print)
         slots, policy = site.slots(folder, groups), site.policy(experiment)
         write_settings(experiment, broker, runs, names, slots, compute, policy)
@@ -162,6 +163,7 @@ def run_processes(
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the same command continues the run in {folder}") from None
             finally:
+                processes.ask_to_end()  # The coordinator ends while an engine ends the tasks of the devices.
                 devices.stop()
     report = write_report(folder)
     display.show_result(final_table(folder))

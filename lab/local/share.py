@@ -22,13 +22,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.lab.local.processes import SIGNALS, Processes
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.lab.local.one_address import demand_one_address
+from protofleet.lab.local.processes import (
+    IMPORTED_BY_DEVICES,
+    SIGNALS,
+    Processes,
+    uses_cuda,
+)
+from protofleet.protocol.settings.reader import SettingsError, read_toml
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.address import FINAL_REASONS, TAKEN_OVER
 from protofleet.protocol.wire.reasons import DisconnectReason
-from protofleet.runtime.children import Interpreters
+from protofleet.runtime.children import Interpreters, Starter
 from protofleet.runtime.command.errors import FAILED, RunError
+from protofleet.runtime.launcher import CAN_FORK, Launcher
 from protofleet.runtime.restart_backoff import RestartBackoff
 
 ENGINE: Final = "engine"  # Folder of a run with the files for the tasks of an engine.
@@ -39,6 +46,7 @@ POLL_SECONDS: Final = 0.1
 # Time in which an earlier task of the same share sees that a later one has claimed it, and kills its devices. Two
 # processes with the same devices would overwrite each other's files.
 HAND_OVER_SECONDS: Final = 3.0
+NO_TASK: Final = "none"  # The content of the owner file of a share that no task may run.
 # If the process ends this number of times in a row within a minute of its start, its devices have failed.
 MOST_FAILURES: Final = 3
 KILLED: Final = (
@@ -170,7 +178,7 @@ class Owner:
     def claim(self) -> bool:
         """Write the word, and return whether an earlier task may still run the share."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        earlier = self.path.exists()
+        earlier = has_owner(self.path)
         Disk(durable=False).replace(self.path, self.word.encode())
         return earlier
 
@@ -184,6 +192,21 @@ class Owner:
     def release(self) -> None:
         if not self.is_lost():
             self.path.unlink(missing_ok=True)
+
+
+def has_owner(path: Path) -> bool:
+    """Return whether an owner file names a task."""
+    with contextlib.suppress(OSError):
+        return path.read_text() != NO_TASK
+    return False
+
+
+def end_tasks(run: Path) -> bool:
+    """Tell the tasks that run shares of a run to end, and return whether there may be such a task."""
+    owned = [path for path in (run / "logs").glob("devices-*.owner") if has_owner(path)]
+    for path in owned:
+        Disk(durable=False).replace(path, NO_TASK.encode())
+    return bool(owned)
 
 
 @dataclass
@@ -330,16 +353,40 @@ def run_share(
 ) -> None:
     """Run the devices of a share in one process until their run is over.
 
-    If this process receives SIGINT or SIGTERM, it stops the devices and raises RunError.
+    A run writes its devices and their settings before it writes its broker file. The imports of the devices go on
+    meanwhile. If this process receives SIGINT or SIGTERM, it stops the devices and raises RunError.
     """
-    names = share.devices(folder)
+    if broker_file is None or broker_file.exists():
+        checked_devices(share, folder, changes)  # A mistake is told before the imports.
     received: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
+    with device_launcher() as launcher:
+        while broker_file is not None and not broker_file.exists() and not received:
+            time.sleep(POLL_SECONDS)
+        if not received:
+            names = checked_devices(share, folder, changes)
+            supervise(folder, share, names, broker_file, ended_file, changes, launcher, received)
+        if received:
+            raise RunError(f"signal {received[0]}")
+    shutil.rmtree(slots_folder(folder.absolute().parent), ignore_errors=True)  # The run is over.
+
+
+def checked_devices(share: DeviceShare, folder: Path, changes: Sequence[str]) -> list[str]:
+    names = share.devices(folder)
+    demand_one_address([folder / name / SETTINGS_FILE for name in names], changes)
+    return names
+
+
+def supervise(
+    folder: Path, share: DeviceShare, names: Sequence[str], broker_file: Path | None, ended_file: Path | None,
+    changes: Sequence[str], launcher: Launcher | None, received: Sequence[str],
+) -> None:  # fmt: skip
+    """Keep the process of the devices running until their run is over, or until a signal is in `received`."""
     run = folder.absolute().parent
     with (
         tempfile.TemporaryDirectory(prefix="protofleet-") as own,
-        Processes(run, Interpreters()) as processes,
+        Processes(run, starter_of(run, launcher)) as processes,
     ):
         devices = SharedDevices(
             folder.absolute(), names, processes, share.process_name, Path(own) / "ended.json",
@@ -351,14 +398,34 @@ def run_share(
         while not received and not devices.over:
             if owner.is_lost():
                 devices.kill()
-                raise RunError(f"another task runs the devices of --share {share.index}/{share.count} now")
+                raise RunError(
+                    f"another task runs the devices of --share {share.index}/{share.count} now"
+                    if has_owner(owner.path)
+                    else "the run goes on without its tasks"
+                )
             if line := devices.poll(time.monotonic()):
                 print(f"protofleet: {line}", file=sys.stderr, flush=True)
             time.sleep(POLL_SECONDS)
     owner.release()  # The devices have ended.
-    if received:
-        raise RunError(f"signal {received[0]}")
-    shutil.rmtree(slots_folder(run), ignore_errors=True)  # The run is over.
+
+
+def device_launcher() -> contextlib.AbstractContextManager[Launcher | None]:
+    """Return a launcher for the devices of a task; None if this node has CUDA, which does not work after a fork.
+
+    The launcher is another process, which imports torch while this process waits for the broker. It is killed at the
+    end, so the end of the task does not wait until all modules are freed.
+    """
+    if uses_cuda("auto") or not CAN_FORK:
+        return contextlib.nullcontext()
+    return Launcher(IMPORTED_BY_DEVICES)
+
+
+def starter_of(run: Path, launcher: Launcher | None) -> Starter:
+    """Return the launcher, or a starter of new interpreters if there is none or the run wants new interpreters."""
+    with contextlib.suppress(SettingsError):
+        if read_toml(run / "experiment.toml").get("devices", {}).get("start") == "spawn":
+            return Interpreters()
+    return launcher or Interpreters()
 
 
 def slots_of_node(run: Path) -> Iterator[str]:

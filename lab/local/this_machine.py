@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,6 +28,9 @@ class ThisMachine:
 
     def groups(self, experiment: Experiment, folder: Path, on_gpu: bool) -> Groups:
         return experiment.device_groups(available_cores(), on_gpu=on_gpu)
+
+    def begun(self, folder: Path, groups: Groups) -> AbstractContextManager[ThisMachine]:
+        return contextlib.nullcontext(self)
 
     def slots(self, folder: Path, groups: Groups) -> Slots:
         return slots_of(folder, len(groups))

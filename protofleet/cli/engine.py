@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,10 +78,9 @@ def engine_settings(options: argparse.Namespace, table: EngineSettings | None) -
 
 
 def engine_named(name: str) -> Engine:
-    from protofleet.lab.engines.slurm import Slurm
+    from protofleet.lab.engines import named
 
-    makers: dict[str, Callable[[], Engine]] = {"slurm": Slurm}
-    return makers[name]()
+    return named.engine_named(name)
 
 
 def run_on_engine(

@@ -152,6 +152,8 @@ def check_connection(site: EngineSite, experiment: Experiment, runs: Path, fresh
                 f"with scancel {job_id} first, or give this run another name with --set name=..."
             )
         return
+    if experiment.broker.kind == "external":
+        return  # The nodes need not reach this machine.
     folder = runs / f".{experiment.name}.first-task"
     job = EngineJob(
         f"protofleet-{experiment.name}-first", folder, 1, (), setup=site.setup, options=site.options

@@ -72,6 +72,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         from protofleet.lab.local.data_check import require_data, require_public_images
         from protofleet.lab.local.experiment import experiment_table, read_experiment
         from protofleet.lab.local.run import ready, run_experiment
+        from protofleet.lab.local.tasks_left import keep_tasks_away
         from protofleet.protocol.settings.reader import SettingsError
 
     for path in options.experiments:
@@ -99,6 +100,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     agreed_names(experiment)  # This check must come before the folder of an earlier run is renamed.
     require_data([experiment])
     require_public_images(experiment)
+    keep_tasks_away(options.runs / experiment.name)
     with ready(experiment, options.runs, options.fresh, options.resume):
         print(f"report: {run_experiment(experiment, options.runs, launcher, options.track)}")
     return 0

@@ -18,7 +18,7 @@ import pytest
 
 from protofleet.federation.brokers.ports import free_port
 
-START_SECONDS: Final = 120.0
+START_SECONDS: Final = 300.0
 STOP_SECONDS: Final = 30.0
 SBIN: Final = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 INSTALL: Final = "apt-get install --no-install-recommends ejabberd"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.started_processes import VARIABLE
+
 SCRIPT = Path(__file__).with_name("slurm.sh")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 WHERE = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
@@ -37,13 +39,17 @@ class SlurmCluster:
         }
 
     def script(self, *words: str) -> str:
-        """Call slurm.sh. Its output goes to a file, because daemons would keep a pipe open."""
+        """Call slurm.sh. Its output goes to a file, because daemons would keep a pipe open.
+
+        The daemons outlive the test, so they do not get its word.
+        """
         if words[0] == "node-kill":
             self.touched.add(words[1])
+        around = {key: value for key, value in self.environment.items() if key != VARIABLE}
         with (self.folder / "script.log").open("w+") as log:
             code = subprocess.run(
                 [str(SCRIPT), *words],
-                env=self.environment,
+                env=around,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

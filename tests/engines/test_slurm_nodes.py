@@ -67,6 +67,15 @@ def start(place, slurm, *more, held=None, host=HERE):
     )
 
 
+def start_here(place, slurm, *more):
+    """Start the run on this machine, where the commands of Slurm are on PATH."""
+    around = {**environment(), **slurm.environment}
+    return subprocess.Popen(
+        command("run", "small.toml", *more), cwd=place, env=around, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 def finish(process, code=0):
     said = process.communicate(timeout=900)[0]
     assert process.returncode == code and "Traceback" not in said, said
@@ -121,6 +130,22 @@ def test_a_head_that_was_killed_twice_ends_a_round_within_a_minute_of_its_return
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
 
 
+def test_tasks_that_are_left_keep_the_run_from_going_on_on_one_machine_until_they_are_cancelled(
+    place, slurm, untroubled
+):
+    head = start(place, slurm, held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    kill_head(head)
+    job = slurm.tasks()[0].split("_")[0]
+    refused = finish(start_here(place, slurm), 2)
+    assert f"go on with --on slurm --tasks 3, or end the job first with scancel {job}" in refused
+    assert refused.count("\n") == 1 and running(slurm) == 3
+    slurm.ask("scancel", job)
+    wait_for(lambda: not slurm.tasks(), 60, "the job has ended")
+    finish(start_here(place, slurm, "--resume"))
+    assert bits(place / "runs" / "small") == untroubled
+
+
 def test_a_controller_that_is_killed_for_a_time_changes_nothing(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
@@ -135,11 +160,13 @@ def test_a_controller_that_is_killed_for_a_time_changes_nothing(place, slurm, un
 
 
 def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, slurm):
-    run = start(place, slurm, held=HeldRun(place / "held", 2))
+    held = HeldRun(place / "held", 2)
+    run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
     assert running(slurm) == 3
     ended = time.monotonic()
     run.send_signal(signal.SIGTERM)
+    held.let_go()  # A coordinator that is held cannot end.
     finish(run, 1)
     assert slurm.left() == [] and slurm.tasks() == []
     assert time.monotonic() - ended < 10
@@ -155,6 +182,23 @@ def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untr
     held.let_go()
     said = finish(at_login)
     assert "is lost (down" in said
+    assert bits(place / "runs" / "small") == untroubled
+    assert slurm.left() == [] and slurm.tasks() == []
+
+
+def test_a_head_in_a_job_ends_in_order_at_its_time_limit_and_is_submitted_again(place, slurm, untroubled):
+    """The limit of the running job is lowered, so that Slurm's warning comes at its next look at limits."""
+    held = HeldRun(place / "held", 2)
+    at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
+    wait_for_rounds(place, 2)
+    (head,) = [one for one in slurm.ask("squeue", "-h", "-o", "%j %F").splitlines() if "-head" in one]
+    slurm.ask("scontrol", "update", f"jobid={head.split()[1]}", "timelimit=1")
+    wait_for(lambda: running(slurm) <= 1, 180, "the head ends its tasks after the warning")
+    held.let_go()  # A coordinator that is held cannot end.
+    said = finish(at_login)
+    assert "the job was stopped, for example at its time limit; it is submitted again" in said
+    assert said.count("runs the broker and the coordinator") == 2
+    assert "stopped; the same command continues the run" in said, "it was not killed"
     assert bits(place / "runs" / "small") == untroubled
     assert slurm.left() == [] and slurm.tasks() == []
 

@@ -18,6 +18,7 @@ from tests.lab.local.test_run import command, furnished
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
 ROUNDS = 30
+SAVE_SECONDS = 6
 GRID = ("--grid", "method.lr=0.02,0.05,0.1,0.2", "--seeds", "1", "2", "3")
 OPTIONS = ("--set", f"rounds={ROUNDS}", "--set", "data.validation=0.2", *GRID)
 
@@ -105,7 +106,13 @@ def nodes_of_young_trials(slurm, runs):
     ]
 
 
-def test_a_lost_node_and_a_killed_command_change_no_bit(slurm, place, alone):
+def seconds_of_tasks(slurm):
+    """Return the seconds for which each task has run."""
+    listed = slurm.ask("squeue", "-h", "-r", "-t", "running", "-o", "%M").split()
+    return [60 * int(minutes) + int(seconds) for minutes, seconds in (one.split(":") for one in listed)]
+
+
+def test_a_lost_node_a_killed_command_and_a_killed_controller_change_no_bit(slurm, place, alone):
     runs = place / "runs"
     first = sweep(slurm, place, "--at-once", "2")
     wait_for(lambda: nodes_of_young_trials(slurm, runs), 180, "a trial has ended some rounds")
@@ -117,9 +124,14 @@ def test_a_lost_node_and_a_killed_command_change_no_bit(slurm, place, alone):
     first.process.wait()
     slurm.script("node-start", node[1:])
     second = sweep(slurm, place, "--at-once", "2")
+    second.wait_for_words("is at it already")
+    # Slurm saves its state every 5 s. A task that has started since then would be held.
+    wait_for(lambda: min(seconds_of_tasks(slurm), default=0) > SAVE_SECONDS, 180, "all tasks have run 6 s")
+    slurm.script("head-kill")
+    second.wait_for_words("slurm does not answer: ")
+    slurm.script("head-start")
     said = second.end()
     assert second.process.returncode == 0, said
-    assert "is at it already" in said
     for name, lines in before.items():
         assert rounds(runs / name)[: len(lines)] == lines
     assert all_bits(runs) == all_bits(alone / "runs") and len(all_bits(runs)) == 12

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.lab.engines.engine import TaskState
+from protofleet.lab.engines.submission import write_job
 from protofleet.lab.local.experiment import names_patience, read_experiment
 from protofleet.lab.local.nodes import PATIENCE_SECONDS, EngineSite, TaskPlace
 from protofleet.lab.local.run import same_settings, write_experiment
 from protofleet.lab.local.share import MOST_FAILURES
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.restart_backoff import STABLE_SECONDS
+from tests.lab.engines.told_engine import ToldEngine
 from tests.support.small_experiment import TWO
 
 
@@ -50,6 +53,31 @@ def test_groups_of_an_earlier_start_stay(file, tmp_path, broker):
     given = [["optdigits-2"], ["optdigits-1"]]
     folder = divided(tmp_path / "two", given)
     assert site().groups(read_experiment(file, []), folder, False) == given
+
+
+def test_tasks_are_submitted_before_the_broker_and_cancelled_if_it_does_not_start(tmp_path):
+    engine, groups = ToldEngine(), [["a"], ["b"]]
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "broker.json").write_text("{}")
+    begin = EngineSite(engine, 2, "h").begun(tmp_path, groups)
+    with pytest.raises(LookupError, match="no broker"), begin as begun:
+        assert begun.submitted == "1" and engine.jobs["1"].tasks == 2
+        assert json.loads((tmp_path / "engine" / "groups.json").read_text()) == groups
+        assert not (tmp_path / "engine" / "broker.json").exists(), "the tasks would use the earlier broker"
+        raise LookupError("no broker")
+    assert engine.left == {"1": []} and engine.cancelled["1"]
+
+
+def test_tasks_that_an_earlier_start_has_left_keep_their_broker_until_there_is_another(tmp_path):
+    engine = ToldEngine()
+    job = EngineSite(engine, 2, "h").job(tmp_path, 2)
+    job.folder.mkdir()
+    write_job(engine, job, engine.submit(job))
+    (tmp_path / "engine" / "broker.json").write_text("{}")
+    engine.told.append([TaskState(0, "runs", "n1")])
+    with EngineSite(engine, 2, "h").begun(tmp_path, [["a"], ["b"]]) as begun:
+        assert begun.submitted == "" and (tmp_path / "engine" / "broker.json").exists()
+    assert list(engine.jobs) == ["1"] and not engine.cancelled
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A federation whose devices are tasks of an engine survives lost nodes and heads, with the bits of one machine."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.federation.brokers.ports import free_port
 from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.children import PARENT
 from tests.lab.engines.process_slurm import ProcessSlurm
 from tests.lab.local.test_resume import alive, bits, descendants, name_of, wait_until
 from tests.lab.local.test_run import ROOT, command, furnished, lines, protofleet, wait_for_rounds
 from tests.support.held_run import HeldRun
+from tests.support.secured_broker import start_enrolled
+from tests.support.started_processes import ended_at_last
 
 pytestmark = pytest.mark.slow
 # These tests start whole federations several times, so `make test-engines` runs them, and `make test-all` does not.
@@ -41,13 +45,10 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def slurm(tmp_path):
-    slurm = ProcessSlurm(tmp_path / "slurm")
-    yield slurm
-    (slurm.folder / "away").unlink(missing_ok=True)
-    for job in slurm.jobs:
-        for pid in slurm.pids(job).values():
-            os.killpg(pid, signal.SIGKILL)
+def slurm(tmp_path, monkeypatch):
+    """Return a Slurm of processes. All of them, and all commands of the test, end with the test."""
+    with ended_at_last(monkeypatch):
+        yield ProcessSlurm(tmp_path / "slurm")
 
 
 def start(place, slurm, *more, held=None, host=HERE):
@@ -131,6 +132,36 @@ def test_a_run_goes_on_in_tasks_or_on_one_machine_wherever_it_began(place, slurm
     assert not (place / "runs" / "small.1").exists()
 
 
+@only_with_engines
+def test_tasks_that_an_engine_cannot_be_asked_about_end_before_the_run_goes_on_here(place, slurm, untroubled):
+    first = start(place, slurm, held=HeldRun(place / "held", 2))
+    wait_for_rounds(place, 2)
+    job = array_of(slurm)
+    kill_head(first)
+    assert len(slurm.pids(job)) == 2
+    said = finish(protofleet_here(place, "--resume"))  # Its PATH has no commands of this engine.
+    assert "tasks that still run the devices of runs/small end within 3 s" in said
+    assert "the run goes on without its tasks" in (place / "runs/small/engine/0.log").read_text()
+    assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
+
+
+@only_with_engines
+def test_a_federation_in_tasks_uses_the_nodes_of_an_external_broker_that_accept_it(
+    place, slurm, untroubled, tmp_path
+):
+    """The first address is dead. The nodes need not reach this machine, so no first task connects to it."""
+    secured = start_enrolled(tmp_path / "fleet", *(f"device-{i + 1}" for i in range(3)))
+    hosts = [f"127.0.0.1:{port}" for port in (free_port(), secured.broker.port)]
+    changes = ("kind=external", f"enrolled={secured.fleet.folder}", f"address.hosts={json.dumps(hosts)}")
+    words = [word for change in changes for word in ("--set", f"broker.{change}")]
+    try:
+        said = finish(start(place, slurm, *words, host="nowhere.invalid"))
+    finally:
+        secured.broker.stop()
+    assert f"broker: external, {hosts[0]}, {hosts[1]}" in said and slurm.jobs == ["1"]
+    assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
+
+
 def protofleet_here(place, *more, held=None):
     environment = held.environment if held is not None else {**os.environ, "PYTHONPATH": str(ROOT)}
     words = command("run", "small.toml", *SETTINGS, *more)
@@ -141,11 +172,13 @@ def protofleet_here(place, *more, held=None):
 
 @only_with_engines
 def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds_and_goes_on(place, slurm, untroubled):
-    first = start(place, slurm, held=HeldRun(place / "held", 2))
+    held = HeldRun(place / "held", 2)
+    first = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
     array_of(slurm)
     ended = time.monotonic()
     first.send_signal(signal.SIGTERM)
+    held.let_go()  # A coordinator that is held cannot end.
     said = finish(first, 1)
     assert nothing_is_left(slurm) and time.monotonic() - ended < 10
     assert "the same command continues the run" in said

@@ -100,3 +100,26 @@ def test_processes_are_stopped_when_their_run_ends(tmp_path, starter):
             child.wait(0.1)
     assert child.returncode is not None
     child.stdout.close()
+
+
+COUNTS = """
+import signal, sys, time
+seen = []
+signal.signal(signal.SIGTERM, lambda *one: seen.append(one))
+print('up', flush=True)
+while not seen:
+    time.sleep(0.05)
+print('asked', flush=True)
+time.sleep(1)  # The time in which a second signal would come.
+sys.exit(len(seen) - 1)
+"""
+
+
+def test_a_process_that_was_asked_to_end_gets_no_second_signal(tmp_path, starter):
+    with Processes(tmp_path, starter) as processes:
+        child = processes.start("one", COUNTS, piped=True)
+        assert child.stdout.readline() == "up\n"
+        processes.ask_to_end()
+        assert child.stdout.readline() == "asked\n"
+    assert child.returncode == 0
+    child.stdout.close()

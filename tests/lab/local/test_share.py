@@ -4,19 +4,22 @@ import json
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from protofleet.cli.main import main
+from protofleet.lab.local.processes import IMPORTED, IMPORTED_BY_DEVICES
 from protofleet.lab.local.share import (
     BrokerPlace,
     DeviceShare,
     EndedDevices,
     failed_devices,
     read_broker_place,
+    starter_of,
 )
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.children import Interpreters
+from protofleet.runtime.launcher import Launcher
 from tests.lab.local.test_resume import alive, descendants, name_of, wait_until
 from tests.lab.local.test_run import ROOT, command
 
@@ -43,15 +46,8 @@ def start(run, *more):
 
 
 def device_of(fleet):
-    found = [pid for pid in descendants(fleet.pid) if name_of(pid) not in ("", "sh")]
-    return found[0] if found else 0
-
-
-def words_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    """Return the process of the devices of a task, which has a name of its own; 0 if there is none."""
+    return next((pid for pid in descendants(fleet.pid) if name_of(pid).startswith("devices-")), 0)
 
 
 def test_parts_are_dealt_out_in_turn_unless_a_file_divides_the_devices(run):
@@ -160,6 +156,28 @@ def test_a_broker_of_several_nodes_leaves_the_addresses_in_the_settings(tmp_path
     assert PLACE.changes == ["--set", "broker.host=127.0.0.1", "--set", "broker.port=1"]
 
 
+@pytest.mark.parametrize("more", [(), ("--share", "0/1")])
+def test_one_address_for_devices_that_know_several_nodes_is_refused_in_one_line(tmp_path, capsys, more):
+    (tmp_path / "d1").mkdir()
+    (tmp_path / "d1" / "device.toml").write_text('[broker]\nhosts = ["a:1", "b:1"]\n')
+    assert main(["fleet", str(tmp_path), "--broker", "c:1", *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "d1/device.toml names the nodes of a cluster in broker.hosts; leave out --broker" in line
+
+
+def test_devices_are_forked_unless_their_run_wants_new_interpreters(run):
+    with Launcher(()) as launcher:
+        assert starter_of(run, launcher) is launcher and isinstance(starter_of(run, None), Interpreters)
+        (run / "experiment.toml").write_text('[devices]\nstart = "spawn"\n')
+        assert isinstance(starter_of(run, launcher), Interpreters)
+
+
+def test_a_task_imports_what_devices_need_and_no_coordinator():
+    assert "protofleet.edge_client.group.main" in IMPORTED_BY_DEVICES
+    left_out = set(IMPORTED) - set(IMPORTED_BY_DEVICES)
+    assert left_out == {"protofleet.coordinator.config", "protofleet.coordinator.main"}
+
+
 def with_settings_from_a_pipe(run):
     """Let the devices wait for their settings, which no process writes."""
     for name in ("d1", "d2", "d3"):
@@ -174,7 +192,7 @@ def with_settings_from_a_pipe(run):
 def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devices(run):
     with_settings_from_a_pipe(run)
     earlier = start(run)
-    assert wait_until(lambda: "broker.port=1" in words_of(device_of(earlier)), 60)
+    assert wait_until(lambda: device_of(earlier), 60)
     first = device_of(earlier)
     later = start(run)
     assert wait_until(lambda: device_of(later) or not alive(first), 60)
@@ -191,13 +209,16 @@ def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devic
 def test_a_device_process_starts_again_when_it_is_killed_and_when_the_broker_moves(run):
     with_settings_from_a_pipe(run)
     fleet = start(run)
-    assert wait_until(lambda: "broker.port=1" in words_of(device_of(fleet)), 60)
+    assert fleet.stderr.readline() == "protofleet: the broker is at 127.0.0.1:1 now\n"
+    assert wait_until(lambda: device_of(fleet), 60)
     first = device_of(fleet)
     os.kill(first, signal.SIGKILL)
+    assert "was killed by SIGKILL; restart in 1.0 s" in fleet.stderr.readline()
     assert wait_until(lambda: device_of(fleet) not in (0, first), 60)
     second = device_of(fleet)
     BrokerPlace("127.0.0.1", 2, "second").write(run / "broker.json")
-    assert wait_until(lambda: "broker.port=2" in words_of(device_of(fleet)), 60) and not alive(second)
+    assert fleet.stderr.readline() == "protofleet: the broker is at 127.0.0.1:2 now\n"
+    assert wait_until(lambda: device_of(fleet) not in (0, second), 60) and not alive(second)
     third = device_of(fleet)
     fleet.kill()
     assert wait_until(lambda: not alive(third)), "no device outlives its task"

@@ -1,0 +1,14 @@
+"""Return the engine with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protofleet.lab.engines.engine import Engine
+from protofleet.lab.engines.slurm import Slurm
+
+MAKERS: dict[str, Callable[[], Engine]] = {"slurm": Slurm}
+
+
+def engine_named(name: str) -> Engine:
+    return MAKERS[name]()
