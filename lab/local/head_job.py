@@ -30,6 +30,7 @@ from protofleet.runtime.command.errors import FAILED, StoppedError
 HEAD: Final = "head"  # Folder with the files of the job, in the folder of the run's engine.
 OPTIONS_FILE: Final = "options.toml"
 END_FILE: Final = "end.json"
+UNREPORTED: Final = "unreported"  # This file is there until a command has shown the end of the job.
 SUMMARY: Final = "summary.json"  # The run has finished if its folder has this file.
 READ_SECONDS: Final = 0.5
 
@@ -95,6 +96,15 @@ class HeadJob:
         """Return the id of a job that an earlier command has submitted and that is in the queue, or ""."""
         return submitted_before(self.engine, self.job)
 
+    def finished_unseen(self) -> HeadEnd | None:
+        """Return the end of a finished run that no command has shown, for example after --detach; None otherwise."""
+        mark = self.job.folder / UNREPORTED
+        if not mark.exists() or not (self.run / SUMMARY).exists():
+            return None
+        self._show_log()
+        mark.unlink()
+        return read_end(self.job.folder) or HeadEnd(0, "")
+
     def wait(self) -> HeadEnd:
         """Submit the job unless it is in the queue, show its log, and return its end.
 
@@ -105,6 +115,7 @@ class HeadJob:
                 rounds = self._rounds()
                 end = self._wait_for(self.submitted())
                 if not end.stopped or self._rounds() == rounds:
+                    (self.job.folder / UNREPORTED).unlink(missing_ok=True)
                     return end
                 self.say("the job was stopped, for example at its time limit; it is submitted again")
         except KeyboardInterrupt:
@@ -126,6 +137,7 @@ class HeadJob:
             self._shown = log.stat().st_size if log.exists() else 0
             return found
         remove_end(self.job.folder)
+        (self.job.folder / UNREPORTED).touch()
         self._shown = log.stat().st_size if log.exists() else 0
         job_id = submit(self.engine, self.job)
         self.say(f"job {job_id} runs the broker and the coordinator; its log is {log}")

@@ -196,6 +196,9 @@ def run_head_job(
                 "or give this run another name with --set name=..."
             )
         return code_of(job, options.detach)
+    same = not options.fresh and same_settings(run / "experiment.toml", experiment)
+    if same and (end := job.finished_unseen()):
+        return code_of_end(end)
     with ready(experiment, runs, options.fresh, options.resume):
         write_experiment(experiment, run)
         wish.write(job.job.folder)
@@ -204,13 +207,16 @@ def run_head_job(
 
 def code_of(job: HeadJob, detach: bool) -> int:
     """Return the exit code of a head, or raise its error."""
-    from protofleet.runtime.command.errors import FAILED, MISUSED, RunError
-
     if detach:
         job.submitted()
         print("the same command without --detach waits for the end of the run")
         return 0
-    end: HeadEnd = job.wait()
+    return code_of_end(job.wait())
+
+
+def code_of_end(end: HeadEnd) -> int:
+    from protofleet.runtime.command.errors import FAILED, MISUSED, RunError
+
     if end.code == FAILED:
         raise RunError(end.message)
     if end.code == MISUSED:

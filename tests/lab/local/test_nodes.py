@@ -303,3 +303,15 @@ def test_a_command_that_waits_for_a_head_in_a_job_ends_all_of_it(place, slurm, u
     shutil.rmtree(place / "held")
     finish(start(place, slurm, "--head", "job"))
     assert bits(place / "runs" / "small") == untroubled
+
+
+@only_with_engines
+def test_a_head_that_has_finished_after_detach_is_shown_by_the_same_command_and_does_not_run_again(
+    place, slurm, untroubled
+):
+    finish(start(place, slurm, "--head", "job", "--detach"))
+    summary = place / "runs" / "small" / "summary.json"
+    assert wait_until(lambda: summary.exists() and nothing_is_left(slurm), 120)
+    assert f"report: {place}/runs/small/report.html" in finish(start(place, slurm, "--head", "job"))
+    assert bits(place / "runs" / "small") == untroubled and len(slurm.jobs) == 3
+    assert not (place / "runs" / "small.1").exists()
