@@ -9,9 +9,10 @@ import time
 
 import pytest
 
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from tests.engines.slurm_cluster import wait_for
 from tests.lab.local.test_resume import alive, bits, descendants, wait_until
-from tests.lab.local.test_run import ROOT, command, lines, wait_for_rounds
+from tests.lab.local.test_run import ROOT, command, lines
 from tests.support.held_run import HeldRun
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
@@ -30,6 +31,7 @@ beta = 100.0
 [devices]
 count = 12
 """
+START_SECONDS = 300.0  # Most seconds from the start of a command to its first rounds, on a loaded machine.
 RETURN_SECONDS = 60.0  # Most seconds from the return of a head to the end of the next round.
 # Slurm counts a silent node as down after 10 s here. A loaded machine starts a task slowly.
 REQUEUE_SECONDS = 240
@@ -86,6 +88,12 @@ def node_of(slurm, task):
     """Return the number of the node on which a task of the devices runs."""
     (line,) = [one for one in slurm.tasks() if one.split()[0].endswith(f"_{task}") and "RUNNING" in one]
     return line.split()[2].removeprefix("n")
+
+
+def wait_for_rounds(place, number):
+    """Wait until the run has written `number` whole lines of rounds."""
+    path = place / "runs" / "small" / "rounds.jsonl"
+    wait_for(lambda: len(read_rounds(path)) >= number, START_SECONDS, f"{number} rounds")
 
 
 def running(slurm):
