@@ -53,14 +53,17 @@ class QueueWatch:
 
     def _tell_of_requeued(self, states: Sequence[TaskState]) -> None:
         before, now = self._nodes, {one.task: one.node for one in states if one.state == "runs"}
-        back = [one.task for one in states if one.task in before and one.state == "waits"]
-        bad = self.engine.bad_nodes() if back else {}
+        waiting = {one.task for one in states if one.state == "waits"}
+        gone = [task for task, node in before.items() if task in waiting or now.get(task, node) != node]
+        bad = self.engine.bad_nodes() if gone else {}
         self._nodes = now
-        for node in dict.fromkeys(before[task] for task in back):
-            count = sum(self.trials_of(task) for task in back if before[task] == node)
+        for node in dict.fromkeys(before[task] for task in gone):
+            tasks = [task for task in gone if before[task] == node]
+            count = sum(map(self.trials_of, tasks))
+            trials, wait = ("trial", "waits for") if count == 1 else ("trials", "wait for")
+            verb = wait if waiting & set(tasks) else "started again on"
             how = f"is lost ({bad[node]})" if node in bad else "has given its place to other work"
-            wait = "trial waits" if count == 1 else "trials wait"
-            self.say(f"node {node} {how}, its {count} {wait} for another")
+            self.say(f"node {node} {how}, its {count} {trials} {verb} another")
 
     def _tell_of_held(self, states: Sequence[TaskState]) -> None:
         held = {one.task: one for one in states if one.state == "held"}

@@ -94,12 +94,10 @@ start_node() { # with a second argument, the node sees an empty folder there
 }
 
 tasks_of() { # the processes of tasks on nodes whose names match $1, and the step daemons above them
-    for environment in /proc/[0-9]*/environ; do
+    for environment in $(grep -lzxF "SLURM_CONF=$S/slurm.conf" /proc/[0-9]*/environ 2>/dev/null || true); do
+        grep -qzx "SLURMD_NODENAME=$1" "$environment" 2>/dev/null || continue
         process=${environment%/environ}
         process=${process#/proc/}
-        words=$({ tr '\0' '\n' <"$environment"; } 2>/dev/null) || continue
-        grep -qx "SLURM_CONF=$S/slurm.conf" <<<"$words" || continue
-        grep -qx "SLURMD_NODENAME=$1" <<<"$words" || continue
         echo "$process"
         above=$(awk '/^PPid/{print $2}' "/proc/$process/status" 2>/dev/null || true)
         case $(cat "/proc/${above:-0}/comm" 2>/dev/null || true) in slurmstepd) echo "$above" ;; esac

@@ -70,6 +70,13 @@ class SlurmCluster:
         """Return the jobs in the queue, as <array>_<task> <state> <node>."""
         return self.ask("squeue", "-h", "-r", "-o", "%i %T %N").splitlines()
 
+    def hurry(self) -> None:
+        """Let tasks that Slurm has requeued start now. Otherwise Slurm waits 120 s."""
+        for line in self.ask("squeue", "-h", "-r", "-t", "pending", "-o", "%i %r").splitlines():
+            task, _, reason = line.partition(" ")
+            if reason == "BeginTime":
+                self._quiet("scontrol", "update", f"jobid={task}", "starttime=now")
+
     def left(self) -> list[str]:
         """Return the processes of tasks."""
         return self.script("left").split()

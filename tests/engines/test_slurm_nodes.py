@@ -9,9 +9,10 @@ import time
 
 import pytest
 
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from tests.engines.slurm_cluster import wait_for
 from tests.lab.local.test_resume import alive, bits, descendants, wait_until
-from tests.lab.local.test_run import ROOT, command, lines, wait_for_rounds
+from tests.lab.local.test_run import ROOT, command, lines
 from tests.support.held_run import HeldRun
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
@@ -30,8 +31,9 @@ beta = 100.0
 [devices]
 count = 12
 """
+START_SECONDS = 300.0  # Most seconds from the start of a command to its first rounds, on a loaded machine.
 RETURN_SECONDS = 60.0  # Most seconds from the return of a head to the end of the next round.
-# Slurm counts a silent node as down after 10 s here, and starts a task again 120 s later.
+# Slurm counts a silent node as down after 10 s here. A loaded machine starts a task slowly.
 REQUEUE_SECONDS = 240
 PAIRS = 1
 MOST_RATIO = 1.3  # Most seconds of 40 rounds in three tasks, in seconds of the same rounds on one machine.
@@ -88,6 +90,17 @@ def node_of(slurm, task):
     return line.split()[2].removeprefix("n")
 
 
+def wait_for_rounds(place, number):
+    """Wait until the run has written `number` whole lines of rounds."""
+    path = place / "runs" / "small" / "rounds.jsonl"
+    wait_for(lambda: len(read_rounds(path)) >= number, START_SECONDS, f"{number} rounds")
+
+
+def known_jobs(slurm):
+    """Return the ids of all jobs that Slurm still knows, also of those that have ended."""
+    return set(slurm.ask("squeue", "-h", "-t", "all", "-o", "%A").split())
+
+
 def running(slurm):
     return sum("RUNNING" in one for one in slurm.tasks())
 
@@ -99,15 +112,22 @@ def kill_head(process):
     assert wait_until(lambda: not any(alive(child) for child in family))
 
 
-def test_a_lost_node_and_a_killed_head_that_comes_back_on_another_address_change_no_bit(
+def test_a_killed_head_that_comes_back_on_another_address_and_a_lost_node_change_no_bit(
     place, slurm, untroubled
 ):
     first = start(place, slurm, held=HeldRun(place / "held", 3))
     wait_for_rounds(place, 3)
-    slurm.script("node-kill", node_of(slurm, 1))
     kill_head(first)
-    again = start(place, slurm, "--resume", host=ELSEWHERE)
-    wait_for(lambda: len(lines(place)) > 3, REQUEUE_SECONDS, "a round after the loss of a node")
+    held = HeldRun(place / "held-again", 3)
+    again = start(place, slurm, "--resume", held=held, host=ELSEWHERE)
+    broker = place / "runs" / "small" / "engine" / "broker.json"
+    wait_for(lambda: ELSEWHERE in broker.read_text(), 120, "the head is on the other address")
+    slurm.script("node-kill", node_of(slurm, 1))
+    held.let_go()
+    # The fourth round may have its answers already. The fifth one needs the devices of the lost node.
+    wait_for(
+        lambda: slurm.hurry() or len(lines(place)) > 4, REQUEUE_SECONDS, "a round after the loss of a node"
+    )
     said = finish(again)
     assert "is lost (down" in said and "slurm runs them already as job" in said
     assert bits(place / "runs" / "small") == untroubled
@@ -168,8 +188,9 @@ def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, slurm)
     run.send_signal(signal.SIGTERM)
     held.let_go()  # A coordinator that is held cannot end.
     finish(run, 1)
+    seconds = time.monotonic() - ended
     assert slurm.left() == [] and slurm.tasks() == []
-    assert time.monotonic() - ended < 10
+    assert seconds < 10, f"{seconds:.1f} s"
 
 
 def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untroubled):
@@ -180,6 +201,9 @@ def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untr
     (head,) = [one for one in slurm.ask("squeue", "-h", "-o", "%j %N").splitlines() if "-head" in one]
     slurm.script("node-kill", head.split()[1].removeprefix("n"))
     held.let_go()
+    wait_for(
+        lambda: slurm.hurry() or len(lines(place)) > 3, REQUEUE_SECONDS, "a round after the loss of a node"
+    )
     said = finish(at_login)
     assert "is lost (down" in said
     assert bits(place / "runs" / "small") == untroubled
@@ -204,12 +228,12 @@ def test_a_head_in_a_job_ends_in_order_at_its_time_limit_and_is_submitted_again(
 
 
 def test_more_tasks_than_devices_and_a_host_of_others_are_refused_before_a_job_is_given(place, slurm):
-    jobs = slurm.ask("scontrol", "show", "jobs")
+    jobs = known_jobs(slurm)
     refused = finish(start(place, slurm, "--tasks", 13), 2)
     assert "--tasks is 13, but the experiment has 12 devices" in refused and refused.count("\n") == 1
     refused = finish(start(place, slurm, host="192.0.2.1"), 2)
     assert "--host is 192.0.2.1, but this machine cannot listen there" in refused and refused.count("\n") == 1
-    assert slurm.ask("scontrol", "show", "jobs") == jobs and not (place / "runs" / "small").exists()
+    assert known_jobs(slurm) <= jobs and not (place / "runs" / "small").exists()
 
 
 def test_forty_rounds_in_three_tasks_take_little_longer_than_on_one_machine(place, slurm):
