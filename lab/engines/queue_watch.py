@@ -53,14 +53,23 @@ class QueueWatch:
 
     def _tell_of_requeued(self, states: Sequence[TaskState]) -> None:
         before, now = self._nodes, {one.task: one.node for one in states if one.state == "runs"}
-        back = [one.task for one in states if one.task in before and one.state == "waits"]
+        # An engine may have started a task elsewhere before this look.
+        back = [
+            one.task
+            for one in states
+            if one.task in before
+            and (one.state == "waits" or (one.state == "runs" and one.node != before[one.task]))
+        ]
         bad = self.engine.bad_nodes() if back else {}
         self._nodes = now
         for node in dict.fromkeys(before[task] for task in back):
-            count = sum(self.trials_of(task) for task in back if before[task] == node)
+            lost = [task for task in back if before[task] == node]
+            count = sum(map(self.trials_of, lost))
             how = f"is lost ({bad[node]})" if node in bad else "has given its place to other work"
             wait = "trial waits" if count == 1 else "trials wait"
-            self.say(f"node {node} {how}, its {count} {wait} for another")
+            runs = "trial runs" if count == 1 else "trials run"
+            where = f"{runs} on another" if all(task in now for task in lost) else f"{wait} for another"
+            self.say(f"node {node} {how}, its {count} {where}")
 
     def _tell_of_held(self, states: Sequence[TaskState]) -> None:
         held = {one.task: one for one in states if one.state == "held"}
