@@ -1,4 +1,4 @@
-"""Give the tests a Slurm; skip them with the reason where none can run, and fail with ENGINES=required."""
+"""Give the tests a Slurm or a Ray; skip them with the reason where it cannot run, and fail with ENGINES=required."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engines.ray_cluster import LocalRay, NoRay, running_ray
 from tests.engines.slurm_cluster import NoSlurm, SlurmCluster, running_slurm
 
 
@@ -25,3 +26,20 @@ def started_slurm() -> Iterator[SlurmCluster]:
 def slurm(started_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
     yield started_slurm
     started_slurm.restore()
+
+
+@pytest.fixture(scope="session")
+def started_ray() -> Iterator[LocalRay]:
+    try:
+        with running_ray() as found:
+            yield found
+    except NoRay as why:
+        if os.environ.get("ENGINES") == "required":
+            pytest.fail(f"no Ray: {why}")
+        pytest.skip(f"no Ray: {why}")
+
+
+@pytest.fixture
+def ray(started_ray: LocalRay) -> Iterator[LocalRay]:
+    yield started_ray
+    started_ray.restore()

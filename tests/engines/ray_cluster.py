@@ -19,8 +19,13 @@ from tests.engines.slurm_cluster import wait_for
 
 NODES = ("n1", "n2")
 START_SECONDS = 180.0
-# A node ends by itself if its daemons have not started after this time, 30 s by default.
-SLOWLY = {"RAY_raylet_start_wait_time_s": "170", "RAY_USAGE_STATS_ENABLED": "0"}
+# A node ends by itself if its daemons have not started after a time, 30 s by default. Workers get a niceness of 15 by
+# default, with which they would hardly run while other tests use the cores.
+SETTINGS = {
+    "RAY_raylet_start_wait_time_s": "170",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 NODE, OF_COMMAND = "RAY_TEST_NODE", "RAY_TEST_COMMAND"
 # Prints the names of the nodes that are alive, until the names in the arguments are among them.
 WAIT = """
@@ -47,7 +52,7 @@ class NoRay(Exception):
 class LocalRay:
     folder: Path
     port: int
-    running: dict[str, subprocess.Popen] = field(default_factory=dict)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -134,8 +139,8 @@ class LocalRay:
             ]
         with (self.folder / f"{name}.log").open("w") as log:
             self.running[name] = subprocess.Popen(
-                ["nice", "-n", "5", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, **SLOWLY, NODE: f"{self.folder}/{name}"}, start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **SETTINGS, NODE: f"{self.folder}/{name}"}, start_new_session=True,
             )  # fmt: skip
 
     def _processes(self, begin: str) -> list[int]:
