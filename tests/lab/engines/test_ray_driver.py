@@ -83,6 +83,18 @@ def test_a_task_runs_when_it_has_named_its_node(driver, cluster, tmp_path):
     assert states(driver) == [(0, "runs", "n2", "")]
 
 
+def test_the_file_with_the_node_of_an_earlier_command_does_not_count_and_none_is_left(
+    driver, cluster, tmp_path
+):
+    on_node(tmp_path, 0, "n1")
+    submit(driver, tmp_path, tasks=1)
+    assert states(driver) == [(0, "waits", "", "for room on a node")]
+    on_node(tmp_path, 0, "n2")
+    cluster.outcomes[0] = "done"
+    driver.pump()
+    assert states(driver) == [] and not list(tmp_path.glob("*.node"))
+
+
 def test_a_task_of_a_lost_node_is_given_again_and_the_node_is_named(driver, cluster, tmp_path):
     submit(driver, tmp_path, tasks=1)
     on_node(tmp_path, 0, "n1")
