@@ -267,11 +267,11 @@ def perform(
 def main(address: str) -> None:
     end_with_parent()
     # Ray prints to the standard output too.
-    answers = os.dup(sys.stdout.fileno())
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def write(answer: Mapping[str, Any]) -> None:
-        os.write(answers, (json.dumps(answer, allow_nan=False) + "\n").encode())
+        print(json.dumps(answer, allow_nan=False), file=answers, flush=True)
 
     try:
         cluster = RealCluster(address)

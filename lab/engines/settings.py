@@ -42,7 +42,7 @@ class RaySettings:
     """The Ray cluster of the tasks, and the part of a node that each task claims."""
 
     address: str = ""
-    """Address HOST:PORT of the cluster; empty means RAY_ADDRESS, or else the cluster of this machine."""
+    """Address and port of the cluster's head; empty means RAY_ADDRESS, or else the cluster of this machine."""
     num_cpus: Annotated[float, Within(0, 10_000, above=True)] = 1.0
     """Number of CPUs that a task claims."""
     num_gpus: Annotated[float, Within(0, 1_000)] = 0.0
