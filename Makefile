@@ -181,8 +181,7 @@ $(VENV)/.all: $(VENV)/.docs
 
 # The tests of other engines also run without Ray, which no index has for some machines.
 $(VENV)/.ray: $(VENV)/.dev
-	@$(LOCKED) --no-warn-conflicts -r runtime/locks/ray.txt || test "$(ENGINES)" != required
-	@touch $@
+	@if $(LOCKED) --no-warn-conflicts -r runtime/locks/ray.txt; then touch $@; else test "$(ENGINES)" != required; fi
 else
 $(VENV)/.run: $(BIN)/python pyproject.toml runtime/constraints.txt runtime/requirements-data.txt
 	@echo "installing into $(VENV), by versions alone ..."
@@ -203,8 +202,8 @@ $(VENV)/.all: $(VENV)/.docs
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.dev
-	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[ray]' || test "$(ENGINES)" != required
-	@touch $@
+	@if $(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[ray]'; then touch $@; \
+	  else test "$(ENGINES)" != required; fi
 endif
 
 locks: $(BIN)/python ## write runtime/locks again, after a change of runtime/constraints.txt or pyproject.toml
