@@ -123,7 +123,7 @@ audit: $(VENV)/.dev ## list known vulnerabilities of the installed packages; rep
 test-containers: $(VENV)/.dev container-tools ## run the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
 
-test-engines: $(VENV)/.dev mosquitto engine-tools ## run the tests that start a Slurm or a broker of several nodes; ENGINES=required fails if one cannot start
+test-engines: $(VENV)/.ray mosquitto engine-tools ## run the tests that start a Slurm, a Ray or a broker of several nodes; ENGINES=required fails if one cannot start
 	@ENGINES=$(ENGINES) $(BIN)/python -m pytest -m engines -rs $(ARGS)
 
 # Devices over SSH (docs/deploy.md): HOST="board-1 board-2" names hosts of the file HOSTS; without it, all hosts.
@@ -178,6 +178,10 @@ $(VENV)/.docs: $(VENV)/.dev
 $(VENV)/.all: $(VENV)/.docs
 	@$(LOCKED) --no-warn-conflicts -r runtime/locks/mlflow.txt
 	@touch $@
+
+# The tests of other engines also run without Ray, which no index has for some machines.
+$(VENV)/.ray: $(VENV)/.dev
+	@if $(LOCKED) --no-warn-conflicts -r runtime/locks/ray.txt; then touch $@; else test "$(ENGINES)" != required; fi
 else
 $(VENV)/.run: $(BIN)/python pyproject.toml runtime/constraints.txt runtime/requirements-data.txt
 	@echo "installing into $(VENV), by versions alone ..."
@@ -196,6 +200,10 @@ $(VENV)/.docs: $(VENV)/.dev
 $(VENV)/.all: $(VENV)/.docs
 	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[mlflow]'
 	@touch $@
+
+$(VENV)/.ray: $(VENV)/.dev
+	@if $(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[ray]'; then touch $@; \
+	  else test "$(ENGINES)" != required; fi
 endif
 
 locks: $(BIN)/python ## write runtime/locks again, after a change of runtime/constraints.txt or pyproject.toml

@@ -10,6 +10,7 @@ from benchmarks.harness.measure import Figure, Measure
 from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.engine_tasks import EngineTasks
 from benchmarks.measures.federation_tasks import FederationTasks
 from benchmarks.measures.first_question import FirstQuestion
 from benchmarks.measures.flower import Flower
@@ -247,7 +248,7 @@ BY_NAME: tuple[Measure, ...] = (
     hosted(100), hosted(1000, processes=2), hosted_round(*IN_ONE, 1, 1), hosted_round(*IN_ONE, 10, 1),
     hosted_round(*AS_RUN, 1, 0), hosted_round(*AS_RUN, 10, 0), Flower(),
     FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(), SeveralNodes(), SweepTasks(),
-    FederationTasks(),
+    FederationTasks(), EngineTasks(),
     virtual(1000, cohort=100, rounds=20), virtual(10_000, cohort=1000, rounds=2),
     virtual_line("8", 8.0, 0.05), virtual_line("8-small", 8.0, 0.05, width=4),
     virtual_line("8-loss", 8.0, 0.05, loss=0.01), virtual_line("slow", 0.25, 0.15, width=16, rounds=4),

@@ -40,6 +40,9 @@ class EngineJob:
     options: Mapping[str, str] = field(default_factory=dict)  # Options of the engine, such as partition.
     # If true, a task that the engine starts again waits until the engine has lost its predecessor.
     after_predecessor: bool = False
+    minutes: int = (
+        0  # Time that a task needs at most, for engines that plan with it; 0 means that it is not known.
+    )
     script: str = "job.sh"  # The name of the file in `folder` that is submitted.
     log: str = (
         f"{TASK}.log"  # The name of the log of a task in `folder`. Each start of the task appends to it.
@@ -75,6 +78,16 @@ class Engine(Protocol):
     @property
     def cluster(self) -> str:
         """Return the name of the cluster; the number of a job has a meaning only there."""
+        ...
+
+    @property
+    def ends_with_command(self) -> bool:
+        """Return whether all jobs end together with the command that has submitted them."""
+        ...
+
+    @property
+    def time_hint(self) -> str:
+        """Return the words about the option for the time of a task; "" if the engine has no time limit."""
         ...
 
     def preflight(self, job: EngineJob) -> None:

@@ -26,7 +26,7 @@ from protofleet.runtime.installation.version import installed_version
 
 LOCK: Final = "check.lock"
 ANSWER: Final = "check.json"
-TIME: Final = "5"  # Minutes that the test asks for, so that it finds a place soon.
+MINUTES: Final = 5  # Time that the test asks for, so that it finds a place soon.
 POLL_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 5.0  # After this time in the queue, the command says that the test waits.
 SETTLE_SECONDS: Final = (
@@ -103,10 +103,9 @@ class NodeCheck:
 
     def job(self, word: str) -> EngineJob:
         task = command("protofleet", "node-check", str(self.folder), word)
-        options = {**self.options, "time": TIME}
         return EngineJob(
-            "protofleet-check", self.folder, 1, tuple(task), setup=self.setup, options=options,
-            script="check.sh", log="check.log",
+            "protofleet-check", self.folder, 1, tuple(task), setup=self.setup, options=self.options,
+            minutes=MINUTES, script="check.sh", log="check.log",
         )  # fmt: skip
 
     def _wait(self, job_id: str, word: str) -> NodeAnswer | None:

@@ -60,8 +60,10 @@ class QueueWatch:
         for node in dict.fromkeys(before[task] for task in gone):
             tasks = [task for task in gone if before[task] == node]
             count = sum(map(self.trials_of, tasks))
-            trials, wait = ("trial", "waits for") if count == 1 else ("trials", "wait for")
-            verb = wait if waiting & set(tasks) else "started again on"
+            trials, wait, run = (
+                ("trial", "waits for", "runs on") if count == 1 else ("trials", "wait for", "run on")
+            )
+            verb = wait if waiting & set(tasks) else run
             how = f"is lost ({bad[node]})" if node in bad else "has given its place to other work"
             self.say(f"node {node} {how}, its {count} {trials} {verb} another")
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
 from protofleet.protocol.settings.bounds import Within
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, override
+from protofleet.protocol.settings.size import PositiveSize
 from protofleet.protocol.settings.suggest import there_are
 
 KEYS: Final = (
@@ -29,9 +30,35 @@ OURS: Final = (
 VALUE: Final = re.compile(r"[^\x00-\x1f\x7f\"'\\]{1,200}")  # A line break would begin another option.
 MAX_TASKS: Final = 100_000
 
-EngineName = Literal["here", "slurm"]
+RAY_ADDRESS: Final = re.compile(r"auto|\[?[A-Za-z0-9_.:-]+\]?:[0-9]{1,5}")
+
+EngineName = Literal["here", "slurm", "ray"]
 Pack = Annotated[int, Within(1, 10_000)]
 AtOnce = Annotated[int, Within(0, MAX_TASKS)]
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """The Ray cluster of the tasks, and the part of a node that each task claims."""
+
+    address: str = ""
+    """Address and port of the cluster's head; empty means RAY_ADDRESS, or else the cluster of this machine."""
+    num_cpus: Annotated[float, Within(0, 10_000, above=True)] = 1.0
+    """Number of CPUs that a task claims."""
+    num_gpus: Annotated[float, Within(0, 1_000)] = 0.0
+    """Number of GPUs that a task claims; a part such as 0.5 shares a GPU."""
+    memory: PositiveSize | None = None
+    """Memory that a task claims, such as 4GB; without it, a task claims none."""
+
+    def __post_init__(self) -> None:
+        if self.address and not RAY_ADDRESS.fullmatch(self.address):
+            raise ValueError(
+                f"address is {self.address[:99]!r}, it must be HOST:PORT of the cluster's head, or auto; the command "
+                "must run on a node of the cluster"
+            )
+        for key, value in {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}.items():
+            if value > 1 and value != int(value):
+                raise ValueError(f"{key} is {value}, and above 1 it must be a whole number")
 
 
 @dataclass(frozen=True)
@@ -39,7 +66,7 @@ class EngineSettings:
     """The engine that runs the trials of a sweep, or several runs. It changes no result and no name of a run."""
 
     on: EngineName = "here"
-    """Engine that runs the trials, `here` (this machine, one after another) or `slurm`."""
+    """Engine that runs the trials, `here` (this machine, one after another), `slurm` or `ray`."""
     pack: Pack = 1
     """Number of trials that a task of the engine runs one after another."""
     at_once: AtOnce = 0
@@ -48,6 +75,8 @@ class EngineSettings:
     """Lines of shell that each task runs before protofleet, such as `module load python`."""
     slurm: dict[str, Any] = field(default_factory=dict)
     """Options of `sbatch`, such as `partition` and `time`; docs/clusters.md lists those that are accepted."""
+    ray: RaySettings = field(default_factory=RaySettings)
+    """Address of a Ray cluster, and what each task claims there."""
 
     def __post_init__(self) -> None:
         for key, value in self.slurm.items():
@@ -66,19 +95,28 @@ class EngineSettings:
     @property
     def options(self) -> dict[str, str]:
         """Return the options of the engine as texts."""
-        return {key: str(value) for key, value in self.slurm.items()}
+        tables: dict[str, dict[str, Any]] = {"slurm": self.slurm, "ray": encode(self.ray)}
+        return {key: str(value) for key, value in tables.get(self.on, {}).items()}
 
-    def with_options(self, assignments: Sequence[str]) -> EngineSettings:
-        """Return these settings with the values of `--slurm KEY=VALUE`."""
-        found = dict(self.slurm)
-        for text in assignments:
-            key, equals, value = text.partition("=")
-            if not equals or not key.strip() or not value.strip():
-                raise SettingsError(
-                    f"--slurm {text[:99]!r} is not of the form KEY=VALUE, for example --slurm partition=gpu"
-                )
-            found[key.strip()] = value.strip()
+    def with_options(self, slurm: Sequence[str], ray: Sequence[str] = ()) -> EngineSettings:
+        """Return these settings with the values of `--slurm KEY=VALUE` and `--ray KEY=VALUE`."""
+        found = self.slurm | dict(pair("--slurm", text, "partition=gpu") for text in slurm)
+        claimed = ["=".join(pair("--ray", text, "num_gpus=1")) for text in ray]
         try:
-            return replace(self, slurm=found)
+            on_ray = decode(RaySettings, override(encode(self.ray), claimed), "ray") if claimed else self.ray
+        except SettingsError as error:
+            raise SettingsError(f"--ray: {error}") from None
+        try:
+            return replace(self, slurm=found, ray=on_ray)
         except ValueError as error:
             raise SettingsError(f"--slurm: {error}") from None
+
+
+def pair(option: str, text: str, example: str) -> tuple[str, str]:
+    """Return the key and the value of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or not value.strip():
+        raise SettingsError(
+            f"{option} {text[:99]!r} is not of the form KEY=VALUE, for example {option} {example}"
+        )
+    return key.strip(), value.strip()

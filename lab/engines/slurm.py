@@ -62,6 +62,8 @@ class Slurm:
 
     name: str = "slurm"
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    ends_with_command: bool = False
+    time_hint: str = "; if its time limit was too short, give it more with --slurm time=..."
 
     @cached_property
     def _config(self) -> Mapping[str, str]:
@@ -187,9 +189,13 @@ class Slurm:
         A task does not end with this process, so it gets no PARENT. Variables such as SBATCH_REQUEUE would replace
         options of the script.
         """
-        given = {key.upper().replace("-", "_") for key in job.options}
+        given = {key.upper().replace("-", "_") for key in options_of(job)}
         dropped = {PARENT, *(f"SBATCH_{key}" for key in {*OURS, *given})}
         return {key: value for key, value in self.environment.items() if key not in dropped}
+
+
+def options_of(job: EngineJob) -> Mapping[str, str]:
+    return {**job.options, "time": str(job.minutes)} if job.minutes else job.options
 
 
 def script_of(job: EngineJob) -> str:
@@ -207,7 +213,7 @@ def script_of(job: EngineJob) -> str:
         "#SBATCH --open-mode=append",
         f"#SBATCH --signal=B:TERM@{WARNING_SECONDS}",
         f"#SBATCH --output={quoted(log)}",
-        *(f"#SBATCH --{key}={quoted(value)}" for key, value in job.options.items()),
+        *(f"#SBATCH --{key}={quoted(value)}" for key, value in options_of(job).items()),
         *([PREDECESSOR] if job.after_predecessor else []),
         *job.setup,
         f"exec {' '.join(map(shell_word, job.command))}",

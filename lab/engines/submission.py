@@ -54,7 +54,7 @@ def submitted_before(engine: Engine, job: EngineJob) -> str:
             )
         if any(state.state != "cancelled" for state in engine.states(record.job)):
             return record.job
-    if found := engine.find(job):
+    if (found := engine.find(job)) and not engine.ends_with_command:
         write_job(engine, job, found)
     return found
 
@@ -63,5 +63,6 @@ def submit(engine: Engine, job: EngineJob) -> str:
     """Submit the job and write its id. An interrupt is raised after both, so that no job is forgotten."""
     with held_interrupts():
         job_id = engine.submit(job)
-        write_job(engine, job, job_id)
+        if not engine.ends_with_command:  # No later command can find such a job.
+            write_job(engine, job, job_id)
     return job_id

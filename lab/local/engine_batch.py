@@ -247,8 +247,7 @@ class EngineBatch:
         except OSError:
             return f"{WORDS_OF_END}, and it has left no log {log}"
         return (
-            f"{WORDS_OF_END} ({said[-1] if said else 'it printed nothing'}); see {log}; if its time limit was too "
-            "short, give it more with --slurm time=..."
+            f"{WORDS_OF_END} ({said[-1] if said else 'it printed nothing'}); see {log}{self.engine.time_hint}"
         )
 
     def _is_in_use(self, name: str) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofleet.lab.local.experiment import Experiment
 
 HERE = "here"
-ENGINES = (HERE, "slurm")
+ENGINES = (HERE, "slurm", "ray")
 
 
 def add_engine_options(command: argparse.ArgumentParser) -> None:
@@ -43,6 +43,10 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
         help="an option of sbatch, for example partition=gpu; the option may be repeated",
     )  # fmt: skip
     group.add_argument(
+        "--ray", action="append", default=[], metavar="KEY=VALUE",
+        help="the address of a Ray cluster, or what each task claims: address, num_cpus, num_gpus, memory",
+    )  # fmt: skip
+    group.add_argument(
         "--trust-locks", action="store_true", help="do not refuse a folder whose file locks do not hold"
     )
     later = group.add_mutually_exclusive_group()
@@ -58,18 +62,22 @@ def engine_settings(options: argparse.Namespace, table: EngineSettings | None) -
     """Return the settings of the table [engine] with the values of the command line."""
     from protofleet.lab.engines.settings import EngineSettings
 
-    found = (table or EngineSettings()).with_options(options.slurm)
+    found = (table or EngineSettings()).with_options(options.slurm, options.ray)
     given = {"on": options.on, "pack": options.pack, "at_once": options.at_once}
     found = replace(found, **{key: value for key, value in given.items() if value is not None})
     if found.on == HERE:
         words = {
-            "--pack": options.pack, "--at-once": options.at_once, "--slurm": options.slurm,
+            "--pack": options.pack, "--at-once": options.at_once, "--slurm": options.slurm, "--ray": options.ray,
             "--trust-locks": options.trust_locks, "--detach": options.detach, "--cancel": options.cancel,
         }  # fmt: skip
         if wrong := next((word for word, value in words.items() if value), ""):
             raise SettingsError(
-                f"{wrong} is for an engine, and the trials run on this machine; add --on slurm"
+                f"{wrong} is for an engine, and the trials run on this machine; add --on slurm or --on ray"
             )
+    elif other := next((one for one in ENGINES if one != found.on and getattr(options, one, [])), ""):
+        raise SettingsError(
+            f"--{other} has options of another engine than --on {found.on}; leave out --{other}"
+        )
     elif options.page:
         raise SettingsError(
             "--page shows a run on this machine, and --on runs it elsewhere; leave out one of both"
@@ -89,8 +97,14 @@ def run_on_engine(
     """Run the trials on the engine, and return the exit code; None if the command has nothing to show yet."""
     from protofleet.lab.local.engine_batch import EngineBatch
 
+    engine = engine_named(settings.on)
+    if engine.ends_with_command and (options.detach or options.cancel):
+        raise SettingsError(
+            f"--detach and --cancel need tasks that go on without this command, and tasks of {engine.name} end with "
+            "it; leave them out, and end the command with Ctrl-C: the same command goes on from there"
+        )
     batch = EngineBatch(
-        options.runs.absolute(), name, engine_named(settings.on), settings, options.fresh,
+        options.runs.absolute(), name, engine, settings, options.fresh,
         options.trust_locks, options.track,
     )  # fmt: skip
     if options.cancel:

@@ -76,8 +76,8 @@ def require_tasks(options: argparse.Namespace) -> None:
         ),
         (
             options.host and not options.tasks,
-            f"--host is {options.host}, but the run has no tasks that connect to a broker; add --on slurm --tasks N, "
-            "or leave out --host",
+            f"--host is {options.host}, but the run has no tasks that connect to a broker; add --tasks N with --on "
+            "slurm or ray, or leave out --host",
         ),
     )
     for is_wrong, words in problems:
@@ -102,6 +102,11 @@ def run_on_nodes(launcher: Launcher | None, options: argparse.Namespace) -> int:
     require_public_images(experiment)
     wish = HeadOptions(options.tasks, options.host, names_patience(path, options.set), engine)
     site, runs = site_of(wish), options.runs.absolute()
+    if options.head == JOB and site.engine.ends_with_command:
+        raise SettingsError(
+            f"--head is job, but the tasks of {engine.on} end with this command; leave out --head, and start the "
+            "command on a node that allows work"
+        )
     site.demand_fit(experiment)
     require_writable(runs)
     if options.head == JOB:
@@ -117,7 +122,8 @@ def engine_of(options: argparse.Namespace, experiment: Experiment) -> EngineSett
     found = engine_settings(argparse.Namespace(**{**vars(options), "page": page}), experiment.engine)
     if found.on == HERE:
         raise SettingsError(
-            f"--tasks is {options.tasks}, but no engine is named; add --on slurm, or leave out --tasks"
+            f"--tasks is {options.tasks}, but no engine is named; add --on slurm or --on ray, or leave out "
+            "--tasks"
         )
     return found
 

@@ -14,6 +14,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "broker": ("iotcore",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "mlflow": ("mlflow",),
+    "ray": ("ray",),
     "tensorboard": ("tensorboard",),
 }
 

@@ -16,6 +16,7 @@ from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL
 from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.engine_tasks import EngineTasks
 from benchmarks.measures.federation_tasks import FederationTasks
 from benchmarks.measures.first_question import FirstQuestion
 from benchmarks.measures.flower import PEER, VERSION, WANTED, Flower, NotInstalled, environment
@@ -34,6 +35,7 @@ from protofleet.protocol.settings.reader import read_toml
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 PEERS = ("flower", "flower-simulation-1", "flower-simulation-10")
 TUN = "/dev/net/tun"
+ENGINES = ("engine-tasks",)  # They start a Slurm and a Ray, which only some machines have.
 # Peers are installed from the network, and Ray starts slowly: two benchmarks took 180 s. `make peers` starts them.
 WITH_PEERS = bool(os.environ.get("PROTOFLEET_PEERS"))
 INSTALLED = (
@@ -95,6 +97,8 @@ def smallest(measure):
             return RunMemory(replace(measure.run, devices=2, rounds=3))
         case SeveralNodes():
             return SeveralNodes(devices=2, rounds=2)
+        case EngineTasks():
+            return EngineTasks(rates=("0.01",), rounds=1)
         case SweepTasks():
             return SweepTasks(rates=("0.01",), sampled=1, rounds=1)
         case FederationTasks():
@@ -123,7 +127,7 @@ def started():
     """Return one measure of each group that starts in the same way, with the figures of all of its group."""
     found = {}
     for name in QUOTED:
-        if name in PEERS and not WITH_PEERS:
+        if name in (*PEERS, *ENGINES) and not WITH_PEERS:
             continue
         one = smallest(ALL[name])
         if isinstance(one, Program):

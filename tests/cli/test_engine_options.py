@@ -28,6 +28,19 @@ def file(tmp_path, monkeypatch):
         (["--cancel"], "--cancel is for an engine"),
         (["--on", "slurm", "--slurm", "array=1"], "slurm has array, which protofleet sets itself"),
         (["--on", "slurm", "--page"], "--page shows a run on this machine"),
+        (["--ray", "num_gpus=1"], "--ray is for an engine"),
+        (
+            ["--on", "ray", "--slurm", "mem=4G"],
+            "--slurm has options of another engine than --on ray; leave out",
+        ),
+        (["--on", "slurm", "--ray", "num_gpus=1"], "--ray has options of another engine than --on slurm"),
+        (
+            ["--on", "ray", "--ray", "num_cpu=2"],
+            "--ray: ray.num_cpu is not a setting; did you mean num_cpus",
+        ),
+        (["--on", "ray", "--ray", "num_gpus"], "--ray 'num_gpus' is not of the form KEY=VALUE, for example"),
+        (["--on", "ray", "--detach"], "--detach and --cancel need tasks that go on without this command"),
+        (["--on", "ray", "--cancel"], "tasks of ray end with it; leave them out"),
         (["--on", "slrm"], "--on is 'slrm'; did you mean slurm?"),
         (["--on", "slurm", "--pack", "0"], "--pack: it is '0', it must be a whole number"),
     ],
@@ -57,6 +70,15 @@ def test_the_table_of_a_file_names_the_engine_and_here_replaces_it(file, capfd, 
     assert "Slurm refuses the job: invalid partition specified: nope; correct it with" in errors(capfd)[-1]
     assert main(["sweep", file, *GRID, "--on", "here", "--detach"]) == 2
     assert "--detach is for an engine" in errors(capfd)[-1]
+
+
+def test_without_the_extra_ray_the_way_out_is_named(file, capfd, monkeypatch):
+    monkeypatch.setattr("protofleet.lab.engines.ray.missing", lambda extra: ["ray"])
+    assert main(["sweep", file, *GRID, "--on", "ray"]) == 2
+    (line,) = errors(capfd)
+    assert line.startswith(
+        "protofleet: --on ray needs the extra ray: pip install protofleet[ray], or in a checkout"
+    )
 
 
 def test_the_engine_is_no_axis(file, capfd):

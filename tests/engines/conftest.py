@@ -1,4 +1,4 @@
-"""Give the tests a Slurm; skip them with the reason where none can run, and fail with ENGINES=required.
+"""Give the tests a Slurm or a Ray; skip them with the reason where it cannot run, and fail with ENGINES=required.
 
 Each test ends all processes that it has started. The session fails if it leaves a process, a job or a folder.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.ray_cluster import LocalRay, NoRay, running_ray
 from tests.engines.slurm_cluster import NoSlurm, SlurmCluster, running_slurm
 from tests.support.started_processes import (
     END_SECONDS,
@@ -69,3 +70,21 @@ def slurm(started_slurm: SlurmCluster, started: StartedProcesses) -> Iterator[Sl
     yield started_slurm
     started.end()  # A command that still runs would submit a cancelled job again.
     started_slurm.restore()
+
+
+@pytest.fixture(scope="session")
+def started_ray() -> Iterator[LocalRay]:
+    try:
+        with running_ray() as found:
+            yield found
+    except NoRay as why:
+        if os.environ.get("ENGINES") == "required":
+            pytest.fail(f"no Ray: {why}")
+        pytest.skip(f"no Ray: {why}")
+
+
+@pytest.fixture
+def ray(started_ray: LocalRay, started: StartedProcesses) -> Iterator[LocalRay]:
+    yield started_ray
+    started.end()
+    started_ray.restore()

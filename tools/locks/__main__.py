@@ -46,7 +46,10 @@ EXTRAS: Final = {  # The order is important: a package is written only into the 
     "dev": ("broker", "export", "tensorboard", "dev"),
     "docs": ("broker", "export", "tensorboard", "dev", "docs"),
     "mlflow": ("mlflow",),
+    "ray": ("ray",),
 }
+# Lock files that are not installed before this one, so it also has packages that they have.
+WITHOUT: Final = {"ray": {"docs", "mlflow"}}
 HEADERS: Final = {
     "torch": "torch and torchvision",
     "cpu": "builds for CPUs alone, of PyTorch's own index",
@@ -57,6 +60,7 @@ HEADERS: Final = {
     "dev": "the extras `dev` and `tensorboard`",
     "docs": "the extra `docs`",
     "mlflow": "the extra `mlflow`",
+    "ray": "the extra `ray`",
     "build": "what our own wheel is built with",
     "data": "packages that carry pictures",
 }
@@ -166,7 +170,8 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
     locks["device"] = not_locked_in(base, locks.values())
     for lock, extras in EXTRAS.items():
         named = [word for extra in extras for word in ("--extra", extra)]
-        locks[lock] = not_locked_in(resolve(project, *named), locks.values())
+        known = [found for name, found in locks.items() if name not in WITHOUT.get(lock, ())]
+        locks[lock] = not_locked_in(resolve(project, *named), known)
     locks["build"] = [p for p in base if p.name in BUILD_PACKAGES]
     locks["data"] = resolve("--no-deps", str(DATA_REQUIREMENTS))
     return locks

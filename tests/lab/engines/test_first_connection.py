@@ -18,6 +18,7 @@ class NodeHere:
 
     changed: dict[str, str] = field(default_factory=dict)
     name: str = "node here"
+    ends_with_command: bool = False
     cluster: str = ""
     ran: list[str] = field(default_factory=list)
     cancelled: bool = False

@@ -41,7 +41,7 @@ def test_a_node_that_shares_folder_locks_and_version_passes(tmp_path):
 
 def test_the_test_asks_for_the_same_place_and_for_little_time(tmp_path):
     job = check(ToldEngine(), tmp_path).job("word")
-    assert job.tasks == 1 and job.options == {"partition": "gpu", "time": "5"}
+    assert job.tasks == 1 and job.options == {"partition": "gpu"} and job.minutes == 5
 
 
 def test_a_lock_that_does_not_hold_is_refused_with_the_mount(tmp_path):

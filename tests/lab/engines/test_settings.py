@@ -30,6 +30,36 @@ def test_a_wrong_option_is_refused(text, words):
         EngineSettings().with_options([text])
 
 
+def test_options_of_ray_replace_keys_of_its_table():
+    given = {"on": "ray", "ray": {"num_gpus": 1, "num_cpus": 2}, "slurm": {"partition": "gpu"}}
+    found = decode(EngineSettings, given).with_options(
+        [], ["num_cpus=0.5", "memory=4GB", "address=head:6379"]
+    )
+    assert found.options == {
+        "address": "head:6379", "num_cpus": "0.5", "num_gpus": "1.0", "memory": "4000000000"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num_cpus=0", "--ray: ray.num_cpus is 0.0, it must be above 0"),
+        ("num_gpus=1.5", "--ray: ray.num_gpus is 1.5, and above 1 it must be a whole number"),
+        ("memory=4GiB", "--ray: ray.memory is .4GiB., but must be a whole number of bytes"),
+        (
+            "address=ray://head:10001",
+            "address is 'ray://head:10001', it must be HOST:PORT of the cluster's head",
+        ),
+        ("address=local", "address is 'local', it must be HOST:PORT"),
+        ("gpus=1", "ray.gpus is not a setting; did you mean num_gpus"),
+        ("num_cpus", "'num_cpus' is not of the form KEY=VALUE, for example --ray num_gpus=1"),
+    ],
+)
+def test_a_wrong_option_of_ray_is_refused(text, words):
+    with pytest.raises(SettingsError, match=words):
+        EngineSettings().with_options([], [text])
+
+
 def test_a_wrong_table_is_refused_with_its_key():
     with pytest.raises(SettingsError, match="slurm.mem is 'True', it must be a number or a text"):
         decode(EngineSettings, {"slurm": {"mem": True}})

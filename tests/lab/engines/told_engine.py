@@ -20,6 +20,8 @@ class ToldEngine:
     perform: Task = nothing
     check: Callable[[EngineJob], None] = field(default=lambda job: answer(job))
     name: str = "slurm"
+    ends_with_command: bool = False
+    time_hint: str = "; give it more with --slurm time=..."
     cluster: str = "probe"
     jobs: dict[str, EngineJob] = field(
         default_factory=dict

@@ -230,7 +230,7 @@ def test_a_lost_node_is_named_also_if_its_trials_run_elsewhere_at_the_next_look(
     looks = [[TaskState(0, "runs", node), TaskState(1, "runs", "n1")] for node in ("n3", "n2")]
     engine = ToldEngine(finishing(runs, trials), told=looks, bad={"n3": "down*"})
     assert batch(engine).run_all(trials) == 0
-    assert "node n3 is lost (down*), its 1 trial started again on another" in said
+    assert "node n3 is lost (down*), its 1 trial runs on another" in said
     assert sum("is lost" in line for line in said) == 1
 
 

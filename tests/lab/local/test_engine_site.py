@@ -143,6 +143,10 @@ def test_a_file_or_an_option_may_name_the_patience(file, tmp_path):
             ["--on", "slurm", "--tasks", "2", "--detach"],
             "--detach and --cancel need a run without this command",
         ),
+        (
+            ["--on", "ray", "--tasks", "2", "--head", "job"],
+            "--head is job, but the tasks of ray end with this",
+        ),
         (["--on", "slurm", "--tasks", "2", "--seeds", "1", "2"], "--tasks divides the devices of one run"),
         (
             ["--on", "slurm", "--tasks", "2", "--head", "job", "--track", "tensorboard"],
