@@ -43,7 +43,7 @@ def hours_of(text: str) -> Hours | None:
     hours = Hours(60 * int(found[1]) + int(found[2]), 60 * int(found[3]) + int(found[4]))
     if hours.start == hours.end:
         raise ValueError(
-            f'hours is {text!r}, but the end of a window must differ from its start; set hours to "" for all day'
+            f'hours is {text!r}, but the end of a window must differ from its start; "" means all day'
         )
     return hours
 

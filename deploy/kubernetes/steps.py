@@ -6,6 +6,7 @@ import shlex
 from typing import Final
 
 from protofleet.deploy.kubernetes.federation import ChartFederation
+from protofleet.deploy.kubernetes.values import ImageValues
 
 SCRIPT: Final = "secrets.sh"
 KEYS: Final = "keys"  # the folder of `protofleet enrol fleet` in the printed commands
@@ -71,12 +72,16 @@ done
 """
 
 
-def next_steps(federation: ChartFederation, out: str) -> list[str]:
+def next_steps(federation: ChartFederation, out: str, images: ImageValues) -> list[str]:
     """Return the commands in the order in which the operator runs them."""
     commands = secret_commands(federation)
     hidden = len(commands) - 3 - MOST_SHOWN
     shown = commands if hidden <= 0 else commands[: 3 + MOST_SHOWN]
     return [
+        f"push the images {images.coordinator} and {images.device}, or set image.coordinator and image.device in "
+        f"{out}/values.yaml to names that the nodes can pull",
+        "name the namespace for kubectl and Helm:",
+        "  kubectl config set-context --current --namespace NAMESPACE",
         "make the keys, and keep the folder offline:",
         f"  {enrol_command(federation)}",
         f"put the keys into Secrets (sh {out}/{SCRIPT} {KEYS} runs these commands):",

@@ -62,7 +62,8 @@ def write_files(o: argparse.Namespace, authority: Authority, folder: Path) -> No
         f"settings: {folder / SETTINGS_FILE}{'' if new else ' (not changed)'}; rules: {folder / RULES_FILE}"
     )
     print(
-        f"  start this node with `ejabberdctl --config-dir {folder}`, or let it read the rules with reload_config"
+        f"  start this node with `ejabberdctl --config-dir {folder.absolute()} start`, or let it read the rules with "
+        "reload_config"
     )
     if os.geteuid() == 0 and not user_exists(USER):
         print(f"  if ejabberd runs as another user, give this user {folder} with --user")

@@ -88,8 +88,8 @@ class NodeCheck:
             self.engine.preflight(job)
             job_id = self.engine.submit(job)
             self.say(
-                f"job {job_id} tests a node first: the folder, its locks and the version; no trial is submitted "
-                "before it has passed"
+                f"job {job_id} tests a node first: the folder, its locks and the version; the trials are "
+                "submitted after the test has passed"
             )
             try:
                 answer = self._wait(job_id, word)

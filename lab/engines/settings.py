@@ -28,6 +28,8 @@ OURS: Final = (
     "job-name",
 )
 VALUE: Final = re.compile(r"[^\x00-\x1f\x7f\"'\\]{1,200}")  # A line break would begin another option.
+# Forms of a time limit that sbatch accepts: minutes, hours:minutes:seconds, days-hours and so on.
+TIME: Final = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|infinite|unlimited", re.IGNORECASE)
 MAX_TASKS: Final = 100_000
 
 RAY_ADDRESS: Final = re.compile(r"auto|\[?[A-Za-z0-9_.:-]+\]?:[0-9]{1,5}")
@@ -83,12 +85,17 @@ class EngineSettings:
             if key in OURS:
                 raise ValueError(f"slurm has {key}, which protofleet sets itself; leave it out")
             if key not in KEYS:
-                raise ValueError(f"slurm has {key[:99]!r}; {there_are(key, KEYS)}")
+                raise ValueError(f"slurm has {key[:99]!r}, which is not accepted; {there_are(key, KEYS)}")
             if isinstance(value, bool) or not isinstance(value, str | int) or not VALUE.fullmatch(str(value)):
                 raise ValueError(
                     f"slurm.{key} is {str(value)[:99]!r}, it must be a number or a text of at most 200 letters "
                     "without quotes and line breaks"
                 )
+        if "time" in self.slurm and not TIME.fullmatch(str(self.slurm["time"])):
+            raise ValueError(
+                f"slurm.time is {str(self.slurm['time'])[:99]!r}, it must be minutes, or a time such as 2:00:00 "
+                "or 1-12"
+            )
         if any("\n" in line for line in self.setup):
             raise ValueError("setup has a line break inside a line; write each line as a text of its own")
 

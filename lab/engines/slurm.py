@@ -48,6 +48,7 @@ REFUSED: Final = re.compile(
     r"^Partition(TimeLimit|NodeLimit|Config)$"
 )
 CORRECT: Final = "correct it with --slurm KEY=VALUE, or in the table [engine]"
+LIMITS: Final = "`scontrol show partition` lists the limits of each partition"
 GONE: Final = "Invalid job id"
 AWAY: Final = re.compile(
     r"Unable to contact|Socket timed out|Connection (refused|reset)|Zero Bytes|Transport endpoint|"
@@ -154,7 +155,8 @@ class Slurm:
         return dict(line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
 
     def refusal(self, reason: str) -> str:
-        return f"Slurm refuses the job: {reason}; {CORRECT}"
+        hint = f" ({LIMITS})" if REFUSED.search(reason) else ""
+        return f"Slurm refuses the job: {reason}{hint}; {CORRECT}"
 
     def hold_words(self, job_id: str, task: int) -> str:
         return f"scontrol release {job_id}_{task}"

@@ -24,7 +24,7 @@ from protofleet.lab.local.class_check import agreed_names
 from protofleet.lab.local.data_check import require_data
 from protofleet.lab.local.engine_folder import EngineFolder
 from protofleet.lab.local.experiment import Experiment
-from protofleet.lab.local.run import renamed
+from protofleet.lab.local.run import renamed, same_settings
 from protofleet.lab.local.sole_use import InUseError, require_free, require_writable, sole_use
 from protofleet.lab.trackers.destinations import Destination
 from protofleet.lab.trackers.following import tracking
@@ -72,6 +72,7 @@ class EngineBatch:
                     running = running or self._submit(pending, tested)
                     tested = True
                     if detach:
+                        self._tell_of_others(pending)
                         self.say("the same command without --detach waits, and writes the tables")
                         return 0
                     self._wait(running, trials, taken_over)
@@ -112,7 +113,7 @@ class EngineBatch:
     def _checked(self, trials: Sequence[Experiment], running: str) -> Sequence[Experiment]:
         """Check the settings and the data of all trials, and return those that have not finished."""
         if running:
-            self.say(f"job {running} is at it already")
+            self.say(f"job {running} already runs these trials")
             if self.fresh:
                 raise SettingsError(
                     f"--fresh runs all trials again, but job {running} runs them; leave out --fresh, or give --cancel"
@@ -151,8 +152,24 @@ class EngineBatch:
         self.folder.write_trials(trials)
         tasks = self.folder.write_list(trials, pack)
         job_id = submit(self.engine, self._job(tasks))
-        self.say(f"job {job_id}: {len(trials)} trials in {tasks} tasks; logs: {self.folder.engine}")
+        trials_words = f"{len(trials)} trial{'s' * (len(trials) != 1)}"
+        self.say(
+            f"job {job_id}: {trials_words} in {tasks} task{'s' * (tasks != 1)}; logs: {self.folder.engine}"
+        )
         return job_id
+
+    def _tell_of_others(self, pending: Sequence[Experiment]) -> None:
+        """Tell of trials that the job in the queue does not have, for example because the file has changed."""
+        listed = {name for task in self.folder.tasks() for name in task}
+        others = [
+            trial.name for trial in pending
+            if trial.name not in listed or not same_settings(self.folder.trials / f"{trial.name}.toml", trial)
+        ]  # fmt: skip
+        if others:
+            self.say(
+                f"the job does not have {len(others)} of the trials, for example {others[0]}; the same command "
+                "without --detach submits them after the job"
+            )
 
     def _check_node(self) -> None:
         check = NodeCheck(

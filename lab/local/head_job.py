@@ -133,7 +133,7 @@ class HeadJob:
         self.job.folder.mkdir(parents=True, exist_ok=True)
         log = self.job.log_of(0)
         if found := submitted_before(self.engine, self.job):
-            self.say(f"job {found} is at it already; its log is {log}")
+            self.say(f"job {found} already runs the broker and the coordinator; its log is {log}")
             self._shown = log.stat().st_size if log.exists() else 0
             return found
         remove_end(self.job.folder)

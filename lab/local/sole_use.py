@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TextIO, TypeVar
 
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import FULL
 from protofleet.runtime.command.errors import RunError
 
 P = ParamSpec("P")
@@ -75,7 +76,7 @@ def require_free(folder: Path) -> None:
 
 
 def require_writable(runs: Path) -> None:
-    """Raise RunError if no file can be created in the folder of all runs.
+    """Raise an error if no file can be created in the folder of all runs.
 
     Without this check, each of many runs would report the same error.
     """
@@ -88,11 +89,13 @@ def require_writable(runs: Path) -> None:
         raise cannot_be_made(runs, error) from None
 
 
-def cannot_be_made(folder: Path, error: OSError) -> RunError:
+def cannot_be_made(folder: Path, error: OSError) -> RunError | SettingsError:
+    """Return the error for a folder of results; a full disk is not a mistake in the command."""
     # If a part of the path is a file, the error is EEXIST for the last part of the path and ENOTDIR for any other
     # part. The user gets the message of ENOTDIR in both cases.
     words = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
-    return RunError(f"{folder} cannot be made: {words}; --runs names another folder")
+    kind = RunError if error.errno in FULL else SettingsError
+    return kind(f"{folder} cannot be made: {words}; name another folder with --runs")
 
 
 def lock_of(folder: Path) -> Path:

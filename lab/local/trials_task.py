@@ -45,7 +45,9 @@ class TrialsTask:
             except InUseError as error:
                 print(f"in use elsewhere: {error}", flush=True)
             except (KeyboardInterrupt, StoppedError):
-                raise StoppedError(f"stopped in {trial.name}; the command submits it again") from None
+                raise StoppedError(
+                    f"stopped in {trial.name}; it goes on from here when it is submitted again"
+                ) from None
             self.files.write_failures(batch.failed)
         return 1 if batch.failed else 0
 

@@ -213,8 +213,8 @@ def _add_listener_options(step: argparse.ArgumentParser) -> None:
         "--plain-port", type=OPTIONAL_PORT, help="port without TLS, on 127.0.0.1 only (default: 0, none)"
     )
     text = (
-        "the user to which Mosquitto changes if root starts Mosquitto (default: mosquitto, if root runs this "
-        "command)"
+        "the user of the broker, to whom the files are given (default: mosquitto or ejabberd, if root runs this "
+        "command and the user exists)"
     )
     group.add_argument("--user", help=text)
 

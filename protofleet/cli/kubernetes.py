@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from protofleet.runtime.command.arguments import DEVICES, Subparsers, experiment_file
+from protofleet.runtime.command.arguments import TASKS, Subparsers, experiment_file
 from protofleet.runtime.interrupts import held_interrupts
 
 
@@ -33,7 +33,7 @@ def add_kubernetes(commands: Subparsers) -> None:
         "--name", default="", help="beginning of the name of each object (default: the name of the run)"
     )
     command.add_argument(
-        "--groups", type=DEVICES, default=0, metavar="N",
+        "--groups", type=TASKS, default=0, metavar="N",
         help="number of pods that the devices are divided among (default: one for each 12 devices)",
     )  # fmt: skip
     command.add_argument(
@@ -66,5 +66,5 @@ def kubernetes(options: argparse.Namespace) -> int:
     groups = federation.groups
     pods = "1 pod" if len(groups) == 1 else f"{len(groups)} pods"
     print(f"{options.out}: {len(files)} files; {sum(map(len, groups))} devices in {pods}")
-    print("\n".join(next_steps(federation, str(options.out))))
+    print("\n".join(next_steps(federation, str(options.out), values.image)))
     return 0

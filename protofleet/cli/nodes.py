@@ -39,7 +39,7 @@ def add_nodes_options(command: argparse.ArgumentParser) -> None:
         help="number of tasks that share the devices (with --on)",
     )
     group.add_argument(
-        "--host", default="", metavar="NAME",
+        "--host", metavar="NAME",
         help="name or address of the broker's machine that the nodes reach (default: the machine's name)",
     )  # fmt: skip
     group.add_argument(
@@ -75,6 +75,10 @@ def require_tasks(options: argparse.Namespace) -> None:
             "--head is job, but the run has no tasks; add --on slurm --tasks N, or leave out --head",
         ),
         (
+            options.host == "",
+            "--host is empty; name this machine as the nodes reach it, or leave out --host",
+        ),
+        (
             options.host and not options.tasks,
             f"--host is {options.host}, but the run has no tasks that connect to a broker; add --tasks N with --on "
             "slurm or ray, or leave out --host",
@@ -100,7 +104,7 @@ def run_on_nodes(launcher: Launcher | None, options: argparse.Namespace) -> int:
     agreed_names(experiment)
     require_data([experiment])
     require_public_images(experiment)
-    wish = HeadOptions(options.tasks, options.host, names_patience(path, options.set), engine)
+    wish = HeadOptions(options.tasks, options.host or "", names_patience(path, options.set), engine)
     site, runs = site_of(wish), options.runs.absolute()
     if options.head == JOB and site.engine.ends_with_command:
         raise SettingsError(

@@ -30,7 +30,7 @@ MISTAKES = {
     "run binary.toml": "binary.toml cannot be read",
     "run types.toml": 'rounds is "three", but must be a whole number',
     "run negative.toml": "rounds is -3, it must be at least 1",
-    "run exp.toml --runs afile": "afile/two cannot be made: Not a directory; --runs names another folder",
+    "run exp.toml --runs afile": "afile/two cannot be made: Not a directory; name another folder with --runs",
     "run exp.toml --set rounds": "not of the form table.key=value",
     "run exp.toml --set rounds.x=3": "rounds is not a table",
     "run exp.toml --set method=fedavg": "must be a table",
@@ -92,7 +92,7 @@ MISTAKES = {
         "the largest devices.clients.optdigits that works is 719"
     ),
     "run exp.toml --set data.source=mnist --set data.root=nowhere --set devices={count=2}": "/nowhere (mnist)",
-    "run exp.toml --seeds 1 2 --runs afile": "afile cannot be made: Not a directory; --runs names another folder",
+    "run exp.toml --seeds 1 2 --runs afile": "afile cannot be made: Not a directory; name another folder with --runs",
     "device exp.toml --enrolled none": "is not signed",
     "fleet folder": "must contain a folder for each device",
     "fleet folder --broker x:y": "it is 'y', it must be a whole number",

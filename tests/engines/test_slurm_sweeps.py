@@ -124,7 +124,7 @@ def test_a_lost_node_a_killed_command_and_a_killed_controller_change_no_bit(slur
     first.process.wait()
     slurm.script("node-start", node[1:])
     second = sweep(slurm, place, "--at-once", "2")
-    second.wait_for_words("is at it already")
+    second.wait_for_words("already runs these trials")
     # Slurm saves its state every 5 s. A task that has started since then would be held.
     wait_for(lambda: min(seconds_of_tasks(slurm), default=0) > SAVE_SECONDS, 180, "all tasks have run 6 s")
     slurm.script("head-kill")
@@ -194,7 +194,9 @@ def test_detach_ends_and_the_same_command_waits_later(slurm, place):
     second = Command(slurm, place, "sweep", "small.toml", *OPTIONS[:4], *words, "--on", "slurm")
     said = second.end()
     assert (
-        second.process.returncode == 0 and "is at it already" in said and "2 of 2 runs are finished" in said
+        second.process.returncode == 0
+        and "already runs these trials" in said
+        and "2 of 2 runs are finished" in said
     )
 
 

@@ -17,7 +17,7 @@ REFUSED = {
     "--name lab-": "is 'lab-', it must be a DNS label .*ends with a letter or a digit",
     f"--name {'n' * 41}": "of 1 to 40 of the characters a-z 0-9 -",
     "--groups 7": "--groups is 7, but there are 6 devices, .*use at most 6",
-    "--groups -1": "it must be a whole number, at least 0",
+    "--groups 0": "it must be a whole number, at least 1",
     f"--set devices.count={MOST_DEVICES + 1}": f"has 1001 devices, and a chart at most {MOST_DEVICES}, .*ConfigMap",
     f"--set devices.count={MOST_IN_GROUP + 1} --groups 1": "a group has 251 devices, .*use --groups 2 or more",
     "--with devices.memory=10GB": "devices.memory is '10GB', it must be a whole number with a unit, such as 512Mi",
@@ -93,7 +93,9 @@ def test_the_output_has_every_command_from_the_keys_to_the_results(chart, capsys
     assert chart("--name lab --groups 2") == 0
     told = capsys.readouterr().out
     commands = [line.split()[0:3] for line in told.splitlines() if line.startswith("  ")][4:]
+    assert "push the images protofleet/coordinator and protofleet/demo, or set image.coordinator" in told
     assert [" ".join(words) for words in commands] == [
+        "kubectl config set-context",
         "protofleet enrol fleet", "kubectl create secret", "kubectl create secret", "kubectl create configmap",
         "tar -C keys/devices", "tar -C keys/devices", "helm install lab", "helm upgrade lab",
         "kubectl cp lab-results:/runs/tiny", "helm upgrade lab",

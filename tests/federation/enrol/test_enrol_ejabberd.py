@@ -34,7 +34,7 @@ def node(*more, name="node-1"):
 def test_a_node_gets_its_settings_and_its_rules(lab, capsys):
     assert node("--port", "8884", "--listen", "10.0.0.1", name="node-2") == 0
     said = capsys.readouterr().out
-    assert "ejabberdctl --config-dir node-2" in said
+    assert f"ejabberdctl --config-dir {lab}/node-2 start" in said
     text = (lab / "node-2" / SETTINGS_FILE).read_text()
     assert "port: 8884" in text and 'ip: "10.0.0.1"' in text
     assert "federation lab" in (lab / "node-2" / RULES_FILE).read_text()

@@ -63,5 +63,18 @@ def test_a_wrong_option_of_ray_is_refused(text, words):
 def test_a_wrong_table_is_refused_with_its_key():
     with pytest.raises(SettingsError, match="slurm.mem is 'True', it must be a number or a text"):
         decode(EngineSettings, {"slurm": {"mem": True}})
+    with pytest.raises(SettingsError, match="slurm has 'nodes', which is not accepted; there are"):
+        decode(EngineSettings, {"slurm": {"nodes": 2}})
     with pytest.raises(SettingsError, match="setup has a line break"):
         decode(EngineSettings, {"setup": ["a\nb"]})
+
+
+@pytest.mark.parametrize("time", [30, "90:30", "2:00:00", "1-12", "1-12:30:00", "UNLIMITED"])
+def test_the_forms_of_time_that_sbatch_knows_are_accepted(time):
+    assert decode(EngineSettings, {"slurm": {"time": time}}).slurm["time"] == time
+
+
+@pytest.mark.parametrize("time", ["abc", "2h", "1:2", "-5", "1-", "30 minutes"])
+def test_another_time_is_refused_before_any_job_is_submitted(time):
+    with pytest.raises(SettingsError, match=f"slurm.time is '{time}', it must be minutes, or a time such as"):
+        decode(EngineSettings, {"slurm": {"time": time}})

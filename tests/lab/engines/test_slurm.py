@@ -155,6 +155,11 @@ def test_what_slurm_refuses_is_said_in_its_own_words(told, slurm, job, words):
         slurm.submit(job)
 
 
+def test_a_reason_of_the_queue_names_the_command_that_lists_the_limits(slurm):
+    assert "PartitionConfig (`scontrol show partition` lists" in slurm.refusal("PartitionConfig")
+    assert "scontrol" not in slurm.refusal("invalid partition specified: gpu")
+
+
 def test_more_tasks_than_an_array_may_have_are_refused_before_anything_is_written(slurm, job):
     slurm.preflight(EngineJob("s", job.folder, 1000, ("true",)))
     with pytest.raises(

@@ -111,9 +111,11 @@ def test_a_loss_that_is_no_number_ends_it_as_diverged(place, capsys):
 
 def test_where_no_folder_can_be_made_it_is_one_line(place, capsys):
     (place / "file").write_text("")
-    assert main(["centralised", "small.toml", "--runs", "file/runs"]) == 1
+    assert main(["centralised", "small.toml", "--runs", "file/runs"]) == 2
     said = capsys.readouterr().err
-    assert "cannot be made: Not a directory; --runs names another folder" in said and "Traceback" not in said
+    assert (
+        "cannot be made: Not a directory; name another folder with --runs" in said and "Traceback" not in said
+    )
 
 
 def test_data_that_are_nowhere_are_all_named_before_anything_starts(place, capsys, monkeypatch):

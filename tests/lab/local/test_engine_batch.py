@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_command_that_was_killed_is_followed_by_one_that_waits_for_the_same_jo
     engine = ToldEngine(finishing(runs, trials))
     assert batch(engine).run_all(trials, detach=True) == 0
     assert batch(engine).run_all(trials) == 0
-    assert "job 1 is at it already" in said and len(engine.jobs) == 1
+    assert "job 1 already runs these trials" in said and len(engine.jobs) == 1
 
 
 def test_a_command_that_died_before_it_wrote_the_number_finds_the_job_in_the_queue(runs, trials, batch, said):
@@ -160,14 +161,24 @@ def test_a_command_that_died_before_it_wrote_the_number_finds_the_job_in_the_que
     batch(engine).run_all(trials, detach=True)
     (runs / "sweeps" / "rates" / "engine" / "job").unlink()
     assert batch(engine).run_all(trials) == 0
-    assert "job 1 is at it already" in said and len(engine.jobs) == 1
+    assert "job 1 already runs these trials" in said and len(engine.jobs) == 1
 
 
-def test_trials_of_a_wider_grid_are_submitted_after_the_job_that_runs(runs, trials, batch):
+def test_trials_of_a_wider_grid_are_submitted_after_the_job_that_runs(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials[:2], detach=True)
+    assert not any("the job does not have" in line for line in said)
+    batch(engine).run_all(trials, detach=True)
+    assert "the job does not have 2 of the trials" in said[-2] and len(engine.jobs) == 1
     assert batch(engine).run_all(trials) == 0
     assert [job.tasks for job in engine.jobs.values()] == [2, 2]
+
+
+def test_detach_tells_that_the_job_in_the_queue_has_other_settings(runs, trials, batch, said):
+    engine = ToldEngine(finishing(runs, trials))
+    batch(engine).run_all(trials, detach=True)
+    batch(engine).run_all([replace(trials[0], rounds=77), *trials[1:]], detach=True)
+    assert f"the job does not have 1 of the trials, for example {trials[0].name}" in said[-2]
 
 
 def test_an_interrupt_cancels_the_job_and_waits_until_no_task_is_left(runs, trials, batch):

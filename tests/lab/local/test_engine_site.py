@@ -137,6 +137,7 @@ def test_a_file_or_an_option_may_name_the_patience(file, tmp_path):
         (["--tasks", "2", "--on", "here"], "--tasks is 2, but no engine is named; add --on slurm"),
         (["--tasks", "0"], "argument --tasks: it is '0', it must be a whole number, at least 1"),
         (["--host", "h"], "--host is h, but the run has no tasks"),
+        (["--on", "slurm", "--tasks", "2", "--host", ""], "--host is empty"),
         (["--head", "job"], "--head is job, but the run has no tasks"),
         (["--on", "slurm", "--tasks", "2", "--pack", "2"], "--pack and --at-once are for several runs"),
         (

@@ -295,7 +295,7 @@ def test_a_command_that_waits_for_a_head_in_a_job_ends_all_of_it(place, slurm, u
     assert not nothing_is_left(slurm)
     again = start(place, slurm, "--head", "job")
     again_said = iter(again.stdout.readline, "")
-    assert any("is at it already" in line for line in again_said)
+    assert any("already runs the broker" in line for line in again_said)
     ended = time.monotonic()
     again.send_signal(signal.SIGINT)
     finish(again, 1)

@@ -1,11 +1,13 @@
 """A run's folder belongs to one process: a second start is refused, and a failed start blocks no later one."""
 
+import errno
 import os
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from protofleet.cli.main import main
 from protofleet.lab.local import batch
 from protofleet.lab.local.experiment import read_experiment, recorded
 from protofleet.lab.local.run import giving_back, prepare_folder
-from protofleet.lab.local.sole_use import InUseError, sole_use
+from protofleet.lab.local.sole_use import InUseError, cannot_be_made, sole_use
 from protofleet.protocol.settings.reader import SettingsError, write_toml
 from protofleet.runtime.command.errors import RunError, StoppedError
 from tests.lab.local.test_run import ROOT, ROUNDS, lines, place, protofleet, start, wait_for_rounds
@@ -81,11 +83,17 @@ def test_many_runs_of_which_another_command_has_one_are_refused_before_the_first
 
 def test_where_nothing_can_be_written_a_sweep_tries_no_trial(file, tmp_path, capsys):
     (tmp_path / "afile").touch()
-    assert main(["sweep", str(file), "--grid", "method.lr=0.1,1", "--runs", str(tmp_path / "afile")]) == 1
+    assert main(["sweep", str(file), "--grid", "method.lr=0.1,1", "--runs", str(tmp_path / "afile")]) == 2
     out, err = capsys.readouterr()
     assert "---" not in out and "failed" not in out
-    assert err.endswith("afile cannot be made: Not a directory; --runs names another folder\n")
+    assert err.endswith("afile cannot be made: Not a directory; name another folder with --runs\n")
     assert not list(tmp_path.glob(".*.probe"))
+
+
+def test_a_full_disk_is_no_mistake_in_the_command():
+    full, read_only = OSError(errno.ENOSPC, "No space left"), OSError(errno.EROFS, "Read-only file system")
+    assert isinstance(cannot_be_made(Path("runs"), full), RunError)
+    assert isinstance(cannot_be_made(Path("runs"), read_only), SettingsError)
 
 
 def test_a_batch_that_meets_a_run_of_another_command_ends_there(file, tmp_path, monkeypatch):
