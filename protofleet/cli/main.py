@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from protofleet.runtime.command.errors import BY_SIGNAL, FAILED, MISUSED
+from protofleet.runtime.command.errors import BY_SIGNAL, FAILED, MISUSED, RunError, StoppedError
 
 if TYPE_CHECKING:
     import argparse
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return say(str(error), MISUSED)
     except Exception as problem:
+        if type(problem) in (RunError, StoppedError):  # A command that is ended need not import torch first.
+            return say(str(problem), FAILED)
         from protofleet.federation.exit_codes import exit_code, message
         from protofleet.runtime.faults import as_authors
 

@@ -52,3 +52,23 @@ def test_a_command_that_computes_nothing_imports_no_torch(words, tmp_path):
         timeout=120,
     )
     assert done.stdout.splitlines()[-1] == f"code {WORDS[words]} without torch", done.stderr
+
+
+STOPPED = """
+import sys
+from protofleet.cli.main import main
+from protofleet.lab.local import share
+from protofleet.runtime.command.errors import RunError
+def stopped(*words):
+    raise RunError("signal SIGTERM")
+share.run_share = stopped
+print(main(["fleet", "x", "--share", "0/1"]), "protofleet.federation.exit_codes" in sys.modules)
+"""
+
+
+def test_a_command_that_is_ended_imports_nothing_more():
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED], capture_output=True, text=True, env=own, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("1 False\n", "protofleet: signal SIGTERM\n")

@@ -77,6 +77,12 @@ class SlurmCluster:
             if reason == "BeginTime":
                 self._quiet("scontrol", "update", f"jobid={task}", "starttime=now")
 
+    def limit(self, job: str) -> None:
+        """Lower the time limit of a running job, so that Slurm's warning comes soon, but 60 s before the limit."""
+        seconds = int(self.ask("squeue", "-h", "-j", job, "-O", "TimeUsed").rpartition(":")[2])
+        minutes = int(self.ask("squeue", "-h", "-j", job, "-O", "TimeUsed").partition(":")[0])
+        self.ask("scontrol", "update", f"jobid={job}", f"timelimit={minutes + 2 + (seconds > 50)}")
+
     def left(self) -> list[str]:
         """Return the processes of tasks."""
         return self.script("left").split()

@@ -216,7 +216,7 @@ def test_a_head_in_a_job_ends_in_order_at_its_time_limit_and_is_submitted_again(
     at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
     wait_for_rounds(place, 2)
     (head,) = [one for one in slurm.ask("squeue", "-h", "-o", "%j %F").splitlines() if "-head" in one]
-    slurm.ask("scontrol", "update", f"jobid={head.split()[1]}", "timelimit=1")
+    slurm.limit(head.split()[1])
     wait_for(lambda: running(slurm) <= 1, 180, "the head ends its tasks after the warning")
     held.let_go()  # A coordinator that is held cannot end.
     said = finish(at_login)

@@ -61,7 +61,7 @@ def test_a_run_that_ended_in_order_at_its_time_limit_is_submitted_again(slurm, p
     run = place / "runs" / "small-lr-0.05-s1"
     wait_for(lambda: len(rounds(run)) > 2, 180, "two rounds have ended")
     job = next(line.split("_")[0] for line in slurm.tasks())
-    slurm.ask("scontrol", "update", f"jobid={job}", "timelimit=1")
+    slurm.limit(job)
     first.wait_for_words("they are submitted again", 240)
     log = place / "runs" / "sweeps" / "small" / "engine" / "0.log"
     assert "stopped in small-lr-0.05-s1" in log.read_text()  # It was not killed.
