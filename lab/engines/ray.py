@@ -25,9 +25,10 @@ from protofleet.lab.engines.ray_driver import RESOURCES
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.children import PARENT, command
 from protofleet.runtime.command.errors import RunError
-from protofleet.runtime.installation.extras import install_hint, missing
+from protofleet.runtime.installation.extras import missing
 
 AUTO: Final = "auto"
+PACKAGE: Final = "ray==2.55.1"  # The extra of pyproject.toml, which an index without protofleet has too.
 CONNECT_SECONDS: Final = 120.0  # Ray connects slowly on a busy machine.
 REACH_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 10.0
@@ -60,7 +61,7 @@ class Ray:
     def preflight(self, job: EngineJob) -> None:
         if missing("ray"):
             raise SettingsError(
-                f"--on ray needs the extra ray: pip install protofleet[ray], or in a checkout {install_hint('ray')}"
+                f"--on ray needs the extra ray: pip install protofleet[ray], or pip install {PACKAGE}"
             )
         address = self._address(job)
         if address == AUTO or self._driver is not None:

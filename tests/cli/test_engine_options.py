@@ -77,7 +77,7 @@ def test_without_the_extra_ray_the_way_out_is_named(file, capfd, monkeypatch):
     assert main(["sweep", file, *GRID, "--on", "ray"]) == 2
     (line,) = errors(capfd)
     assert line.startswith(
-        "protofleet: --on ray needs the extra ray: pip install protofleet[ray], or in a checkout"
+        "protofleet: --on ray needs the extra ray: pip install protofleet[ray], or pip install ray=="
     )
 
 

@@ -47,14 +47,6 @@ def test_an_address_without_a_cluster_is_refused(ray, place):
     assert f"no Ray cluster answers at {address} " in said and "leave out --on" in said
 
 
-def test_a_machine_without_a_cluster_is_refused(ray, place, monkeypatch):
-    """Ray remembers the cluster of a machine in a folder, which is empty here."""
-    (place / "empty").mkdir()
-    monkeypatch.setenv("RAY_TMPDIR", str(place / "empty"))
-    said = refused(ray, place, "--ray", "address=auto")
-    assert "no Ray cluster answers on this machine (Could not find any running Ray instance" in said
-
-
 def test_a_folder_that_a_node_does_not_see_is_refused(ray, place):
     (place / "runs").mkdir()
     ray.kill("n1", "n2")

@@ -10,9 +10,10 @@ import pytest
 from protofleet.lab.engines import ray
 from protofleet.lab.engines.engine import TASK, EngineAwayError, EngineJob, TaskState
 from protofleet.lab.engines.ray import ENDED, Ray
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.reader import SettingsError, read_toml
 from protofleet.runtime.command.errors import RunError
 from tests.lab.local.test_resume import alive, descendants, wait_until
+from tests.rooms import ROOT
 
 FAKE = Path(__file__).parent / "process_ray"
 
@@ -110,9 +111,11 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_the_words_of_ray(tmp_path):
 def test_a_missing_extra_is_one_line_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "missing", lambda extra: ["ray"])
     with pytest.raises(
-        SettingsError, match=r"needs the extra ray: pip install protofleet\[ray\], or in a checkout"
+        SettingsError, match=r"needs the extra ray: pip install protofleet\[ray\], or pip install ray=="
     ):
         engine().preflight(job(tmp_path, "true"))
+    extras = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    assert extras["ray"] == [ray.PACKAGE]
 
 
 @pytest.mark.parametrize("given", ["option", "variable"])

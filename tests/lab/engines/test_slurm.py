@@ -53,6 +53,13 @@ def test_the_script_asks_for_an_array_that_slurm_warns_and_starts_again(job):
     assert lines[-1] == "exec true"  # Slurm's warning reaches the program, not a shell before it.
 
 
+def test_the_time_that_a_job_needs_replaces_the_option(job):
+    options = {"time": "60", "partition": "gpu"}
+    lines = script_of(replace(job, options=options, minutes=5)).splitlines()
+    assert "#SBATCH --time=5" in lines and "#SBATCH --time=60" not in lines
+    assert "#SBATCH --time=60" in script_of(replace(job, options=options)).splitlines()
+
+
 @pytest.mark.parametrize(("restarts", "waits"), [("0", False), ("1", True)])
 def test_a_task_that_is_started_again_waits_until_slurm_has_lost_its_predecessor(told, job, restarts, waits):
     """Only with --trust-locks; otherwise the lock of the run refuses the second process."""
