@@ -33,6 +33,8 @@ class VirtualFederation(Simulation):
 
     def __post_init__(self) -> None:
         self.wall = lambda: self.begins + self.clock.now
+        # Reading the versions of the installed packages takes longer than all other work at the start of a device.
+        self._software_words = software_words(self.software)
         self.gone: dict[str, float] = {}  # Devices that do not come back, with the time of their end.
         self.lines = {
             name: VirtualLine.of(device.line, random.Random(f"protofleet line {self.seed} {name}"))
@@ -87,7 +89,7 @@ class VirtualFederation(Simulation):
         return replace(
             super().options_of(device),
             software=self.software,
-            about=f"{software_words(self.software)}{MACHINE_FOLLOWS}{self.fleet[device].words}",
+            about=f"{self._software_words}{MACHINE_FOLLOWS}{self.fleet[device].words}",
             clock=lambda: board.seconds,
             energy=board.meter(self.clock),
         )

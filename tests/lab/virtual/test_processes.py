@@ -1,4 +1,4 @@
-"""Tests of the worker processes of a virtual run: the number of workers changes no byte, and a dead one ends the run."""
+"""Tests of the worker processes of a virtual run: their number changes no byte, and a dead one ends the run."""
 
 import filecmp
 import os
@@ -50,7 +50,9 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, method):
         report = simulate(one, runs, profiles(tmp_path, text), lambda line: None, workers)
         folders.append(report.parent)
     for other in folders[1:]:
-        assert [name for name in FILES if not filecmp.cmp(folders[0] / name, other / name, shallow=False)] == []
+        assert [
+            name for name in FILES if not filecmp.cmp(folders[0] / name, other / name, shallow=False)
+        ] == []
 
 
 def test_one_worker_is_this_process(builder):
@@ -79,15 +81,15 @@ def test_workers_and_their_threads_end_with_the_run(builder):
 
 def test_a_killed_worker_ends_the_run_with_one_line(host, tmp_path):
     host.start("device-1", plan_of(tmp_path))
-    wait = host.begin("device-1", JobTask("train", 1, {}))
-    wait_again = host.begin("device-1", JobTask("train", 2, {}))
+    os.kill(host.pids[0], signal.SIGSTOP)  # So it cannot end its tasks before it is killed.
+    waits = [host.begin("device-1", JobTask("train", number, {})) for number in (1, 2)]
     os.kill(host.pids[0], signal.SIGKILL)
-    with pytest.raises(RunError, match=r"worker process 1 of the virtual run was killed by signal 9; .*--workers 1"):
-        wait_again()
+    for wait in waits:
+        with pytest.raises(RunError, match=r"worker process 1 .* was killed by signal 9; .*--workers 1"):
+            wait()
     with pytest.raises(RunError, match="was killed by signal 9"):
         host.start("device-1", plan_of(tmp_path))
     host.start("device-2", plan_of(tmp_path))
-    del wait
 
 
 def test_errors_of_a_worker_are_those_of_a_device(builder, tmp_path):
