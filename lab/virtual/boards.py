@@ -21,6 +21,7 @@ from protofleet.lab.virtual.jobs import JobHost, JobResult, JobTask
 from protofleet.lab.virtual.least_work import LeastWork, Sizes
 from protofleet.lab.virtual.lines import VirtualLine
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.transport.base import Done
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 from protofleet.protocol.wire.names import EVALUATE
@@ -89,8 +90,8 @@ class BoardTask(BaseException):
         job, found = self._job, self.least_seconds
         try:
             job.result = result = self._wait()
-        except RunError:
-            raise
+        except (RunError, AuthorError):
+            raise  # No device can go on.
         except Exception as error:  # noqa: BLE001 - the job raises it, in its piece of work
             job.result = error
         else:

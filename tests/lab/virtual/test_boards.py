@@ -1,6 +1,7 @@
 """Tests of virtual boards: how long a piece of work takes, and how many joules."""
 
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from protofleet.lab.virtual.least_work import LeastWork
 from protofleet.lab.virtual.lines import VirtualLine
 from protofleet.lab.virtual.profiles import BoardProfile, LineProfile
 from protofleet.lab.virtual.worked import MeasuredWork
+from protofleet.methods.plugins.authors import AuthorError
 from protofleet.runtime.command.errors import RunError
 
 
@@ -116,10 +118,11 @@ def test_an_error_of_a_task_ends_its_piece_of_work():
     assert desk.run() == [(0.0, ValueError), (1.0, "train")]
 
 
-def test_a_dead_worker_process_ends_the_run():
-    desk = Desk(board(), RunError("killed"))
+@pytest.mark.parametrize("error", [RunError("a worker was killed"), AuthorError("mine.py:3: a mistake")])
+def test_a_dead_worker_process_or_a_mistake_in_a_plug_in_ends_the_run(error):
+    desk = Desk(board(), error)
     desk.submit()
-    with pytest.raises(RunError, match="killed"):
+    with pytest.raises(type(error), match=re.escape(str(error))):
         desk.run()
 
 

@@ -3,8 +3,11 @@
 import filecmp
 import os
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from protofleet.lab.virtual.processes import CAN_FORK, WorkerProcesses, job_host
 from protofleet.lab.virtual.simulate import job_builder, named, simulate
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.errors import RunError
-from tests.lab.virtual.small import PROFILES, experiment, profiles
+from tests.lab.virtual.small import EXPERIMENT, PROFILES, experiment, profiles
 from tests.lab.virtual.test_simulate import FILES
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="on other systems the command trains in its own process")
@@ -90,6 +93,29 @@ def test_a_killed_worker_ends_the_run_with_one_line(host, tmp_path):
     with pytest.raises(RunError, match="was killed by signal 9"):
         host.start("device-1", plan_of(tmp_path))
     host.start("device-2", plan_of(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_one_line_if_a_worker_is_killed(tmp_path):
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    (tmp_path / "boards.toml").write_text(PROFILES)
+    words = ["simulate", "small.toml", "--profiles", "boards.toml", "--workers", "2", "--set", "rounds=500"]
+    command = [sys.executable, "-m", "protofleet", *words]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline().startswith("round 1: ")
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert len(children) == 2
+        os.kill(int(children[0]), signal.SIGKILL)
+        shown = run.stderr.read().splitlines()
+        assert run.wait(60) != 0
+    assert "worker process 1 of the virtual run was killed by signal 9" in shown[-1]
+    assert "Traceback" not in "".join(shown)
+    for child in children:
+        with pytest.raises(ProcessLookupError, match="No such process"):
+            os.kill(int(child), 0)
 
 
 def test_errors_of_a_worker_are_those_of_a_device(builder, tmp_path):
