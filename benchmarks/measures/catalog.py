@@ -203,18 +203,20 @@ def hosted(devices: int, processes: int = 1) -> Program:
     )
 
 
-def virtual(devices: int, cohort: int, rounds: int) -> Program:
+def virtual(devices: int, cohort: int, rounds: int, name: str = "", width: int = 64) -> Program:
+    ways = ("", ", one process")
     return Program(
-        f"virtual-{devices}",
-        f"{devices} devices in virtual time, {rounds} rounds with cohorts of {cohort}, updates of 21 kB, run twice",
+        f"virtual-{name or devices}",
+        f"{devices} devices in virtual time, {rounds} rounds with cohorts of {cohort}, a network of width {width}, "
+        "run with one process and with one for each core",
         "virtual_fleet",
         {
-            "seconds": Figure("s"),
-            "CPU an update": Figure("ms"),
+            **{f"seconds{way}": Figure("s") for way in ways},
+            **{f"CPU an update{way}": Figure("ms") for way in ways},
             "CPU an answer": Figure("ms"),
-            "peak memory": Figure("MB", steady=True),
+            **{f"peak memory{way}": Figure("MB", steady=True) for way in ways},
         },
-        {"devices": devices, "cohort": cohort, "rounds": rounds},
+        {"devices": devices, "cohort": cohort, "rounds": rounds, "width": width},
     )
 
 
@@ -227,8 +229,9 @@ def virtual_line(
         f"how far off virtual time is: six processes behind lines of {mbits:g} Mbit/s and {1000 * delay:g} ms",
         "virtual_line",
         {
-            **{what: Figure("s") for what in seconds},
+            **{what: Figure("s") for what in (*seconds, "computing in a round")},
             **{f"{what}: off": Figure("") for what in (*seconds, "wire bytes up", "wire bytes down")},
+            f"{seconds[0]}: off, with computing": Figure(""),
         },
         {"mbits": mbits, "delay": delay, "loss": loss, "width": width, "rounds": rounds},
     )
@@ -250,6 +253,7 @@ BY_NAME: tuple[Measure, ...] = (
     FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(), SeveralNodes(), SweepTasks(),
     FederationTasks(), EngineTasks(),
     virtual(1000, cohort=100, rounds=20), virtual(10_000, cohort=1000, rounds=2),
+    virtual(200, cohort=100, rounds=3, name="large", width=1310),
     virtual_line("8", 8.0, 0.05), virtual_line("8-small", 8.0, 0.05, width=4),
     virtual_line("8-loss", 8.0, 0.05, loss=0.01), virtual_line("slow", 0.25, 0.15, width=16, rounds=4),
 )  # fmt: skip

@@ -1,11 +1,12 @@
-"""The cost of a virtual fleet: `protofleet simulate` with devices whose updates have 21 kB, run twice.
+"""The cost of a virtual fleet: `protofleet simulate` with one process, and with a process that trains for each core.
 
 The second run must write the same bytes as the first one. CPU and memory are those of the whole command, with its
-imports and its report.
+imports, its report and its worker processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import os
 import subprocess
@@ -14,12 +15,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.harness.processes import held
+
+LOOK_SECONDS = 1.0  # Time between two looks at the memory.
 EXPERIMENT = """
 name = "fleet"
 rounds = {rounds}
 classes = 10
 method = {{ name = "fedavg", lr = 0.05, batch = 32, epochs = 1 }}
-network = {{ name = "mlp", feature_size = 64 }}
+network = {{ name = "mlp", feature_size = {width} }}
 [data]
 file = "made_up.py"
 shape = [64]
@@ -70,37 +74,50 @@ price = 0.8
 FILES = ("rounds.jsonl", "summary.json", "report.html")
 
 
-def measure(devices: int, cohort: int, rounds: int = 20) -> dict[str, float]:
+def measure(devices: int, cohort: int, rounds: int = 20, width: int = 64) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="bench-virtual-") as place:
         folder = Path(place)
-        text = EXPERIMENT.format(devices=devices, cohort=cohort, rounds=rounds)
+        text = EXPERIMENT.format(devices=devices, cohort=cohort, rounds=rounds, width=width)
         for name, content in (("fleet.toml", text), ("made_up.py", DATA), ("boards.toml", PROFILES)):
             (folder / name).write_text(content)
-        first, second = (simulated(folder, f"runs-{i}") for i in (1, 2))
+        alone = simulated(folder, "runs-1", "--workers", "1")
+        usual = simulated(folder, "runs-2")
         for name in FILES:
             one, other = (folder / f"runs-{i}" / "fleet-virtual" / name for i in (1, 2))
             if not filecmp.cmp(one, other, shallow=False):
                 raise RuntimeError(f"the two runs have written different files {name}")
-    cpu = 1000 * min(first["cpu"], second["cpu"])
+    updates = cohort * rounds
     return {
-        "seconds": min(first["seconds"], second["seconds"]),
-        "CPU an update": cpu / (cohort * rounds),
-        "CPU an answer": cpu
-        / (cohort * rounds + devices),  # With the last evaluation, in which all devices answer.
-        "peak memory": max(first["memory"], second["memory"]),
+        "seconds": usual["seconds"],
+        "seconds, one process": alone["seconds"],
+        "CPU an update": 1000 * usual["cpu"] / updates,
+        "CPU an update, one process": 1000 * alone["cpu"] / updates,
+        # With the last evaluation, in which all devices answer.
+        "CPU an answer": 1000 * usual["cpu"] / (updates + devices),
+        "peak memory": usual["memory"],
+        "peak memory, one process": alone["memory"],
     }
 
 
-def simulated(folder: Path, runs: str) -> dict[str, float]:
-    """Run the command, and return its seconds, its CPU seconds, and its peak memory in MB."""
+def simulated(folder: Path, runs: str, *options: str) -> dict[str, float]:
+    """Run the command, and return its seconds, its CPU seconds, and the peak of the memory of its processes in MB."""
     command = [sys.executable, "-m", "protofleet", "simulate", "fleet.toml", "--profiles", "boards.toml"]
-    began = time.monotonic()
+    began, memory = time.monotonic(), 0.0
     with (folder / f"{runs}.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--runs", runs], cwd=folder, stdout=log, stderr=log, env=dict(os.environ)
+            [*command, "--runs", runs, *options], cwd=folder, stdout=log, stderr=log, env=dict(os.environ)
         )
-        _, status, usage = os.wait4(process.pid, 0)
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            memory = max(memory, held(with_children(process.pid))["pss_MB"])
+            time.sleep(LOOK_SECONDS)
+    _, status, usage = ended
     if status:
         raise RuntimeError((folder / f"{runs}.log").read_text()[-2000:])
-    cpu = usage.ru_utime + usage.ru_stime
-    return {"seconds": time.monotonic() - began, "cpu": cpu, "memory": usage.ru_maxrss / 1000}
+    return {"seconds": time.monotonic() - began, "cpu": usage.ru_utime + usage.ru_stime, "memory": memory}
+
+
+def with_children(pid: int) -> list[int]:
+    """Return the process and its children, if it still runs."""
+    with contextlib.suppress(OSError):
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    return [pid]

@@ -78,21 +78,7 @@ class JobServer:
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the agent raises it again
-            send(self._connection, self._words_of(error, message))
-
-    def _words_of(self, error: BaseException, message: dict[str, Any]) -> dict[str, str]:
-        match as_authors(error) or error:
-            case TrainerDiedError(why=DisconnectReason.WRONG_ARRAYS) as found:
-                return {"wrong_arrays": found.message}
-            case AuthorError() | PlugInError() as found if message["do"] != "build":
-                log.error("%s", found, exc_info=error)
-                return {"plug_in": str(found)}
-            case MemoryError() | RuntimeError() if is_want_of_memory(error):
-                reason = " ".join(str(error).split())[:200]
-                return {"no_memory": reason or "a Python object found no room"}
-            case AuthorError() | ValueError() as found if message["do"] == "build":
-                return {"unfit": str(found)}
-        return {"raised": "".join(traceback.format_exception(error))}
+            send(self._connection, words_of(error, is_build=message["do"] == "build"))
 
     def _do(self, message: dict[str, Any], arrays: Arrays) -> None:
         match message["do"]:
@@ -109,6 +95,22 @@ class JobServer:
                 payload, metrics = self._job.run(message["phase"], message["round"], arrays)
                 send(self._connection, {"metrics": metrics}, payload)
                 send(self._connection, {}, self._job.state())
+
+
+def words_of(error: BaseException, is_build: bool) -> dict[str, str]:
+    """Return the message about an error, from which `raise_reported` makes an error in the other process."""
+    match as_authors(error) or error:
+        case TrainerDiedError(why=DisconnectReason.WRONG_ARRAYS) as found:
+            return {"wrong_arrays": found.message}
+        case AuthorError() | PlugInError() as found if not is_build:
+            log.error("%s", found, exc_info=error)
+            return {"plug_in": str(found)}
+        case MemoryError() | RuntimeError() if is_want_of_memory(error):
+            reason = " ".join(str(error).split())[:200]
+            return {"no_memory": reason or "a Python object found no room"}
+        case AuthorError() | ValueError() as found if is_build:
+            return {"unfit": str(found)}
+    return {"raised": "".join(traceback.format_exception(error))}
 
 
 def limit_memory(most: int) -> None:

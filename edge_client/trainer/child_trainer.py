@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -151,21 +151,9 @@ class ChildTrainer:
             message, arrays = receive(self._socket)
         except ClosedError:
             raise self._died() from None
-        match message:
-            case {"unfit": str(reason)}:
-                raise SettingsError(reason)
-            case {"data": str(reason)}:
-                raise DataError(reason)
-            case {"no_memory": str(reason)}:
-                self.stop()
-                raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
-            case {"wrong_arrays": str(reason)}:
-                # The process still runs, and it makes a new half for the next plan.
-                raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
-            case {"plug_in": str(reason)}:
-                raise AuthorError(reason)
-            case {"raised": str(reason)}:
-                raise TrainingError(reason)
+        if "no_memory" in message:
+            self.stop()
+        raise_reported(message)
         return message, arrays
 
     def _ensure_process(self) -> bool:
@@ -215,6 +203,24 @@ class ChildJob:
     def restore(self, state: Arrays) -> None:
         self._state = state
         self._trainer.restore(state)
+
+
+def raise_reported(message: Mapping[str, Any]) -> None:
+    """Raise the error that a message of a child process reports; do nothing if it reports none."""
+    match message:
+        case {"unfit": str(reason)}:
+            raise SettingsError(reason)
+        case {"data": str(reason)}:
+            raise DataError(reason)
+        case {"no_memory": str(reason)}:
+            raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
+        case {"wrong_arrays": str(reason)}:
+            # The process still runs, and it makes a new half for the next plan.
+            raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
+        case {"plug_in": str(reason)}:
+            raise AuthorError(reason)
+        case {"raised": str(reason)}:
+            raise TrainingError(reason)
 
 
 def kills(root: Path = EVENTS, own: Path = Path("/proc/self/cgroup")) -> int:

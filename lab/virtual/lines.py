@@ -3,6 +3,9 @@
 A line carries TCP. A sender begins with ten packets and sends twice as much after each round trip, until the line is
 full (slow start). A pause halves this window for each time-out, as in Linux. A lost packet is sent again after a
 round trip, and the sender then sends less.
+
+The broker and the device acknowledge each message (PUBACK). An acknowledgement is a small packet, but it ends a pause
+of its direction, so it decides how large the window of the next message is.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ FIRST_WINDOW: Final = 10 * SEGMENT  # RFC 6928
 LEAST_WAIT: Final = 0.2  # Linux: a packet counts as lost after a round trip and this time.
 MOST_HALVINGS: Final = 30  # No window is larger than the first one times 2^30.
 AFTER_LOSS: Final = 0.7  # CUBIC: share of the window that is left after a loss.
+PUBACK: Final = 4  # Bytes of the acknowledgement of a message at QoS 1.
 SUBSCRIBE: Final = 8  # Bytes of a SUBSCRIBE packet, without the topic.
 
 
@@ -97,9 +101,11 @@ class LinedTransport(SimulatedTransport):
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
         if self.alive:
             self.before_step("publish", topic)
-            self._after_line(
-                packet_bytes(topic, len(frame)), lambda: self.broker.publish(topic, frame, retain)
-            )
+            self._after_line(packet_bytes(topic, len(frame)), lambda: self._arrived(topic, frame, retain))
+
+    def _arrived(self, topic: str, frame: bytes, retain: bool) -> None:
+        self.broker.arrival(self.name, DOWN, PUBACK)
+        self.broker.publish(topic, frame, retain)
 
     def subscribe(self, topic: str) -> None:
         self._after_line(SUBSCRIBE + len(topic), lambda: super(LinedTransport, self).subscribe(topic))
@@ -125,5 +131,9 @@ class LinedBroker(SimulatedBroker):
         return LinedTransport(self, name, take, topics)
 
     def _send(self, client: SimulatedTransport, topic: str, frame: bytes, retained: bool = False) -> None:
-        at = self.arrival(client.name, DOWN, packet_bytes(topic, len(frame)))
-        self.clock.call_at(at, lambda: client.deliver(Arrived(topic, frame, retained)))
+        def deliver() -> None:
+            if client.alive:
+                self.arrival(client.name, UP, PUBACK)
+                client.deliver(Arrived(topic, frame, retained))
+
+        self.clock.call_at(self.arrival(client.name, DOWN, packet_bytes(topic, len(frame))), deliver)

@@ -20,6 +20,7 @@ from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
 from protofleet.coordinator.round.pace import DAY_SECONDS
 from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.edge_client.compute import available_cores
 from protofleet.edge_client.data.shard import Shard, Shards
 from protofleet.edge_client.state.data_file import write_data_file
 from protofleet.lab.local.class_check import agreed_names
@@ -32,6 +33,8 @@ from protofleet.lab.report.virtual_runs import VIRTUAL, costs_words, duration
 from protofleet.lab.virtual.costs import VirtualCosts, summed
 from protofleet.lab.virtual.federation import VirtualFederation
 from protofleet.lab.virtual.fleet import virtual_fleet
+from protofleet.lab.virtual.jobs import JobBuilder, JobHost
+from protofleet.lab.virtual.processes import job_host
 from protofleet.lab.virtual.profiles import ReadProfiles
 from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.security.envelope import seals
@@ -75,11 +78,16 @@ def require_simulated(experiment: Experiment) -> None:
 
 
 def simulate(
-    experiment: Experiment, runs: Path, read: ReadProfiles, say: Callable[[str], None] = print
+    experiment: Experiment,
+    runs: Path,
+    read: ReadProfiles,
+    say: Callable[[str], None] = print,
+    workers: int | None = None,
 ) -> Path:
     """Run the experiment in virtual time, and return the path of the report.
 
-    An earlier folder of this name is renamed first.
+    An earlier folder of this name is renamed first. `workers` is the number of processes that train; None means the
+    number of cores.
     """
     require_simulated(experiment)
     names = agreed_names(experiment)
@@ -87,21 +95,31 @@ def simulate(
     require_public_images(experiment)
     virtual_fleet(read, list(experiment.shards), experiment.seed, experiment.effective_policy.quorum)
     prepare_folder(experiment, runs, fresh=True, say=say)
-    return run_prepared(experiment, runs, read, names, say)
+    return run_prepared(experiment, runs, read, names, say, workers or available_cores())
 
 
 @alone
 def run_prepared(
-    experiment: Experiment, runs: Path, read: ReadProfiles, names: Names, say: Callable[[str], None]
+    experiment: Experiment,
+    runs: Path,
+    read: ReadProfiles,
+    names: Names,
+    say: Callable[[str], None],
+    workers: int,
 ) -> Path:
     folder, disk = runs / experiment.name, Disk(durable=False)
     experiment.own_plugins.keep(folder)
     disk.replace(folder / "experiment.toml", write_toml(recorded(experiment)).encode())
     disk.replace(folder / PROFILES, read.text.encode())
     set_up_torch()
-    with quiet(), tempfile.TemporaryDirectory(prefix="protofleet-virtual-") as state:
-        run = VirtualRun.of(experiment, runs, read, names, Path(state))
-        for name, shard in run.shards.items():
+    builder = job_builder(experiment)
+    with (
+        quiet(),
+        tempfile.TemporaryDirectory(prefix="protofleet-virtual-") as state,
+        job_host(builder, workers) as host,
+    ):
+        run = VirtualRun.of(experiment, runs, read, names, Path(state), host, builder.shards)
+        for name, shard in builder.shards.items():
             disk.make(folder / "devices" / name)
             write_data_file(folder / "devices" / name, shard.domain, shard.counts().tolist(), shard.names)
         run.conduct(folder / "rounds.jsonl", say)
@@ -109,6 +127,13 @@ def run_prepared(
     if run.federation.service.run.diverged:
         raise DivergedError(f"the run cannot continue: {run.federation.service.run.diverged}")
     return write_report(folder)
+
+
+def job_builder(experiment: Experiment) -> JobBuilder:
+    """Load the data of all devices, and return the builder of their jobs."""
+    loader, allowed = Shards(), experiment.own_plugins.allowed()
+    shards = {name: loader.load(data, allowed) for name, data in experiment.shards.items()}
+    return JobBuilder(shards, experiment.shards, experiment.networks, loader, allowed)
 
 
 def set_up_torch() -> None:
@@ -135,17 +160,21 @@ class VirtualRun:
     """A virtual federation, and the settings of its coordinator."""
 
     federation: VirtualFederation
-    shards: Mapping[str, Shard]
     settings: CoordinatorSettings
     price_per_gb: float
 
     @classmethod
     def of(
-        cls, experiment: Experiment, runs: Path, read: ReadProfiles, names: Names, state: Path
+        cls,
+        experiment: Experiment,
+        runs: Path,
+        read: ReadProfiles,
+        names: Names,
+        state: Path,
+        host: JobHost,
+        shards: Mapping[str, Shard],
     ) -> VirtualRun:
         settings = replace(coordinator_settings(experiment, BrokerAddress(), runs, BROKER), class_names=names)
-        loader, allowed = Shards(), experiment.own_plugins.allowed()
-        shards = {name: loader.load(data, allowed) for name, data in experiment.shards.items()}
         federation = VirtualFederation(
             settings.plan(),
             shards,
@@ -154,7 +183,7 @@ class VirtualRun:
             seed=experiment.seed,
             limits=settings.limits,
             class_names=names,
-            plugins=allowed,
+            plugins=experiment.own_plugins.allowed(),
             budget=experiment.budget,
             begins=BEGINS + read.profiles.begins_after,
             federation=experiment.name,
@@ -162,12 +191,10 @@ class VirtualRun:
             fleet=virtual_fleet(
                 read, list(experiment.shards), experiment.seed, experiment.effective_policy.quorum
             ),
-            data=experiment.shards,
-            networks=experiment.networks,
-            loader=loader,
+            host=host,
             software=installed_version(),
         )
-        return cls(federation, shards, settings, experiment.budget.price_per_gb if experiment.budget else 0.0)
+        return cls(federation, settings, experiment.budget.price_per_gb if experiment.budget else 0.0)
 
     def conduct(self, rounds: Path, say: Callable[[str], None]) -> None:
         """Run until the end. If no round can end, a RunError is raised."""

@@ -42,7 +42,13 @@ class Compared:
         return (self.virtual - self.real) / self.real
 
 
-def validate(run: Path, profiles: Path, runs: Path, say: Callable[[str], None] = print) -> str:
+def validate(
+    run: Path,
+    profiles: Path,
+    runs: Path,
+    say: Callable[[str], None] = print,
+    workers: int | None = None,
+) -> str:
     """Run the settings of a finished run in virtual time, and return a table of the differences."""
     real = read_run(run)
     if is_virtual(real.summary):
@@ -53,7 +59,7 @@ def validate(run: Path, profiles: Path, runs: Path, say: Callable[[str], None] =
         )
     experiment = named(read_experiment(run / "experiment.toml", []))
     read = read_profiles(profiles, seconds_of_run(run))
-    report = simulate(experiment, runs, read, say)
+    report = simulate(experiment, runs, read, say, workers)
     virtual = read_run(report.parent)
     found = compared(real, virtual)
     table = {"run": real.summary["name"], "rows": [{**asdict(one), "off": one.off} for one in found]}

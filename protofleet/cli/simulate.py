@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from protofleet.runtime.command.arguments import Subparsers, experiment_file
+from protofleet.runtime.command.arguments import WORKERS, Subparsers, experiment_file
 
 
 def add_simulate(commands: Subparsers) -> None:
@@ -30,6 +30,10 @@ def add_simulate(commands: Subparsers) -> None:
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    command.add_argument(
+        "--workers", type=WORKERS, metavar="N",
+        help="processes that train (default: the number of cores); 1 means that the command trains itself",
+    )  # fmt: skip
     command.set_defaults(command=simulate)
 
 
@@ -47,7 +51,7 @@ def simulate(options: argparse.Namespace) -> int:
         return validate(options)
     read = read_profiles(options.profiles)
     experiment = named(read_experiment(options.experiment, options.set))
-    report = simulate_run(experiment, options.runs, read)
+    report = simulate_run(experiment, options.runs, read, workers=options.workers)
     print(final_table(options.runs / experiment.name))
     print(f"report: {report}")
     return 0
@@ -59,5 +63,5 @@ def validate(options: argparse.Namespace) -> int:
 
     if options.set:
         raise SettingsError("--validate repeats the settings of a run, so --set cannot be used with it")
-    print(validate_run(options.validate, options.profiles, options.runs))
+    print(validate_run(options.validate, options.profiles, options.runs, workers=options.workers))
     return 0

@@ -86,6 +86,7 @@ SEEDS: Final = replace(SEED, hint="; name the file before --seeds")
 PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
 PACK: Final = BoundedNumber(int, Within(1, 10_000))  # Trials of a task of an engine.
+WORKERS: Final = BoundedNumber(int, Within(1, 1024))  # Processes of a virtual run.
 AT_ONCE: Final = BoundedNumber(int, Within(0, 100_000))
 TASK_INDEX: Final = BoundedNumber(int, Within(0, 100_000))
 PORT: Final = as_in_settings(Port)

@@ -1,90 +1,164 @@
 """Tests of virtual boards: how long a piece of work takes, and how many joules."""
 
 import random
+import re
+from types import SimpleNamespace
 
 import pytest
-import torch
-from torch import nn
 
 from protofleet.lab.simulation.network import VirtualClock
-from protofleet.lab.virtual.boards import BoardWorker, CountedJob, VirtualBoard
+from protofleet.lab.virtual.boards import BoardJob, BoardWorker, VirtualBoard
 from protofleet.lab.virtual.fleet import Availability, VirtualDevice
+from protofleet.lab.virtual.jobs import JobResult
+from protofleet.lab.virtual.least_work import LeastWork
 from protofleet.lab.virtual.lines import VirtualLine
 from protofleet.lab.virtual.profiles import BoardProfile, LineProfile
 from protofleet.lab.virtual.worked import MeasuredWork
-from protofleet.protocol.transport.base import Done
+from protofleet.methods.plugins.authors import AuthorError
+from protofleet.runtime.command.errors import RunError
 
 
-def board(work=None, watts=4.0, line_watts=0.0):
+def board(work=None, watts=4.0, line_watts=0.0, sizes=(), least=None):
     line = LineProfile(1.0, 8.0, 8.0, watts=line_watts)
     device = VirtualDevice("pi", BoardProfile(1.0, 0.5, watts=watts), "lte", line, Availability(), work)
-    return VirtualBoard(device, VirtualLine.of(line, random.Random(0)))
+    return VirtualBoard(device, VirtualLine.of(line, random.Random(0)), sizes, least or LeastWork())
 
 
-class TrainingJob:
-    """A job that passes samples through a network, with and without a backward pass."""
+class PlannedHost:
+    """A host whose tasks have results that a test has chosen: samples of work, or an error."""
 
-    def __init__(self, trained, measured):
-        self.model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-        self.trained, self.measured = trained, measured
+    def __init__(self, *results):
+        self.results, self.tasks = list(results), []
 
-    def run(self, phase, number, received):
-        for size in self.trained:
-            self.model(torch.zeros(size, 2)).sum().backward()
-        with torch.no_grad():
-            for size in self.measured:
-                self.model(torch.zeros(size, 2))
-        return {}, {}
+    def start(self, device, plan):
+        """Do nothing."""
 
+    def begin(self, device, task):
+        self.tasks.append(task)
+        result = self.results.pop(0)
 
-@pytest.mark.parametrize(
-    ("trained", "measured", "steps"),
-    [([10, 10, 5], [], 2.5), ([], [30], 1.0), ([10], [15, 15], 2.0), ([], [], 0.0)],
-)
-def test_a_sample_costs_its_part_of_a_step_and_a_third_without_a_backward_pass(trained, measured, steps):
-    job, on = TrainingJob(trained, measured), board()
-    CountedJob(job, job.model, on, batch=10).run("train", 1, {})
-    assert on.seconds == pytest.approx(0.5 * steps)
-    assert on.joules == pytest.approx(4.0 * 0.5 * steps)
+        def wait():
+            if isinstance(result, Exception):
+                raise result
+            return JobResult({"a": result}, {}, result, {"state": result})
+
+        return wait
 
 
-def test_a_network_of_which_only_the_head_works_is_counted_by_its_head():
-    job, on = TrainingJob([], []), board()
-    counted = CountedJob(job, job.model, on, batch=10)
+class Desk:
+    """A worker with a job on a board. It notes when each piece of work has ended, and how."""
 
-    def run(*args):
-        job.model[2](torch.zeros(20, 3))
-        return {}, {}
+    def __init__(self, on, *results, batch=10):
+        self.clock, self.ends, self.saved = VirtualClock(), [], []
+        self.worker = BoardWorker(self.clock, lambda item: item.call(), board=on)
+        plan = SimpleNamespace(settings=lambda: SimpleNamespace(batch=batch))
+        self.host = PlannedHost(*results)
+        self.job = BoardJob(self.host, on, "device", plan)
 
-    job.run = run
-    counted.run("train", 1, {})
-    assert on.seconds == pytest.approx(0.5 * 2)
+    def submit(self, phase="train"):
+        def work():
+            self.job.run(phase, 1, {})
+            self.saved.append((self.clock.now, self.job.state()))
+            return phase
+
+        def ended(result):
+            self.ends.append((self.clock.now, result if isinstance(result, str) else type(result)))
+
+        self.worker.submit(work, ended)
+
+    def run(self):
+        self.clock.run(lambda: False)
+        return self.ends
+
+
+def test_a_piece_of_work_takes_the_time_of_its_samples_on_the_board():
+    on = board()
+    desk = Desk(on, 25)
+    desk.submit()
+    assert desk.run() == [(0.5 * 2.5, "train")]
+    assert (on.seconds, on.joules) == (1.25, 4.0 * 1.25)
 
 
 def test_measured_seconds_take_the_place_of_counted_samples():
-    job, on = TrainingJob([10], []), board(MeasuredWork(7.0, 3.0))
-    counted = CountedJob(job, job.model, on, batch=10)
-    counted.run("train", 1, {})
-    counted.run("evaluate", 2, {})
+    on = board(MeasuredWork(7.0, 3.0))
+    desk = Desk(on, 10, 10)
+    desk.submit("train")
+    desk.submit("evaluate")
+    assert desk.run() == [(7.0, "train"), (10.0, "evaluate")]
     assert on.seconds == 10.0
 
 
 def test_a_worker_does_one_piece_of_work_after_the_other():
-    clock, on, ends = VirtualClock(), board(), []
+    desk = Desk(board(), 40, 60, 20)
+    for _ in range(3):
+        desk.submit()
+    assert desk.run() == [(2.0, "train"), (5.0, "train"), (6.0, "train")]
 
-    def work(seconds):
-        on.work(seconds)
-        return seconds
 
-    def take(item):
-        if isinstance(item, Done):
-            item.call()
+def test_a_device_saves_its_state_when_the_work_has_ended():
+    desk = Desk(board(), 40)
+    desk.submit()
+    assert desk.saved == []
+    desk.run()
+    assert desk.saved == [(2.0, {"state": 40})]
 
-    worker = BoardWorker(clock, take, board=on)
-    for seconds in (2.0, 3.0, 0.0):
-        worker.submit(lambda seconds=seconds: work(seconds), lambda result: ends.append((clock.now, result)))
-    clock.run(lambda: False)
-    assert ends == [(2.0, 2.0), (5.0, 3.0), (5.0, 0.0)]
+
+def test_work_that_is_cut_off_saves_nothing_and_has_taken_energy():
+    on = board()
+    desk = Desk(on, 40)
+    desk.submit()
+    desk.clock.call_at(1.5, desk.worker.cut_off)
+    assert (desk.run(), desk.saved, on.seconds) == ([], [], 1.5)
+
+
+def test_an_error_of_a_task_ends_its_piece_of_work():
+    desk = Desk(board(), ValueError("no"), 20)
+    desk.submit()
+    desk.submit()
+    assert desk.run() == [(0.0, ValueError), (1.0, "train")]
+
+
+@pytest.mark.parametrize("error", [RunError("a worker was killed"), AuthorError("mine.py:3: a mistake")])
+def test_a_dead_worker_process_or_a_mistake_in_a_plug_in_ends_the_run(error):
+    desk = Desk(board(), error)
+    desk.submit()
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        desk.run()
+
+
+def test_the_clock_goes_on_while_a_task_certainly_takes_longer():
+    """Other events happen before the worker waits for the result, up to half of the shortest work so far."""
+    on, waits = board(), []
+    desk = Desk(on, 40, 40)
+    begin = desk.host.begin
+
+    def noted(device, task):
+        wait = begin(device, task)
+        return lambda: (waits.append(desk.clock.now), wait())[1]
+
+    desk.host.begin = noted
+    desk.submit()
+    desk.submit()
+    desk.run()
+    assert waits == [0.0, 2.0 + 1.0]
+
+
+def test_work_that_is_shorter_than_half_of_the_shortest_takes_that_half():
+    desk = Desk(board(), 40, 10, 10)
+    for _ in range(3):
+        desk.submit()
+    assert [when for when, _ in desk.run()] == [2.0, 3.0, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least"), [((10, 2, 5), 6), ((9, 2, 5), 0), ((10, 2, 4), 0), ((99, 9, 9), 20), ((50, 2, 5), 20)]
+)
+def test_a_device_with_fewer_samples_sets_no_limit_for_one_with_more(sizes, least):
+    known = LeastWork()
+    for seen, work in (((10, 2, 5), 12), ((10, 2, 5), 15), ((50, 2, 5), 40)):
+        known.note("train", seen, work)
+    assert known.samples("train", sizes) == least
+    assert known.samples("evaluate", sizes) == 0
 
 
 def test_the_meter_of_a_board_reads_the_joules_of_its_work_and_of_its_line():

@@ -88,8 +88,43 @@ def test_a_broker_delivers_over_both_lines_and_counts_their_bytes():
     assert [when for when, item in heard if isinstance(item, Arrived)] == [
         pytest.approx(size / 1e6 + size / 2e6)
     ]
-    assert (lines["a"].up.bytes, lines["a"].down.bytes, lines["b"].down.bytes) == (size, 0, size)
-    assert lines["a"].joules == pytest.approx(2.0 * size / 1e6)
+    puback = on_the_line(4)
+    assert (lines["a"].up.bytes, lines["a"].down.bytes) == (size, puback)
+    assert (lines["b"].down.bytes, lines["b"].up.bytes) == (size, puback)
+    assert lines["a"].joules == pytest.approx(2.0 * (size / 1e6 + puback / 2e6))
+
+
+def test_an_acknowledgement_ends_a_pause_of_its_direction():
+    """A sender that acknowledges what it receives need not begin slowly; without messages, the pause is too long."""
+    size = packet_bytes("to/b", 40_000)
+
+    def seconds_of_the_last(receives):
+        clock, heard = VirtualClock(), []
+        lines = {"a": VirtualLine.of(LineProfile(1.0, 80.0, 80.0, delay=0.05), random.Random(0))}
+        broker = LinedBroker(clock, NetworkConditions(delay=0.0), 0, lines=lines)
+        a = broker.connect("a", lambda item: None, {"to/a"})
+        broker.connect("b", lambda item: heard.append(clock.now), {"to/b"})
+        a.publish("to/b", bytes(40_000))
+        for tenth in range(1, 30 if receives else 1):
+            clock.call_at(0.1 * tenth, lambda: broker.publish("to/a", b"x", False))
+        clock.call_at(3.0, lambda: a.publish("to/b", bytes(40_000)))
+        clock.run(lambda: False)
+        return heard[-1] - 3.0
+
+    at_once = on_the_line(size) / 1e7 + 0.05
+    assert seconds_of_the_last(receives=True) == pytest.approx(at_once)
+    assert seconds_of_the_last(receives=False) > at_once + 0.09
+
+
+def test_a_device_that_has_ended_acknowledges_nothing():
+    clock = VirtualClock()
+    lines = {"a": VirtualLine.of(LineProfile(1.0, 8.0, 8.0, delay=1.0), random.Random(0))}
+    broker = LinedBroker(clock, NetworkConditions(delay=0.0), 0, lines=lines)
+    broker.connect("a", lambda item: None, {"to/a"})
+    broker.publish("to/a", b"x", False)
+    broker.lose_client("a")
+    clock.run(lambda: False)
+    assert lines["a"].up.bytes == 0
 
 
 def test_a_message_arrives_after_the_end_of_its_sender():

@@ -16,7 +16,6 @@ from protofleet.lab.report.comparison import read_groups
 from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.lab.virtual.simulate import finished_before, named, simulate
 from protofleet.lab.virtual.sweep import VirtualRuns
-from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime.command.errors import RunError
 from tests.lab.virtual.small import EXPERIMENT, PROFILES, experiment, profiles
@@ -117,13 +116,29 @@ def test_a_run_whose_devices_do_not_come_back_ends_with_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("secagg={}", "secagg is set"),
-        ('dp={epsilon=5,delta=1e-3,clip=1,unit="device",rounds=2}', "dp is set"),
+        ("secagg={}", "secagg is set, but masked sums have no virtual time yet; leave out secagg"),
+        (
+            'dp={epsilon=5,delta=1e-3,clip=1,unit="device",rounds=2}',
+            "dp is set, but its noise is drawn anew in each run, so two virtual runs would differ; leave out dp",
+        ),
     ],
 )
-def test_settings_that_draw_anew_in_each_run_are_refused(tmp_path, change, words):
-    with pytest.raises(SettingsError, match=words):
-        simulated(tmp_path, change)
+def test_settings_that_draw_anew_in_each_run_are_refused_in_one_line(tmp_path, capsys, change, words):
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    (tmp_path / "boards.toml").write_text(PROFILES)
+    command = ["simulate", str(tmp_path / "small.toml"), "--profiles", str(tmp_path / "boards.toml")]
+    assert main([*command, "--runs", str(tmp_path / "runs"), "--set", change]) == 2
+    assert capsys.readouterr().err == f"protofleet: {words}\n"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "1025", "2.5", "many"])
+def test_a_wrong_number_of_workers_is_refused_with_its_limits(tmp_path, capsys, number):
+    assert main(["simulate", "small.toml", "--profiles", "boards.toml", "--workers", number]) == 2
+    assert (
+        f"it is {number!r}, it must be a whole number, at least 1 and at most 1_024"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_finished_run_counts_only_for_its_settings_and_profiles(tmp_path):
