@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import queue
 import signal
@@ -21,9 +23,10 @@ from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Item
 from protofleet.protocol.transport.mqtt import Mqtt
 from tests.containers.engine import Engine, NoEngine, running_engine
-from tests.support.open_files import open_files
+from tests.support.open_files import open_files, open_handles
 
-ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parent
 if Path(protofleet.protocol.__file__).parent.parent != ROOT:
     raise SystemExit(
         f"protofleet.protocol is {protofleet.protocol.__file__}, not of this checkout {ROOT}; "
@@ -43,7 +46,7 @@ hypothesis.settings.load_profile("unhurried")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Rooms of tests/ in which every test starts real processes and waits for their time-outs.
-SLOW_ROOMS = ("hostile",)
+SLOW_ROOMS = ("tests/hostile/",)
 QUICK_SECONDS = 10.0  # Most seconds of a test in `make test`, on a machine that also does other work.
 # Most open files of a test process. Raw devices run paho's own loop, which uses select(): 1,024 files at most.
 OPEN_FILES = 256
@@ -52,10 +55,12 @@ Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep collected tests out of each later garbage collection: there are many, and they live to the end."""
     gc.disable()
     try:
+        if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            import_tests(os.environ.get("PYTEST_XDIST_WORKER", ""))
         return (yield)
     finally:
         gc.enable()
@@ -63,9 +68,31 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def import_tests(worker: str) -> None:
+    """Import all test modules, and begin in each process at another one.
+
+    In a new checkout, pytest compiles each test module and stores the result. With the same order in all processes,
+    each of them would compile all modules at the same time as the others, which takes ten seconds in each process.
+    """
+    if not worker:
+        return
+    modules = [path.relative_to(ROOT).with_suffix("") for path in sorted(HERE.rglob("test_*.py"))]
+    part, parts = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for name in beginning_at(part, parts, [".".join(path.parts) for path in modules]):
+        # The collection imports a module again after an error, and reports the error.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+
+
+def beginning_at(part: int, parts: int, names: list[str]) -> list[str]:
+    """Return all names in a circle that begins at this part of them."""
+    first = len(names) * part // parts
+    return names[first:] + names[:first]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_ROOMS:
+        if item.nodeid.startswith(SLOW_ROOMS):
             item.add_marker(pytest.mark.slow)
     items.sort(key=own_limit, reverse=True)
     items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
@@ -185,7 +212,7 @@ def few_open_files(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     With too many open files, raw devices in a later test never get an answer, and no message says why.
     """
     yield
-    if len(open_files()) > OPEN_FILES:
+    if open_handles() > OPEN_FILES:
         # The arguments of a log line may be errors, whose tracebacks keep all objects of a party that was killed.
         for phase in ("setup", "call"):
             caplog.get_records(phase).clear()

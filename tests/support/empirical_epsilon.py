@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 
 def best_bound(present, absent, delta):
@@ -16,6 +16,6 @@ def best_bound(present, absent, delta):
 
 def bound_at(threshold, present, absent, delta):
     right, wrong = int((present > threshold).sum()), int((absent > threshold).sum())
-    right_rate = stats.beta.ppf(0.0005, right, len(present) - right + 1) if right else 0.0
-    wrong_rate = stats.beta.ppf(0.9995, wrong + 1, len(absent) - wrong)
+    right_rate = special.betaincinv(right, len(present) - right + 1, 0.0005) if right else 0.0
+    wrong_rate = special.betaincinv(wrong + 1, len(absent) - wrong, 0.9995)
     return math.log((right_rate - delta) / wrong_rate) if right_rate > delta else 0.0

@@ -7,7 +7,7 @@ import struct
 from protofleet.protocol.security import statements
 
 P = 2**255 - 19
-D = -121665 * pow(121666, P - 2, P) % P
+D = -121665 * pow(121666, -1, P) % P
 I = pow(2, (P - 1) // 4, P)  # noqa: E741 - a square root of -1
 IDENTITY = (0, 1)
 
@@ -23,8 +23,8 @@ def add(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     """Add two points on the twisted Edwards curve of Ed25519 (RFC 8032, section 5.1)."""
     (x1, y1), (x2, y2) = a, b
     t = D * x1 * x2 * y1 * y2 % P
-    x = (x1 * y2 + x2 * y1) * pow(1 + t, P - 2, P) % P
-    return x, (y1 * y2 + x1 * x2) * pow(1 - t, P - 2, P) % P
+    x = (x1 * y2 + x2 * y1) * pow(1 + t, -1, P) % P
+    return x, (y1 * y2 + x1 * x2) * pow(1 - t, -1, P) % P
 
 
 def times(count: int, point: tuple[int, int]) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.datasets import load_sample_image
 
 from protofleet.cli.main import main
 from protofleet.methods.contract.first_weights import FirstWeights, weights_folder
@@ -199,6 +198,10 @@ def test_the_published_weights_know_a_daisy(capsys):
     _, found = weights_of_package(NAME, 16)
     network = nets.build(NETWORK, classes=1000, image=(3, 224, 224), own=(("layer", 16), ("pool", 1))).eval()
     load_from(network, {**found, "head.weight": last["_fc.weight"], "head.bias": last["_fc.bias"]})
+    from sklearn.datasets import (
+        load_sample_image,
+    )  # A slow import, so only the process of this test makes it.
+
     flower = torch.tensor(load_sample_image("flower.jpg")).permute(2, 0, 1)[None].float()
     x = torch.nn.functional.interpolate(flower, (224, 224), mode="bilinear", antialias=True) / 127.5 - 1
     with torch.no_grad():

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special
 
 from protofleet.protocol.privacy import mechanism as module
 from protofleet.protocol.privacy.mechanism import Mechanism, PrivacyBudget, limited, on_grid
@@ -118,8 +118,8 @@ def best_bound(with_unit, without):
 
 def bound_at(threshold, with_unit, without):
     right, wrong = int((with_unit > threshold).sum()), int((without > threshold).sum())
-    right_rate = stats.beta.ppf(0.0005, right, len(with_unit) - right + 1) if right else 0.0
-    wrong_rate = stats.beta.ppf(0.9995, wrong + 1, len(without) - wrong)
+    right_rate = special.betaincinv(right, len(with_unit) - right + 1, 0.0005) if right else 0.0
+    wrong_rate = special.betaincinv(wrong + 1, len(without) - wrong, 0.9995)
     return math.log((right_rate - DELTA) / wrong_rate) if right_rate > DELTA else 0.0
 
 

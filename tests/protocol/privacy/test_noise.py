@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from scipy import stats
 
 from protofleet.protocol.privacy import noise
 from protofleet.protocol.privacy.noise import KeyStream, discrete_gaussian
@@ -46,6 +45,8 @@ def test_the_borders_rise_and_end_at_one(sigma):
 
 @pytest.mark.parametrize("sigma", [0.8, 4.0, 25.0])
 def test_drawn_numbers_pass_a_chi_square_test_of_the_law(sigma):
+    from scipy import stats  # A slow import, so only the processes of these tests make it.
+
     drawn = discrete_gaussian(sigma).draw(200_000)
     exact = [float(p) for p in law(sigma)]
     reach = math.floor(3 * sigma)
@@ -58,6 +59,8 @@ def test_drawn_numbers_pass_a_chi_square_test_of_the_law(sigma):
 
 
 def test_numbers_of_a_wide_law_follow_the_gaussian():
+    from scipy import stats
+
     drawn = discrete_gaussian(32768.0).draw(100_000)
     assert stats.kstest(drawn / 32768.0, "norm").pvalue > 1e-5
 

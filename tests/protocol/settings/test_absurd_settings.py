@@ -6,6 +6,7 @@ The tests find the settings by walking the dataclasses into which the tables are
 import argparse
 import ast
 import dataclasses
+import functools
 import math
 import os
 import subprocess
@@ -81,13 +82,20 @@ class Leaf:
         return table
 
 
+@functools.cache
+def hints(cls):
+    """Return the type of each field; this is dear, and each test process needs all of them when it collects tests."""
+    found = get_type_hints(cls, include_extras=True)
+    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+
+
 def leaves(top, cls, path=()):
     """Yield a leaf for each number in the settings class.
 
     The values of a dict have the path of the dict and the name "a"; the values of a list have the path of the list.
     """
-    for field in dataclasses.fields(cls):
-        yield from below(top, get_type_hints(cls, include_extras=True)[field.name], (*path, field.name))
+    for name, hint in hints(cls).items():
+        yield from below(top, hint, (*path, name))
 
 
 def below(top, hint, path):
@@ -129,13 +137,13 @@ def test_the_walk_finds_the_numbers_of_nested_tables_lists_and_names():
     assert len(LEAVES) > 80 and {name for name, _ in HYPERS} == set(names())
 
 
-@pytest.mark.parametrize("leaf", [*LEAVES, *(leaf for _, leaf in HYPERS)], ids=str)
-def test_every_number_has_a_bound_on_both_sides(leaf):
-    assert get_origin(leaf.hint) is Annotated, (
-        f"{leaf} has no bound; say one of protofleet.protocol.settings.bounds"
-    )
-    (bound,) = (b for b in leaf.hint.__metadata__ if isinstance(b, Within))
-    assert math.isfinite(bound.least) and math.isfinite(bound.most) and bound.least < bound.most
+def test_every_number_has_a_bound_on_both_sides():
+    for leaf in [*LEAVES, *(leaf for _, leaf in HYPERS)]:
+        assert get_origin(leaf.hint) is Annotated, (
+            f"{leaf} has no bound; say one of protofleet.protocol.settings.bounds"
+        )
+        (bound,) = (b for b in leaf.hint.__metadata__ if isinstance(b, Within))
+        assert math.isfinite(bound.least) and math.isfinite(bound.most) and bound.least < bound.most, leaf
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=str)
@@ -162,10 +170,9 @@ def test_an_absurd_number_of_a_method_is_one_line_that_names_the_key(name, leaf)
 
 
 def texts(cls):
-    for field in dataclasses.fields(cls):
-        hint = get_type_hints(cls, include_extras=True)[field.name]
+    for name, hint in hints(cls).items():
         if hint is str or get_origin(hint) is Literal or hint is bool:
-            yield field.name
+            yield name
 
 
 @pytest.mark.parametrize(("top", "key"), [(top, key) for top in LEAST for key in texts(top)])
@@ -192,20 +199,22 @@ def test_the_page_of_bounds_is_the_one_that_the_source_writes():
 NO_NUMBERS = {"Path", "broker_changes", "_version", "_format", "experiment_file", "size_in_bytes"} | {
     "share_of_devices"
 }
-ARGUMENTS = [
-    (path.relative_to(ROOT), call)
-    for package in ("protofleet", "lab", "federation", "deploy", "runtime")
-    for path in sorted((ROOT / package).rglob("*.py"))
-    for call in ast.walk(ast.parse(path.read_text()))
-    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
-]
 NUMBERS = {name: kind for name, kind in vars(arguments).items() if isinstance(kind, arguments.BoundedNumber)}
+
+
+def added_arguments():
+    """Yield the path and the syntax tree of each call of `add_argument` in the packages with command lines."""
+    for package in ("protofleet", "lab", "federation", "deploy", "runtime"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
+                    yield path.relative_to(ROOT), call
 
 
 def test_every_number_of_a_command_line_has_a_bound_on_both_sides():
     found = [
         (str(path), keyword.value.id)
-        for path, call in ARGUMENTS
+        for path, call in added_arguments()
         for keyword in call.keywords
         if keyword.arg == "type"
     ]
