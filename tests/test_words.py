@@ -41,7 +41,7 @@ def functions(path):
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("test_"):
             continue  # a test's docstring gives its reason
-        if text := ast.get_docstring(node):
+        if text := (ast.get_docstring(node, clean=False) or "").strip():
             yield node, text
 
 
