@@ -56,6 +56,7 @@ def test_syncs_are_counted_in_a_process_and_may_be_slowed_down(tmp_path):
         assert float(done.stdout) >= 4 * 0.05
 
 
+@pytest.mark.slow
 def test_the_code_that_is_measured_is_the_trees_own(tree, tmp_path):
     other = tmp_path / "elsewhere"
     other.mkdir()

@@ -8,6 +8,7 @@ import pytest
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.crash.queue_points import FATES, QueueDeath, deaths_of, unbroken_queue
 from tests.crash.queue_world import DEVICES, PARTIES, SCRIPT, WHOLE, queue_world
+from tests.support.few_methods import few
 
 STRIDE = {COORDINATOR: 171, DEVICES[1]: 73}
 
@@ -32,7 +33,7 @@ def test_the_points_of_a_queue_are_the_same_in_every_world(tmp_path):
     assert {party: world.points[party].passed for party in PARTIES} == unbroken_queue()[1]
 
 
-@pytest.mark.parametrize("party", PARTIES)
+@pytest.mark.parametrize("party", few(PARTIES, 2))
 def test_a_death_in_a_queue_changes_no_state_no_reason_no_verdict_and_no_bit(party):
     fates = list(FATES)
     for number, death in enumerate(list(deaths_of(party, "killed"))[5 :: STRIDE[party]]):

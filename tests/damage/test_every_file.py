@@ -19,6 +19,7 @@ from tests.damage.files import (
     moments,
     verdict,
 )
+from tests.support.few_methods import few
 
 FOUND = [  # Cases that the whole enumeration once found: other bits or a lost line, without a message.
     Case("fedpall", "a round has just begun", "device-1/device.json 1", "removed"),
@@ -39,12 +40,12 @@ FOUND = [  # Cases that the whole enumeration once found: other bits or a lost l
 ]
 
 
-@pytest.mark.parametrize("case", FOUND, ids=str)
+@pytest.mark.parametrize("case", few(FOUND, 3), ids=str)
 def test_what_was_found_once_is_found_no_more(case):
     assert verdict(case)[0] != OTHER
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", few(DAMAGE, 4))
 def test_a_line_is_lost_only_where_its_copy_is_damaged_too_and_then_it_is_said(damage):
     lines, copy = "coordinator/rounds.jsonl 1", "coordinator/rounds.copy.jsonl 1"
     moment = "a round has just begun"

@@ -11,6 +11,7 @@ from protofleet.coordinator.round.events import Stage
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.reasons import Reason
+from tests.support.few_methods import few
 from tests.support.lying_device import KEY, add_liar, encoded, with_table
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, simulation
@@ -118,8 +119,9 @@ def told(lie, fields):
     return answers
 
 
-@pytest.mark.parametrize(("lie", "fields", "reason"), ANSWERS.values(), ids=ANSWERS)
-def test_an_answer_that_lies_is_counted_and_changes_no_bit(tmp_path, honest, lie, fields, reason):
+@pytest.mark.parametrize("named", few(ANSWERS, 3))
+def test_an_answer_that_lies_is_counted_and_changes_no_bit(tmp_path, honest, named):
+    lie, fields, reason = ANSWERS[named]
     run, liar = with_liar(tmp_path, told(lie, fields))
     run.run(until=lambda: bool(liar.verdicts()) or run.service.finished)
     assert not run.service.run.spool.store("liar").names(), "it leaves nothing behind"

@@ -15,6 +15,7 @@ from protofleet.protocol.secagg.faults import SecaggError
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.wire.messages import BlockRequest
+from tests.support.few_methods import few
 from tests.support.small_federation import assert_same, in_blocks, once_each
 from tests.support.summed_simulation import (
     POLICY,
@@ -212,9 +213,17 @@ def whole(tmp_path_factory):
     return once_each(lambda method: summed(tmp_path_factory.mktemp(method), method).run())
 
 
-@pytest.mark.parametrize("killed", ["coordinator", "device-1"])
 @pytest.mark.parametrize(
-    "method, step", [("fedavg", step) for step in STEPS] + [("fedproto", step) for step in STEPS_OF_ROWS]
+    ("method", "step", "killed"),
+    few(
+        [
+            (method, step, killed)
+            for method, steps in (("fedavg", STEPS), ("fedproto", STEPS_OF_ROWS))
+            for step in steps
+            for killed in ("coordinator", "device-1")
+        ],
+        3,
+    ),
 )
 def test_a_restart_in_a_step_changes_no_bit(tmp_path, whole, method, step, killed):
     run = summed(tmp_path, method)

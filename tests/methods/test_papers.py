@@ -79,6 +79,7 @@ from tests.methods.tiny import (
     tiny,
     with_public_set,
 )
+from tests.support.few_methods import SHAPES
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
@@ -131,7 +132,19 @@ HYPERS = {
     singleset: LocalHyper(**LOCAL),
     tinyproto: tinyproto.Hyper(**LOCAL, least_samples=1),
 }
-every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))
+
+
+def name_of(module):
+    return module.__name__.rpartition(".")[2]
+
+
+every_method = pytest.mark.parametrize("module", HYPERS, ids=name_of)
+
+one_of_each_shape = pytest.mark.parametrize(
+    "module",
+    [m if name_of(m) in SHAPES else pytest.param(m, marks=pytest.mark.slow) for m in HYPERS],
+    ids=name_of,
+)
 
 
 def halves(module, hyper=None, **network):
@@ -154,7 +167,7 @@ def test_every_method_that_there_is_is_among_them():
     assert sorted(module.__name__.rpartition(".")[2] for module in HYPERS) == names()
 
 
-@every_method
+@one_of_each_shape
 def test_restored_halves_go_on_as_the_unbroken_ones_do(module):
     server, clients = halves(module, norm=True)
     for number in (1, 2):
@@ -169,7 +182,7 @@ def test_restored_halves_go_on_as_the_unbroken_ones_do(module):
     assert equal(outcome(other, others), outcome(server, clients))
 
 
-@every_method
+@one_of_each_shape
 def test_a_state_does_not_move_with_the_half(module):
     server, clients = halves(module, norm=True)
     play(server, clients, 1)
@@ -199,7 +212,7 @@ def test_predictions_are_scores_of_every_class(module):
         assert scores.shape == (len(client.data.y), 3) and not scores.isnan().any()
 
 
-@every_method
+@one_of_each_shape
 def test_what_comes_from_the_server_is_a_constant(module):
     """It also holds where a device could differentiate through it: its loss changes no received value."""
     server, clients = halves(module, norm=True)
@@ -226,7 +239,7 @@ def leaf(value):
     return value.clone().requires_grad_(value.is_floating_point())
 
 
-@every_method
+@one_of_each_shape
 @pytest.mark.parametrize("projector", [True, False], ids=["projector", "bare"])
 def test_a_frozen_backbone_stays_as_it_is_and_never_crosses(module, projector):
     network = {"frozen": True, "norm": True, "projector": projector}

@@ -105,7 +105,7 @@ def run_hanging(how):
     return process.returncode, said, errors
 
 
-@pytest.mark.parametrize("how", ["loop", "work"])
+@pytest.mark.parametrize("how", ["loop", pytest.param("work", marks=pytest.mark.slow)])
 def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
     code, _, errors = run_hanging(how)
     assert code == STUCK

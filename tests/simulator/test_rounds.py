@@ -60,6 +60,10 @@ def as_soon_as(f, holds, call):
         f.clock.after(0.05, "look", lambda: as_soon_as(f, holds, call))
 
 
+# `make test-all` takes all seeds.
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+
+
 def slow_from_the_start(f, device, seconds):
     """Make a device slow at its work once the first round has begun."""
     as_soon_as(f, lambda: f.history.saves, lambda: f.work_seconds.update({device: seconds}))
@@ -75,7 +79,7 @@ def longest_round(federation):
     return max(after.at - before.at for before, after in pairwise(saves))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@SEEDS
 def test_no_wall_clock_that_is_no_day_ahead_decides_anything(judged, seed):
     """The clocks are right, an hour off, in 1970 or years behind the coordinator's clock.
 
@@ -119,7 +123,7 @@ def test_a_coordinator_that_starts_again_more_than_a_day_behind_goes_on_when_its
     assert behind < before_the_fault < set_right
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judged, seed):
     at = {}
 
@@ -142,7 +146,7 @@ def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judge
     assert max(rounds) == CALM.rounds + 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_with_spares_a_straggler_holds_up_nobody(judged, seed):
     def slow(f):
         slow_from_the_start(f, "d0", 50.0)
@@ -153,7 +157,7 @@ def test_with_spares_a_straggler_holds_up_nobody(judged, seed):
     assert spared < waited / 2, (spared, waited)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, seed):
     def slow(f):
         slow_from_the_start(f, "d0", 500.0)

@@ -1,4 +1,4 @@
-"""Fewer methods or fewer steps, for tests that would say the same with every method or with more steps."""
+"""Fewer methods, steps or cases, for tests that would say the same with all of them."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -26,6 +26,17 @@ def of_each_shape(methods: Iterable[str]) -> list[object]:
     """
     return [
         method if method in SHAPES else pytest.param(method, marks=pytest.mark.slow) for method in methods
+    ]
+
+
+def few(cases: Iterable[object], step: int) -> list[object]:
+    """Return all cases for `parametrize`: `make test` takes the first of each `step`, `make test-all` takes all."""
+    longer = pytest.mark.slow
+    return [
+        case
+        if number % step == 0
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=longer)
+        for number, case in enumerate(cases)
     ]
 
 

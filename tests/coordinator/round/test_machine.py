@@ -329,7 +329,7 @@ class AnyWeather(RuleBasedStateMachine):
         raise AssertionError(f"still {self.machine.stage} in round {self.machine.round}")
 
 
-AnyWeather.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+AnyWeather.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestAnyWeather = AnyWeather.TestCase
 
 

@@ -142,6 +142,7 @@ def images_of(folder):
     return dict(line.split("=", 1) for line in lines if "_IMAGE=" in line)
 
 
+@pytest.mark.slow
 def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
     done = engine()
     assert done.returncode == 0 and "protofleet" not in done.stderr, done.stderr

@@ -46,6 +46,7 @@ def sizes(shards):
     return {name: (len(s.train.y), len(s.validation.y), len(s.test.y)) for name, s in shards.items()}
 
 
+@pytest.mark.slow
 def test_fedlsas_ten_devices_have_a_hundredth_of_a_domain_and_the_published_test(loaded):
     assert sizes(loaded("fedlsa/table2-digits-fedlsa.toml")) == {
         "mnist": (4, 0, 60),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from protofleet.cli.main import main
 from protofleet.lab.local.many_devices import SupervisedProcess
 from protofleet.runtime.children import Interpreters
@@ -37,6 +39,7 @@ def test_a_device_that_ends_in_error_is_restarted_and_all_end_with_a_signal(tmp_
     assert any("strange" in line for line in seen), "what a device says is heard"
 
 
+@pytest.mark.slow
 def test_a_device_that_is_killed_is_forked_again_and_none_outlives_a_fleet_that_is_killed(tmp_path):
     members(tmp_path, "d1", "d2")
     for name in ("d1", "d2"):  # it waits for its settings, which no process writes

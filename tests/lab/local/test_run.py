@@ -78,7 +78,7 @@ def lines(place, name="small"):
     return [json.loads(line) for line in (place / "runs" / name / "rounds.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)])
 def test_a_run_leaves_its_results_and_its_report(place, broker):
     (place / "small.toml").write_text(SMALL.format(data=place / "data", broker=broker))
     done = protofleet("run", "small.toml", cwd=place)

@@ -38,6 +38,7 @@ def said_of(name, log):
     return f"{name}: {SAID.format(f'runs/small/logs/{log}.log')}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "log", "arguments"),
     [

@@ -49,7 +49,7 @@ def test_no_flipped_bit_of_a_summary_is_a_figure(run):
             assert found == honest
 
 
-@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("copied", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_no_flipped_bit_of_a_line_is_a_figure_and_what_is_lost_is_said(run, copied):
     path, honest = run / "rounds.jsonl", read_run(run).rounds
     if not copied:

@@ -24,6 +24,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_prints_the_output_of_the_page(place, capsys):
     assert main(block("sh long").split()[1:]) == 0
     shown = capsys.readouterr().out.splitlines()

@@ -14,7 +14,7 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
-from tests.support.few_methods import FEW_STEPS, of_each_shape
+from tests.support.few_methods import FEW_STEPS, SHAPES, of_each_shape
 from tests.support.small_federation import POLICY, simulation
 
 HOME = Path(methods.__file__).parent
@@ -54,12 +54,21 @@ OTHERWISE = [  # Settings that change what is sent.
 ]
 
 
-@pytest.mark.parametrize("freeze", [None, "backbone"])
 @pytest.mark.parametrize("name, hyper", [*((name, {}) for name in METHODS), *OTHERWISE])
-def test_bytes_by_kind_are_the_closed_form(name, hyper, freeze):
+def test_bytes_by_kind_are_the_closed_form(name, hyper):
     assert load(name).cost, f"{name} does not say what it costs"
-    plan = replace(plan_of(name, **hyper), freeze=freeze)
-    cost_is_what_crosses(plan)
+    cost_is_what_crosses(plan_of(name, **hyper))
+
+
+@pytest.mark.parametrize(
+    "name, hyper",
+    [
+        (name, hyper) if name in SHAPES and not hyper else pytest.param(name, hyper, marks=pytest.mark.slow)
+        for name, hyper in [*((name, {}) for name in METHODS), *OTHERWISE]
+    ],
+)
+def test_bytes_by_kind_above_a_frozen_backbone_are_the_closed_form(name, hyper):
+    cost_is_what_crosses(replace(plan_of(name, **hyper), freeze="backbone"))
 
 
 @pytest.mark.parametrize("name, hyper", OTHERWISE)  # The contract suite tests the methods without settings.
@@ -72,7 +81,7 @@ def test_a_network_with_batch_norm_costs_its_statistics_too(name):
     cost_is_what_crosses(replace(plan_of(name), network=Network("cnn_bn", feature_size=8)), rounds=2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", of_each_shape(METHODS))
 def test_where_nobody_holds_a_class_what_crosses_is_the_closed_form(name):
     cost_is_what_crosses(plan_of(name), classes=((0, 2), (0,), (2,)))
 

@@ -28,6 +28,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, parse_tom
 from tests.methods.contract.test_cost import LOCAL, METHODS
 from tests.methods.served.trained import NAMES, SIDE, device_0, plan_of
 from tests.methods.tiny import Shard, play, same
+from tests.support.few_methods import few
 from tests.support.small_federation import POLICY, shard, simulation
 
 NETWORK = Network("cnn_bn", feature_size=32)  # A network without a projector.
@@ -380,7 +381,8 @@ def test_a_run_with_a_frozen_backbone_sends_and_costs_what_is_left(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, hyper", [*((name, {}) for name in METHODS), ("fednh", {"fixed_scale": True, "final_fit": True})]
+    "name, hyper",
+    few([*((name, {}) for name in METHODS), ("fednh", {"fixed_scale": True, "final_fit": True})], 4),
 )
 def test_a_round_of_every_method_ends_with_a_head_alone_above_a_frozen_backbone(name, hyper):
     known = load(name).Hyper.__dataclass_fields__

@@ -17,6 +17,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import PublicSet
 from tests.methods.contract.test_cost import METHODS
 from tests.methods.tiny import Shard, clients_of, play, server_of
+from tests.support.few_methods import of_each_shape
 from tools.pages import methods as page
 from tools.pages.given_away import GIVEN_AWAY
 
@@ -41,7 +42,7 @@ def test_the_page_says_of_the_newer_methods_what_an_answer_gives_away_and_to_who
     assert all(f"`{name}`" in section.partition("| method")[0] for name in careful)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", of_each_shape(names()))
 def test_what_stays_on_a_device_is_said_of_each_method_that_keeps_something_there(name):
     method = load(name)
     server, clients = (

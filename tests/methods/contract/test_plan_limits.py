@@ -1,7 +1,6 @@
 """Tests that the settings of a device limit the work of any plan, for each method."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +10,11 @@ from protofleet.edge_client.limits import (
     DeviceLimits,
     HalfBuilder,
     activation_bytes,
-    device_epochs,
     total_memory,
 )
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.errors import TrainerDiedError
-from protofleet.lab.local.experiment import read_experiment
 from protofleet.methods.contract.catalog import names
-from protofleet.methods.contract.first_weights import FirstWeights
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.plugins.file import from_file
@@ -27,11 +23,6 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, part, plan, shard, simulation
 
-FILES = sorted(
-    path
-    for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml")
-    if path.parent.name not in ("base", "sweeps")
-)
 CPU = torch.device("cpu")
 
 
@@ -197,34 +188,6 @@ def test_state_on_the_disk_and_epochs_have_their_limits():
         SettingsError, match=r"takes 7 epochs, which is more than this device's limits.epochs = 6;"
     ):
         builder(DeviceLimits(epochs=6)).build(plan("fedavg", epochs=7))
-
-
-@pytest.fixture(scope="module")
-def sizes():
-    """Return an empty dict in which all runs of a table keep the bytes of a model, by the parts of the model."""
-    return {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_no_experiment_comes_near_the_defaults(path, sizes, monkeypatch):
-    """Each file is tested unchanged, but files of first weights are not read, because they may be missing here.
-
-    The memory of a batch besides the weights is in docs/security-limits.md.
-    """
-    monkeypatch.setattr(FirstWeights, "load_into", lambda self, model: None)
-    experiment = read_experiment(path, [])
-    stated = experiment.plan
-    assert device_epochs(stated.settings()) <= DeviceLimits().epochs / 10
-    networks = set(experiment.devices.networks) or {None}
-    for name in networks:
-        own = name and replace(stated.network, name=name)
-        key = (stated.method, str(stated.input_shape), stated.classes, str(own or stated.network))
-        if key not in sizes:
-            with torch.device("meta"):
-                sizes[key] = sum(value.nbytes for value in stated.device_model(own).state_dict().values())
-        size = sizes[key]
-        assert 4 * size < 2 << 30 and 2 * size < DeviceLimits().disk_bytes / 4
 
 
 def test_limits_are_a_table_of_the_device_s_settings():

@@ -115,6 +115,7 @@ def in_a_fresh_process(program: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_flags_are_set_as_by_torchs_own_call_and_no_compiler_is_imported():
     before, after, found = json.loads(in_a_fresh_process(FLAGS, *COMPILER))
     assert before == after and not before["enabled"]
@@ -133,7 +134,7 @@ def test_a_round_of_every_method_imports_no_compiler():
     assert not any(loaded.values()), loaded
 
 
-@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("threads", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_loop_judges_by_one_thread_and_the_worker_has_those_of_the_settings(threads):
     program = THREADS.replace("THREADS)", f"{threads})")
     of_the_worker, of_the_loop, ratio = in_a_fresh_process(program).split()

@@ -24,6 +24,7 @@ from protofleet.methods.maths.finch import (
     levels,
     partition,
 )
+from tests.support.few_methods import few
 
 
 def naive_neighbours(rows):
@@ -89,7 +90,7 @@ def drawn(seed):
     return rows.astype(np.float32)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", few(range(10), 5))
 def test_partitions_of_300_random_inputs_are_those_of_the_plain_version_and_of_finch_clust(block):
     for seed in range(30 * block, 30 * block + 30):
         rows = drawn(seed)
