@@ -27,7 +27,7 @@ from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.logs import FORMAT, JsonFormatter, PrintableFormatter
-from tests.support.few_methods import SHAPES, few_steps, of_each_shape
+from tests.support.few_methods import SHAPES, few_steps, of_each_shape, with_own_arrays
 from tests.support.several_runs import SECONDS, assert_learned_the_same, several_runs
 from tests.support.small_federation import POLICY, plan
 
@@ -71,7 +71,7 @@ def learned_alone(method):
         return several_runs(Path(folder), made, OF_ALL, runs=1, stays=False).to_the_end().learned("red")
 
 
-@pytest.mark.parametrize("method", of_each_shape(names()))
+@pytest.mark.parametrize("method", of_each_shape(with_own_arrays(names())))
 def test_two_runs_on_the_same_devices_have_the_bits_of_each_run_alone(method, tmp_path):
     """The other run has a method of another shape."""
     other = SHAPES[(SHAPES.index(method) + 1) % len(SHAPES)] if method in SHAPES else SHAPES[0]

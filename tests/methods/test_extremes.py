@@ -23,7 +23,7 @@ METHODS = of_each_shape(names())
 MOST = 40  # Most examples of a device.
 SECONDS = 20.0  # Most seconds of a round on a shared machine; a round usually takes some hundredths.
 KNOWN = {"init_steps": 5, "server_epochs": 3, "server_steps": 3}
-DRAWS = 25
+DRAWS = 12
 AS_SET = 1e6  # The default norm of protofleet.coordinator.devices.limits.CoordinatorLimits.
 
 

@@ -21,7 +21,7 @@ from protofleet.lab.contract.methods import LOSSY
 from protofleet.lab.contract.small_classes import small_classes_are_not_sent
 from protofleet.lab.contract.worlds import Subject
 from protofleet.methods.contract.catalog import load, names
-from tests.support.few_methods import FEW_STEPS, SHAPES, few_steps, of_each_shape
+from tests.support.few_methods import FEW_STEPS, SHAPES, few_steps, of_each_shape, with_own_arrays
 from tests.support.small_federation import assert_same, once_each, simulation
 
 # The folder of methods of a shape that no other method has yet.
@@ -38,11 +38,13 @@ def more_methods():
 
 with more_methods():
     METHODS = names()
+    # The methods for tests of the wire, on which other methods with the same kinds of arrays look alike.
+    ON_THE_WIRE = with_own_arrays(METHODS)
     # The methods whose server half keeps the answers of devices.
     KEEPERS = [name for name in METHODS if load(name).Server.keeps_answers]
     # The methods that send nothing about a class with fewer samples than a setting demands.
     CAREFUL = [name for name in METHODS if hasattr(load(name).Hyper(), "least_samples")]
-every_run = pytest.mark.parametrize("unbroken", of_each_shape(METHODS), indirect=True)
+every_run = pytest.mark.parametrize("unbroken", of_each_shape(ON_THE_WIRE), indirect=True)
 
 
 def every_run_and(name, first, *others):
@@ -75,7 +77,7 @@ def runs(make):
 
 @pytest.fixture(scope="module")
 def learned_run(tmp_path_factory):
-    return runs(lambda method: simulation(tmp_path_factory.mktemp(method), method))
+    return runs(lambda method: simulation(tmp_path_factory.mktemp(method), method, hyper={}))
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +85,14 @@ def short_run(tmp_path_factory):
     return runs(lambda method: few_steps(method).simulation(tmp_path_factory.mktemp(method)))
 
 
-@pytest.fixture(params=of_each_shape(METHODS))
+# With this scope, pytest runs all tests of a method one after the other, so that few processes need the same run.
+@pytest.fixture(scope="module", params=of_each_shape(METHODS))
 def learned(request, learned_run):
     """Return (method, a run of it that learns)."""
     return request.param, learned_run(request.param)
 
 
-@pytest.fixture(params=of_each_shape(METHODS))
+@pytest.fixture(scope="module", params=of_each_shape(METHODS))
 def unbroken(request, short_run):
     """Return (method, a run of it without faults and with few steps), with which tests compare other runs."""
     return few_steps(request.param), short_run(request.param)
@@ -121,6 +124,7 @@ def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
 
 
 @pytest.mark.slow
+@every_run
 def test_a_codec_that_loses_nothing_changes_no_bit(unbroken, tmp_path):
     checks.coding_without_loss_changes_nothing(*unbroken, tmp_path)
 
@@ -145,7 +149,7 @@ def test_a_rebooted_device_gives_the_answer_it_would_have_given(unbroken, tmp_pa
 
 
 @pytest.mark.parametrize("fault", ["not finite", "wrong shape"])
-@pytest.mark.parametrize("method", of_each_shape(METHODS))
+@pytest.mark.parametrize("method", of_each_shape(ON_THE_WIRE))
 def test_one_bad_device_cannot_stop_the_others(method, fault, tmp_path):
     checks.bad_device_stops_nobody(few_steps(method), tmp_path, fault)
 
@@ -204,7 +208,7 @@ def test_the_same_seed_is_the_same_history(tmp_path):
     assert_same(a, b)
 
 
-@pytest.mark.parametrize("method", of_each_shape(METHODS))
+@pytest.mark.parametrize("method", of_each_shape(ON_THE_WIRE))
 def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
     run = few_steps(method).simulation(tmp_path).run()
     run.clock.run(lambda: False, run.clock.now + 10)  # Let the last messages arrive.

@@ -17,7 +17,7 @@ from protofleet.methods.contract.catalog import names
 from protofleet.methods.parts.state import snapshot
 from protofleet.protocol.wire.names import EVALUATE
 from protofleet.protocol.wire.reasons import DisconnectReason
-from tests.support.few_methods import of_each_shape
+from tests.support.few_methods import of_each_shape, with_own_arrays
 from tests.support.small_federation import plan, shard
 
 ROUNDS = 2
@@ -111,7 +111,7 @@ def run(job, ask, number, arrays, before):
     return job.run(ask.phase, number, to_numpy(arrays))
 
 
-@pytest.mark.parametrize("method", of_each_shape(names()))
+@pytest.mark.parametrize("method", of_each_shape(with_own_arrays(names())))
 def test_a_device_refuses_each_wrong_array_by_its_name_and_then_takes_the_right_ones(method):
     made = plan(method, ROUNDS, epochs=1)
     device, taken = job_of(made), []
