@@ -24,6 +24,7 @@ from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime.event_loop import ThreadWorker, serve
+from tests.support.few_methods import FEW_STEPS
 from tests.support.small_federation import POLICY, plan, shard
 
 DEVICES = [f"device-{i}" for i in range(3)]
@@ -47,7 +48,7 @@ class Federation:
         self.agents, self.inboxes, self.threads = {}, {}, []
 
     def make_plan(self, method):
-        return plan(method)
+        return plan(method, **FEW_STEPS)
 
     def shard_of(self, i):
         return shard(i)

@@ -25,6 +25,7 @@ from protofleet.lab.contract.worlds import (
 )  # fmt: skip
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.lab.simulation.network import NetworkConditions
+from tests.support.few_methods import FEW_STEPS
 
 __all__ = [
     "CLASSES", "NAMES", "POLICY", "QUIET", "SHAPE", "SIZE", "Shard", "TensorSamples", "assert_same", "final_state",
@@ -41,9 +42,10 @@ def simulation(
     """Return a simulation of three devices, or more, that run a tiny plan of this method.
 
     `shards` has the data of further devices, and of devices whose data must differ from the common shards.
+    Without `hyper` the devices take few steps. With `hyper={}` they take so many that the run learns.
     """
     shards = {f"device-{i}": shard(i) for i in range(3)} | dict(shards or {})
-    made = plan(method, policy.rounds, plugin, **(hyper or {}))
+    made = plan(method, policy.rounds, plugin, **(FEW_STEPS if hyper is None else hyper))
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 
 

@@ -18,6 +18,7 @@ from protofleet.protocol.secagg.field import Words
 from protofleet.protocol.secagg.terms import Terms
 from protofleet.protocol.settings.secagg import SecaggSettings
 from protofleet.protocol.storage.store import ObjectStore
+from tests.support.few_methods import FEW_STEPS
 from tests.support.run_policy import RunPolicy
 from tests.support.small_enrolment import SmallEnrolment
 from tests.support.small_federation import CLASSES, plan, shard
@@ -55,7 +56,8 @@ def summed(
     """Return a simulation of a small run with masked sums; `held` has the classes of each device."""
     held = held or [range(CLASSES)] * devices
     shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
-    made = replace(plan(method, policy.rounds, **(hyper or {})), secagg=settings, dp=dp)
+    hyper = FEW_STEPS if hyper is None else hyper
+    made = replace(plan(method, policy.rounds, **hyper), secagg=settings, dp=dp)
     return SummedSimulation(made, shards, policy, folder, more.pop("conditions", NetworkConditions()), **more)
 
 

@@ -6,6 +6,7 @@ import torch
 import protofleet
 from protofleet.methods import fedavg
 from protofleet.testing import simulate
+from tests.support.few_methods import FEW_STEPS
 from tests.support.small_federation import SIZE, plan, shard, simulation
 
 
@@ -23,7 +24,7 @@ DATA = {
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedlsa"])
 def test_its_numbers_are_those_of_a_federation_and_reboots_change_none(method, tmp_path):
-    settings = plan(method).hyper
+    settings = plan(method, **FEW_STEPS).hyper
     found = simulate(method, DATA, rounds=3, settings=settings, seed=1)
     whole = simulation(tmp_path, method).run()
     for device, agent in whole.agents.items():

@@ -9,7 +9,6 @@ from protofleet.lab.contract.halves import state_goes_round
 from protofleet.lab.contract.worlds import ContractError, Subject
 from protofleet.lab.local.own_plugins import own_plugins
 from tests.support.plug_ins import block
-from tests.support.small_federation import simulation
 
 KEEPS = block("tutorial-researcher.md", "fedmomentum.py")
 LOSES = re.sub(r"    def (state|restore)\(", r"    def other_\1(", KEEPS)
@@ -32,7 +31,7 @@ def subject(folder, text):
     path.write_text(text)
     found = own_plugins([str(path)], {})
     made = Subject("fedmomentum", found.hashes[0], allowed=found.allowed())
-    return made, simulation(folder / "unbroken", made.method, plugin=made.plugin, plugins=made.allowed).run()
+    return made, made.simulation(folder / "unbroken").run()
 
 
 def test_a_state_that_is_saved_is_lost_in_no_round(tmp_path):
