@@ -144,10 +144,12 @@ def test_the_clock_goes_on_while_a_task_certainly_takes_longer():
 
 
 def test_work_that_is_shorter_than_half_of_the_shortest_takes_that_half():
-    desk = Desk(board(), 40, 10, 10)
+    on = board()
+    desk = Desk(on, 40, 10, 10)
     for _ in range(3):
         desk.submit()
     assert [when for when, _ in desk.run()] == [2.0, 3.0, 3.5]
+    assert on.seconds == 3.5
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,12 @@ def plan_of(folder):
     return experiment(folder).plan
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "method", ["fedproto", pytest.param("fedavg", marks=SLOW), pytest.param("scaffold", marks=SLOW)]
+)
 def test_the_number_of_workers_changes_no_byte(tmp_path, method):
     """One of the lines is slow and one device is away for a while, so that tasks begin at different times."""
     (tmp_path / "trace.csv").write_text("device,from,until\na,0,90000\nb,0,1.2\nb,3,90000\n")
@@ -47,15 +52,11 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, method):
     text += "[lines.slow]\nshare = 0.5\nup = 0.5\ndown = 2\nloss = 0.05\ndelay = 0.1\n"
     text += "[availability]\ntrace = 'trace.csv'\n"
     one = named(experiment(tmp_path, "policy.quorum=2", f"method.name={method}"))
-    folders = []
-    for workers in (1, 2, 3):
-        runs = tmp_path / str(workers)
-        report = simulate(one, runs, profiles(tmp_path, text), lambda line: None, workers)
-        folders.append(report.parent)
-    for other in folders[1:]:
-        assert [
-            name for name in FILES if not filecmp.cmp(folders[0] / name, other / name, shallow=False)
-        ] == []
+    alone, in_two = (
+        simulate(one, tmp_path / str(workers), profiles(tmp_path, text), lambda line: None, workers).parent
+        for workers in (1, 2)
+    )
+    assert [name for name in FILES if not filecmp.cmp(alone / name, in_two / name, shallow=False)] == []
 
 
 def test_one_worker_is_this_process(builder):
