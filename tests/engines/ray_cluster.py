@@ -101,6 +101,11 @@ class LocalRay:
         """Return the processes of commands and of their tasks."""
         return self._processes(f"{OF_COMMAND}={self.folder}")
 
+    def tasks_on(self, name: str) -> list[int]:
+        """Return the processes that the workers of a node have started for tasks."""
+        workers = self._processes(f"{NODE}={self.folder}/{name}")
+        return [process for process in self.left() if parent(process) in workers]
+
     def restore(self) -> None:
         """End all commands and tasks, and start what a test has ended."""
         for process in self.left():
@@ -156,6 +161,12 @@ class LocalRay:
             for path in Path("/proc").glob("[0-9]*/environ")
             if any(one.startswith(begin) for one in variables(path))
         ]
+
+
+def parent(process: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def variables(path: Path) -> Sequence[str]:

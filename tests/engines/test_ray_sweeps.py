@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.slurm_cluster import wait_for
 from tests.engines.test_slurm_sweeps import Command, all_bits, rounds, same_trials
+from tests.lab.local.test_resume import alive
 from tests.lab.local.test_run import command, furnished
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
@@ -66,7 +67,10 @@ def ends_equal(ray, place, alone):
 def test_a_lost_node_and_a_killed_command_change_no_bit(ray, place, alone):
     first = sweep(ray, place)
     wait_for_young_trial(place / "runs")
+    tasks = ray.tasks_on("n1")
     ray.kill("n1")
+    # A task that went on without its worker would keep the lock of the run.
+    wait_for(lambda: tasks and not any(map(alive, tasks)), 2, "the tasks of a node end with its workers")
     first.wait_for_words("node n1 is lost (dead), its 1 trial ", 120)
     ray.start_node("n1")
     first.process.kill()
