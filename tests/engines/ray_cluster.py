@@ -91,7 +91,9 @@ class LocalRay:
     def kill(self, *names: str) -> None:
         """End nodes as a power cut does, but not the processes of their tasks: those must end by themselves."""
         for name in names:
-            for process in self._processes(f"{NODE}={self.folder}/{name}"):
+            # Ray overwrites the environment of some of its processes with their titles.
+            family = descendants(self.running[name].pid) if name in self.running else set()
+            for process in {*family, *self._processes(f"{NODE}={self.folder}/{name}")} - set(self.left()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             if name in self.running:
@@ -161,6 +163,16 @@ class LocalRay:
             for path in Path("/proc").glob("[0-9]*/environ")
             if any(one.startswith(begin) for one in variables(path))
         ]
+
+
+def descendants(root: int) -> set[int]:
+    """Return the process and its children, their children, and so on."""
+    parents = {int(path.name): parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    found, last = {root}, {root}
+    while last:
+        last = {process for process, above in parents.items() if above in last} - found
+        found |= last
+    return found
 
 
 def parent(process: int) -> int:

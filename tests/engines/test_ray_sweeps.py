@@ -15,7 +15,7 @@ from tests.lab.local.test_run import command, furnished
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
-ROUNDS = 30
+ROUNDS = 60
 GRID = ("--grid", "method.lr=0.02,0.05,0.1")
 OPTIONS = ("--set", f"rounds={ROUNDS}", "--set", "data.validation=0.2", *GRID)
 HEAD_SECONDS = 90.0  # Ray ends the driver about 60 s after the end of the head.
@@ -44,7 +44,7 @@ def sweep(ray, place, *more):
 
 def wait_for_young_trial(runs):
     wait_for(
-        lambda: any(2 < len(rounds(path)) < 15 for path in runs.glob("small-*")),
+        lambda: any(2 < len(rounds(path)) < 30 for path in runs.glob("small-*")),
         240,
         "a trial has ended rounds",
     )
@@ -66,6 +66,7 @@ def ends_equal(ray, place, alone):
 
 def test_a_lost_node_and_a_killed_command_change_no_bit(ray, place, alone):
     first = sweep(ray, place)
+    first.wait_for_words("1 wait, 2 run", 240)  # The command knows the node of each task.
     wait_for_young_trial(place / "runs")
     tasks = ray.tasks_on("n1")
     ray.kill("n1")
