@@ -28,15 +28,15 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 NODE, OF_COMMAND = "RAY_TEST_NODE", "RAY_TEST_COMMAND"
-# Prints the names of the nodes that are alive, until the names in the arguments are among them.
+# Waits until the nodes with the names in the arguments are alive. The first arguments are the address and the seconds.
 WAIT = """
 import sys, time
 from ray._raylet import GcsClient
-names, end = set(sys.argv[2:]), time.monotonic() + {seconds}
+names, end = set(sys.argv[3:]), time.monotonic() + float(sys.argv[2])
 while time.monotonic() < end:
     try:
         found = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=10)
-        if names <= {{one.node_name for one in found.values() if one.state == 0}}:
+        if names <= {one.node_name for one in found.values() if one.state == 0}:
             sys.exit(0)
     except Exception as error:
         print(error)
@@ -81,7 +81,7 @@ class LocalRay:
 
     def wait(self, *names: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-c", WAIT.format(seconds=START_SECONDS), self.address, *names],
+            [sys.executable, "-c", WAIT, self.address, str(START_SECONDS), *names],
             capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
