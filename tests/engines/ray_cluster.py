@@ -28,7 +28,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 NODE, OF_COMMAND = "RAY_TEST_NODE", "RAY_TEST_COMMAND"
-# Waits until the nodes with the names in the arguments are alive. The first arguments are the address and the seconds.
+# Waits until the nodes with these names are alive. The first arguments are the address and the seconds.
 WAIT = """
 import sys, time
 from ray._raylet import GcsClient
