@@ -101,7 +101,7 @@ def test_two_runs_at_once_do_not_meet(place):
 def test_a_place_where_nothing_can_be_written_is_one_line(place, how):
     (place / "file").write_text("")
     done = protofleet("run", "small.toml", "--runs", "file", "--set", f"devices.start={how}", cwd=place)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("protofleet: ") and "file/small" in line
 
