@@ -7,9 +7,9 @@ import time
 import pytest
 
 from tests.engines.slurm_cluster import wait_for
-from tests.engines.test_slurm_nodes import MANY, environment, finish
+from tests.engines.test_slurm_nodes import MANY, environment, finish, wait_for_rounds
 from tests.lab.local.test_resume import bits
-from tests.lab.local.test_run import command, lines, wait_for_rounds
+from tests.lab.local.test_run import command, lines
 from tests.support.held_run import HeldRun
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
