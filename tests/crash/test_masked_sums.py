@@ -7,6 +7,7 @@ import pytest
 
 from tests.crash.masked_world import METHODS, VICTIMS, MaskedDeath, masked_deaths, unbroken
 from tests.crash.points import FATES
+from tests.support.few_methods import few
 
 SOME = {"fedavg": 61, "fedproto": 113}  # Every such point is in the quick test.
 MANY = 29  # Every such point of a fate is in the slow test; the fates begin at other points.
@@ -17,7 +18,7 @@ def test_an_unbroken_run_masks_each_vector_once_and_keeps_no_secret(method):
     assert unbroken(method).problems == ()
 
 
-@pytest.mark.parametrize("party", VICTIMS)
+@pytest.mark.parametrize("party", few(VICTIMS, 2))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_death_in_a_masked_sum_changes_no_bit_and_leaves_no_secret(method, party):
     fates = list(FATES)

@@ -16,6 +16,7 @@ from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.dp import DpSettings
 from tests.crash.points import SECOND
 from tests.crash.world import DEVICES, POLICY, ROUNDS, TURN_SECONDS, Crashing
+from tests.support.few_methods import few
 from tests.support.small_federation import plan, shard
 
 # The budget holds more releases than the run has rounds, because a lost update is a release too.
@@ -91,7 +92,7 @@ def wrong_ledgers(run):
             yield f"the coordinator names more releases of {device} than the device"
 
 
-@pytest.mark.parametrize("party", ["coordinator", VICTIM])
+@pytest.mark.parametrize("party", few(["coordinator", VICTIM], 2))
 def test_no_update_leaves_a_device_before_its_ledger_names_it(party):
     for i, point in enumerate(range(5, points()[party] + 1, SOME)):
         assert problems(party, point, FATES[i % len(FATES)]) == [], f"at point {point}"

@@ -23,6 +23,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support import small_federation
+from tests.support.few_methods import few
 from tests.support.small_federation import assert_same, once_each
 
 
@@ -91,11 +92,14 @@ class Moments:
 
 @pytest.mark.parametrize(
     ("method", "phase", "damage"),
-    [
-        *(("fedavg", "train", damage) for damage in DAMAGE),
-        ("fedpall", "mix", "flipped"),
-        ("fedplcc", "train", "gone"),
-    ],
+    few(
+        [
+            *(("fedavg", "train", damage) for damage in DAMAGE),
+            ("fedpall", "mix", "flipped"),
+            ("fedplcc", "train", "gone"),
+        ],
+        2,
+    ),
 )
 def test_a_damaged_snapshot_is_made_again_from_the_one_before(
     tmp_path, unbroken, caplog, damage, method, phase
@@ -188,7 +192,7 @@ def test_an_index_and_a_copy_that_are_damaged_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("which", "damage"), [("open", "flipped"), ("open", "gone"), ("closed", "cut short")]
+    ("which", "damage"), few([("open", "flipped"), ("open", "gone"), ("closed", "cut short")], 2)
 )
 def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken, caplog, which, damage):
     phase = "mix" if which == "closed" else "train"
@@ -228,7 +232,7 @@ def fallbacks(run):
 
 
 @pytest.mark.parametrize("what", ["file", pytest.param("file and copy", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", few(DAMAGE, 2))
 def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, caplog, damage, what):
     run, files = answered_and_killed(tmp_path, "fedpall")
     for name in what.split(" and "):
@@ -242,8 +246,10 @@ def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, ca
 
 @pytest.mark.parametrize(
     ("method", "what", "damage"),
-    [("fedavg", "answer", "cut short"), ("fedavg", "answer and broadcast", "gone"), ("fedpall", "half", "flipped"),
-     ("fedpall", "half", "gone"), ("fedpall", "answer", "flipped"), ("fedpall", "half and broadcast", "empty")],
+    few([
+        ("fedavg", "answer", "cut short"), ("fedavg", "answer and broadcast", "gone"), ("fedpall", "half", "flipped"),
+        ("fedpall", "half", "gone"), ("fedpall", "answer", "flipped"), ("fedpall", "half and broadcast", "empty"),
+    ], 2),
 )  # fmt: skip
 def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
     tmp_path, unbroken, caplog, method, what, damage
@@ -406,10 +412,13 @@ def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "coordinator/spool.sqlite",
-        *(f"device-1/device{n}.json" for n in ("", ".copy", ".copy-2", ".previous")),
-    ],
+    few(
+        [
+            "coordinator/spool.sqlite",
+            *(f"device-1/device{n}.json" for n in ("", ".copy", ".copy-2", ".previous")),
+        ],
+        3,
+    ),
 )
 def test_one_file_that_says_it_is_of_a_later_version_is_a_damaged_one(tmp_path, unbroken, caplog, path):
     run = died_in(tmp_path, "fedpall", 2, "mix")

@@ -222,7 +222,7 @@ def whole(tmp_path_factory):
             for step in steps
             for killed in ("coordinator", "device-1")
         ],
-        3,
+        9,
     ),
 )
 def test_a_restart_in_a_step_changes_no_bit(tmp_path, whole, method, step, killed):

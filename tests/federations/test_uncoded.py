@@ -13,7 +13,7 @@ from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.protocol.settings.codec import CodecStage
 from tests.federations.test_deltas import STAGES, UINT4, coded
-from tests.support.few_methods import of_each_shape
+from tests.support.few_methods import few
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import replace_coordinator
 
@@ -41,7 +41,7 @@ def records(folder, method, stages=None, policy=POLICY):
     return file.records
 
 
-@pytest.mark.parametrize("method", of_each_shape(BOTH))
+@pytest.mark.parametrize("method", few(BOTH, 4))
 def test_bytes_before_coding_are_the_bytes_of_a_run_without_a_codec(tmp_path, method):
     plain = records(tmp_path / "plain", method)
     found = records(tmp_path / "coded", method, BOTH[method])

@@ -7,12 +7,13 @@ import pytest
 
 from benchmarks.programs.wear import Written, one, run
 from protofleet.methods.contract.plan import Network, Plan
+from tests.support.few_methods import few
 from tests.support.small_federation import simulation
 
 BOOK = 8192
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedplcc"])
+@pytest.mark.parametrize("method", few(["fedavg", "fedproto", "fedplcc"], 3))
 def test_the_longer_run_takes_no_more_of_the_disk_and_writes_no_more_a_round(method):
     short, long = (one(method, rounds, Network("mlp", 8)) for rounds in (4, 12))
     assert long["folder_bytes_at_most"] < 1.1 * short["folder_bytes_at_most"]

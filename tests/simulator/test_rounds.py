@@ -79,6 +79,7 @@ def longest_round(federation):
     return max(after.at - before.at for before, after in pairwise(saves))
 
 
+@pytest.mark.slow
 @SEEDS
 def test_no_wall_clock_that_is_no_day_ahead_decides_anything(judged, seed):
     """The clocks are right, an hour off, in 1970 or years behind the coordinator's clock.

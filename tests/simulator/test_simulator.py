@@ -14,6 +14,7 @@ from tests.simulator.planted import BUGS, kind_of, planted
 from tests.simulator.run import run_scenario, run_seed, run_seed_of_several, run_seed_of_sums
 from tests.simulator.scenario import KINDS, SERIES, VECTOR, draw
 from tests.simulator.several import draw_several
+from tests.support.few_methods import few
 
 ROOT = Path(__file__).parent.parent.parent
 KNOWN_BAD = read_toml(Path(__file__).with_name("known_bad.toml")).get("seed", [])
@@ -24,7 +25,7 @@ def longer(*values):
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-@pytest.mark.parametrize("seed", [*range(8), *longer(*range(8, 24))])
+@pytest.mark.parametrize("seed", [*range(4), *longer(*range(4, 24))])
 def test_every_promise_is_kept_in_any_weather(seed):
     verdict = run_seed(seed)
     assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
@@ -68,7 +69,9 @@ def test_and_by_the_papers_methods(method):
     assert not verdict.problem, f"python -m tests.simulator --seed {scenario.seed} --trace\n{verdict.details}"
 
 
-@pytest.mark.parametrize(("method", "axes"), [("fedavg", SERIES), ("fedpall", VECTOR), ("fedplcc", VECTOR)])
+@pytest.mark.parametrize(
+    ("method", "axes"), few([("fedavg", SERIES), ("fedpall", VECTOR), ("fedplcc", VECTOR)], 3)
+)
 def test_and_of_samples_that_are_no_pictures(method, axes):
     drawn = (s for s in map(draw, range(2000)) if s.method == method and s.axes == axes)
     scenario = next(s for s in drawn if len(s.kinds) > 3)
@@ -85,6 +88,7 @@ def test_what_was_found_once_stays_found(known):
     assert not verdict.problem, f"{known['found']}\n{verdict.details}"
 
 
+@pytest.mark.slow
 def test_a_seed_is_one_history_in_every_process():
     """Another process hashes strings differently, and draws other keys."""
     code = "from tests.simulator.run import run_seed; print(run_seed(7).trace)"

@@ -12,6 +12,7 @@ from protofleet.edge_client.data import shard
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shards, load_shard
+from tests.support.few_methods import few
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ def digits(cache, domain="", **more):
     return load_shard(DataSettings(source="digits", root=str(cache), domain=domain, **more))
 
 
-@pytest.mark.parametrize("domain", domains("digits"))
+@pytest.mark.parametrize("domain", few(domains("digits"), 2))
 def test_every_domain_is_built_checked_and_kept(cache, domain):
     found = digits(cache, domain)
     assert found.classes == 10 and found.train.x.shape[1:] == (3, 32, 32)
