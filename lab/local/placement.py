@@ -51,7 +51,7 @@ class Site(Protocol):
         ...
 
     def begun(self, folder: Path, groups: Groups) -> AbstractContextManager[Site]:
-        """Begin what takes long, and yield this site as it is then. If the block fails, all of it is ended."""
+        """Submit the tasks, if this site has tasks, and yield the site of this run. Cancel them on an error."""
         ...
 
     def slots(self, folder: Path, groups: Groups) -> Slots:
