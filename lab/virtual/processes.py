@@ -12,12 +12,11 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from protofleet.edge_client.trainer.child_process import words_of
 from protofleet.edge_client.trainer.child_trainer import raise_reported
@@ -27,8 +26,7 @@ from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 from protofleet.runtime.children import PARENT, end_with_parent
 from protofleet.runtime.command.errors import RunError
-
-CAN_FORK: Final = sys.platform.startswith("linux")  # On other systems a fork without exec is not safe.
+from protofleet.runtime.launcher import CAN_FORK
 
 Message: TypeAlias = tuple[dict[str, Any], Arrays]
 

@@ -14,7 +14,6 @@ from protofleet.runtime.command.arguments import AT_ONCE, PACK, TASK_INDEX, Subp
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 
 if TYPE_CHECKING:
-    from protofleet.lab.engines.engine import Engine
     from protofleet.lab.engines.settings import EngineSettings
     from protofleet.lab.local.experiment import Experiment
 
@@ -85,16 +84,11 @@ def engine_settings(options: argparse.Namespace, table: EngineSettings | None) -
     return found
 
 
-def engine_named(name: str) -> Engine:
-    from protofleet.lab.engines import named
-
-    return named.engine_named(name)
-
-
 def run_on_engine(
     options: argparse.Namespace, settings: EngineSettings, name: str, trials: Sequence[Experiment]
 ) -> int | None:
     """Run the trials on the engine, and return the exit code; None if the command has nothing to show yet."""
+    from protofleet.lab.engines.named import engine_named
     from protofleet.lab.local.engine_batch import EngineBatch
 
     engine = engine_named(settings.on)

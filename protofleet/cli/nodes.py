@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from protofleet.cli.engine import HERE, engine_named, engine_settings
+from protofleet.cli.engine import HERE, engine_settings
 from protofleet.cli.page import with_page
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.arguments import TASKS, Subparsers
@@ -133,6 +133,7 @@ def engine_of(options: argparse.Namespace, experiment: Experiment) -> EngineSett
 
 
 def site_of(wish: HeadOptions) -> EngineSite:
+    from protofleet.lab.engines.named import engine_named
     from protofleet.lab.local.nodes import EngineSite
 
     engine = wish.engine
@@ -216,7 +217,7 @@ def run_head_job(
 
 
 def code_of(job: HeadJob, detach: bool) -> int:
-    """Return the exit code of a head, or raise its error."""
+    """Return the exit code of a head when it has ended; with `detach`, return 0 after the submission."""
     if detach:
         job.submitted()
         print("the same command without --detach waits for the end of the run")
@@ -225,6 +226,7 @@ def code_of(job: HeadJob, detach: bool) -> int:
 
 
 def code_of_end(end: HeadEnd) -> int:
+    """Return the exit code of a head that has ended, or raise its error."""
     from protofleet.runtime.command.errors import FAILED, MISUSED, RunError
 
     if end.code == FAILED:

@@ -14,10 +14,11 @@ import pytest
 
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.lab.virtual.jobs import JobsHere, JobTask
-from protofleet.lab.virtual.processes import CAN_FORK, WorkerProcesses, job_host
+from protofleet.lab.virtual.processes import WorkerProcesses, job_host
 from protofleet.lab.virtual.simulate import job_builder, named, simulate
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime.command.errors import RunError
+from protofleet.runtime.launcher import CAN_FORK
 from tests.lab.virtual.small import EXPERIMENT, PROFILES, experiment, profiles
 from tests.lab.virtual.test_simulate import FILES
 
