@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -52,17 +52,24 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartedProcesses]:
         yield found
 
 
+@contextmanager
+def if_it_can_run(engine: str, missing: type[Exception]) -> Iterator[None]:
+    """Skip the tests with the reason if the engine cannot run here, or fail them with ENGINES=required."""
+    try:
+        yield
+    except missing as why:
+        words = f"no {engine}: {why}"
+        if os.environ.get("ENGINES") == "required":
+            pytest.fail(words)
+        pytest.skip(words)
+
+
 @pytest.fixture(scope="session")
 def started_slurm() -> Iterator[SlurmCluster]:
-    try:
-        with running_slurm() as found:
-            yield found
-            jobs, processes = found.tasks(), [int(word) for word in found.left()]
-            assert not jobs and not processes, f"the tests have left jobs {jobs}; {described(processes)}"
-    except NoSlurm as why:
-        if os.environ.get("ENGINES") == "required":
-            pytest.fail(f"no Slurm: {why}")
-        pytest.skip(f"no Slurm: {why}")
+    with if_it_can_run("Slurm", NoSlurm), running_slurm() as found:
+        yield found
+        jobs, processes = found.tasks(), [int(word) for word in found.left()]
+        assert not jobs and not processes, f"the tests have left jobs {jobs}; {described(processes)}"
 
 
 @pytest.fixture
@@ -74,13 +81,8 @@ def slurm(started_slurm: SlurmCluster, started: StartedProcesses) -> Iterator[Sl
 
 @pytest.fixture(scope="session")
 def started_ray() -> Iterator[LocalRay]:
-    try:
-        with running_ray() as found:
-            yield found
-    except NoRay as why:
-        if os.environ.get("ENGINES") == "required":
-            pytest.fail(f"no Ray: {why}")
-        pytest.skip(f"no Ray: {why}")
+    with if_it_can_run("Ray", NoRay), running_ray() as found:
+        yield found
 
 
 @pytest.fixture

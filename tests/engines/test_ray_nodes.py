@@ -7,32 +7,16 @@ import time
 import pytest
 
 from tests.engines.slurm_cluster import wait_for
-from tests.engines.test_slurm_nodes import MANY, environment, finish, wait_for_rounds
+from tests.engines.test_slurm_nodes import environment, finish, place, untroubled, wait_for_rounds
 from tests.lab.local.test_resume import bits
 from tests.lab.local.test_run import command, lines
 from tests.support.held_run import HeldRun
 
+__all__ = ["place", "untroubled"]  # fixtures
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 HERE = "127.0.0.2"
 HEAD_SECONDS = 90.0  # Ray ends the driver about 60 s after the end of the head.
 END_SECONDS = 10.0
-
-
-@pytest.fixture
-def place(tmp_path):
-    (tmp_path / "small.toml").write_text(MANY)
-    return tmp_path
-
-
-@pytest.fixture(scope="module")
-def untroubled(tmp_path_factory):
-    """Return the bits of the same file on one machine without trouble."""
-    place = tmp_path_factory.mktemp("untroubled")
-    (place / "small.toml").write_text(MANY)
-    subprocess.run(
-        command("run", "small.toml"), cwd=place, env=environment(), check=True, capture_output=True
-    )
-    return bits(place / "runs" / "small")
 
 
 def start(place, ray, *more, held=None, host=HERE):

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from protofleet.federation.brokers.ports import free_port
 from tests.engines.test_slurm_sweeps import Command
-from tests.lab.local.test_run import furnished
+from tests.engines.test_slurm_troubles import ONE, engine, give_nodes_another_version, place
 
+__all__ = ["place"]  # a fixture
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
-
-ONE = ("--set", "data.validation=0.2", "--grid", "method.lr=0.05")
-
-
-@pytest.fixture
-def place(tmp_path):
-    return furnished(tmp_path)
 
 
 def sweep(ray, place, *more):
     return Command(ray, place, "sweep", "small.toml", *ONE, "--on", "ray", *more)
-
-
-def engine(place, *setup):
-    """Add lines of shell that each task runs first."""
-    with (place / "small.toml").open("a") as file:
-        file.write(f"[engine]\nsetup = {json.dumps(setup)}\n")
 
 
 def refused(ray, place, *more):
@@ -66,12 +52,7 @@ def test_a_lock_that_does_not_hold_is_refused(ray, place):
 
 
 def test_another_version_on_a_node_is_refused(ray, place):
-    (place / "other").mkdir()
-    (place / "other" / "sitecustomize.py").write_text(
-        "import importlib.metadata as m\nread = m.version\n"
-        "m.version = lambda name: '9.9.9' if name == 'protofleet' else read(name)\n"
-    )
-    engine(place, f"export PYTHONPATH={place}/other")
+    give_nodes_another_version(place)
     assert "has protofleet 9.9.9, and this machine has" in refused(ray, place)
 
 

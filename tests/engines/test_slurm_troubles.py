@@ -36,6 +36,15 @@ def engine(place, *setup):
         file.write(f"[engine]\nsetup = {json.dumps(setup)}\n")
 
 
+def give_nodes_another_version(place):
+    (place / "other").mkdir()
+    (place / "other" / "sitecustomize.py").write_text(
+        "import importlib.metadata as m\nread = m.version\n"
+        "m.version = lambda name: '9.9.9' if name == 'protofleet' else read(name)\n"
+    )
+    engine(place, f"export PYTHONPATH={place}/other")
+
+
 def refused(slurm, place, *more):
     """Return what a command has said that was refused with exit code 2, in one line."""
     done = sweep(slurm, place, *more)
@@ -170,12 +179,7 @@ def test_a_lock_that_does_not_hold_is_refused(slurm, place):
 
 
 def test_another_version_on_a_node_is_refused(slurm, place):
-    (place / "other").mkdir()
-    (place / "other" / "sitecustomize.py").write_text(
-        "import importlib.metadata as m\nread = m.version\n"
-        "m.version = lambda name: '9.9.9' if name == 'protofleet' else read(name)\n"
-    )
-    engine(place, f"export PYTHONPATH={place}/other")
+    give_nodes_another_version(place)
     assert "has protofleet 9.9.9, and this machine has" in refused(slurm, place)
 
 
