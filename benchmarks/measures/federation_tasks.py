@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +14,7 @@ from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import Family
 from benchmarks.harness.trees import Tree
 from protofleet.protocol.settings.reader import write_toml
+from tests.engines.slurm_cluster import NoSlurm, running_slurm
 
 NAME = "bench"
 TASKS = 3
@@ -25,7 +26,7 @@ POLL_SECONDS = 0.05
 class FederationTasks:
     """One federation on this machine, in tasks, and in tasks that are ended after some rounds.
 
-    It needs a Slurm that answers: `sbatch` in PATH, and SLURM_CONF where the settings are not in /etc.
+    The tasks run on a real Slurm of this machine. Without `options`, everything runs without Slurm.
     """
 
     devices: int = 12
@@ -50,10 +51,15 @@ class FederationTasks:
         )
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
-        if self.options and shutil.which("sbatch") is None:
-            raise MeasureError("no program sbatch is in PATH; start a Slurm and set SLURM_CONF")
         (folder / "experiment.toml").write_text(write_toml(self._experiment()))
-        with Family(folder, tree.environment()) as family:
+        try:
+            with running_slurm() if self.options else contextlib.nullcontext() as slurm:
+                return self._taken(tree, folder, slurm.environment if slurm else {})
+        except NoSlurm as error:
+            raise MeasureError(str(error)) from None
+
+    def _taken(self, tree: Tree, folder: Path, of_slurm: Mapping[str, str]) -> dict[str, float]:
+        with Family(folder, {**of_slurm, **tree.environment()}) as family:
             here = self._finished(family, tree, folder / "here", ())
             tasks = self._finished(family, tree, folder / "tasks", self.options)
             ended = self._ended(family, tree, folder / "ended")
