@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 from protofleet.lab.engines.engine import TASK, EngineAwayError, EngineJob, StateWord, TaskState
@@ -77,6 +78,12 @@ class Slurm:
         return self._config.get("ClusterName", "")
 
     def preflight(self, job: EngineJob) -> None:
+        # The commands of Slurm would wait a minute for this file.
+        if (path := self.environment.get("SLURM_CONF")) and not Path(path).is_file():
+            raise SettingsError(
+                f"SLURM_CONF is {path}, but there is no such file; correct the variable, or unset it so that Slurm "
+                "uses the file of this machine"
+            )
         try:
             said = self._config.get("MaxArraySize", "")
         except EngineAwayError as error:

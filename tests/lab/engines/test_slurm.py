@@ -152,6 +152,13 @@ def test_without_a_controller_nothing_is_submitted(told, slurm, job):
         slurm.preflight(job)
 
 
+def test_a_file_of_slurm_that_does_not_exist_is_refused_at_once(told, slurm, job, tmp_path):
+    environment = {**slurm.environment, "SLURM_CONF": f"{tmp_path}/none.conf"}
+    with pytest.raises(SettingsError, match="SLURM_CONF is .*/none.conf, but there is no such file"):
+        Slurm(environment=environment).preflight(job)
+    assert told.calls == []
+
+
 @pytest.mark.parametrize(
     "words",
     ["Invalid partition name specified", "Invalid account or account/partition combination specified"],
