@@ -1,5 +1,4 @@
-"""The parts that both local experiments and real fleets use: keys, brokers, and the exit codes of all programs.
+"""The parts that both local experiments and real fleets use: keys, brokers and the commands of an operator.
 
-May import: coordinator.moving, coordinator.server, coordinator.spool, edge_client.data, edge_client.state,
-methods.plugins, protocol.*, runtime, runtime.command.
+May import: nothing of ours.
 """

@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
+from protofleet.protocol.user_error import UserError
 from protofleet.runtime import children
 from protofleet.runtime.launcher_process import (
     STREAMS,
@@ -38,7 +39,7 @@ ROOM: Final = " " * 400  # Space in the command line, which a child overwrites w
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-class LauncherError(RuntimeError):
+class LauncherError(UserError, RuntimeError):
     """The error if the forking process cannot fork or has ended."""
 
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from protofleet.protocol.settings.bounds import OptionalPort
+from protofleet.protocol.user_error import UserError
 from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound, serving
@@ -30,7 +31,7 @@ LAST_SCRAPE_SECONDS: Final = 75.0  # More than a minute, which is the default sc
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
-class MetricsError(RuntimeError):
+class MetricsError(UserError, RuntimeError):
     """The error for metrics that cannot be served; the message has the reason and advice."""
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from protofleet.coordinator.queue.folder import queue_folder
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.user_error import OUTRANKED, UserError
 from protofleet.protocol.wire.printable import printable
 
 HAND_OVER: Final = "hand-over"  # The command that ends a coordinator, so that it can be moved.
@@ -28,8 +29,10 @@ RECEIPT: Final = "unpacked.json"
 T = TypeVar("T")
 
 
-class MovedError(ValueError):
+class MovedError(UserError, ValueError):
     """The error for a coordinator that must not start in a folder, because of a move."""
+
+    exit_code = OUTRANKED
 
 
 @dataclass(frozen=True)

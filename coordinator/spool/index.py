@@ -28,6 +28,7 @@ from protofleet.coordinator.spool.epochs import epochs_to_keep, next_epoch
 from protofleet.coordinator.spool.log_base import LogBase, log_beside, memory_beside, put_foreign_log_aside
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked, name_full
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
+from protofleet.protocol.user_error import MISUSED, UserError
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -135,8 +136,10 @@ class DatabaseForm:
     format: int = FORMAT
 
 
-class RunMismatchError(ValueError):
+class RunMismatchError(UserError, ValueError):
     """The error raised when the folder belongs to another run."""
+
+    exit_code = MISUSED
 
 
 class FencedError(RunMismatchError):

@@ -37,9 +37,10 @@ from protofleet.federation.enrol.authority import Authority
 from protofleet.federation.enrol.disconnect import disconnect, revoke_and_disconnect
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.user_error import FAILED
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable_lines
-from protofleet.runtime.command.errors import FAILED, RunError
+from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.command.listing import Listing
 
 Options = argparse.Namespace

@@ -2,5 +2,5 @@
 
 No module here downloads data. docs/data.md lists the sources and explains how to get their files.
 
-May import: edge_client.data.*, methods.plugins, protocol.settings, protocol.storage, protocol.wire.
+May import: edge_client.data.*, methods.plugins, protocol, protocol.settings, protocol.storage, protocol.wire.
 """

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from protofleet.protocol.user_error import UserError
 
-class DataError(Exception):
+
+class DataError(UserError):
     """An error for data that cannot be used.
 
     The message is one line. It names the problem, the file or folder, and a way out.

@@ -20,6 +20,7 @@ from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk, write_whole
 from protofleet.protocol.storage.folder_lock import held
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
+from protofleet.protocol.user_error import UserError
 
 FileId: TypeAlias = tuple[int, int, int]
 
@@ -30,7 +31,7 @@ def file_id(path: Path) -> FileId:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-class TakenOverError(RuntimeError):
+class TakenOverError(UserError, RuntimeError):
     """The error of a process after a later process of the device has taken over the folder.
 
     The results of the earlier process are dropped.

@@ -10,9 +10,10 @@ import contextlib
 from collections.abc import Iterator
 
 from protofleet.coordinator.server.diverged import DivergedError
-from protofleet.federation.exit_codes import exit_code, message
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, StoppedError
+from protofleet.protocol.user_error import DIVERGED, MISUSED
+from protofleet.runtime.command.errors import RunError, StoppedError
+from protofleet.runtime.command.exit_codes import exit_code, message
 
 
 @contextlib.contextmanager

@@ -24,8 +24,9 @@ from protofleet.lab.local.nodes import end_what_is_left
 from protofleet.lab.local.share import ENGINE
 from protofleet.protocol.settings.reader import decode, encode, read_toml, write_toml
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime import children
-from protofleet.runtime.command.errors import FAILED, StoppedError
+from protofleet.runtime.command.errors import StoppedError
 
 HEAD: Final = "head"  # Folder with the files of the job, in the folder of the run's engine.
 OPTIONS_FILE: Final = "options.toml"

@@ -55,10 +55,11 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode, w
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.address import BrokerAddress, preflight
+from protofleet.protocol.user_error import BUDGET_SPENT, DIVERGED
 from protofleet.protocol.wire.class_names import Names
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.children import Interpreters, Starter
-from protofleet.runtime.command.errors import BUDGET_SPENT, DIVERGED, RunError, StoppedError
+from protofleet.runtime.command.errors import RunError, StoppedError
 from protofleet.runtime.control_socket import NobodyListensError, send
 from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 

@@ -32,9 +32,10 @@ from protofleet.lab.local.processes import (
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.address import FINAL_REASONS, TAKEN_OVER
+from protofleet.protocol.user_error import FAILED
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.children import Interpreters, Starter
-from protofleet.runtime.command.errors import FAILED, RunError
+from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.launcher import CAN_FORK, Launcher
 from protofleet.runtime.restart_backoff import RestartBackoff
 

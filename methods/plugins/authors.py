@@ -11,13 +11,14 @@ from typing import Final
 from protofleet.methods.plugins import packages
 from protofleet.methods.plugins.errors import reason_of
 from protofleet.methods.plugins.file import PREFIX
+from protofleet.protocol.user_error import UserError
 
 LONGEST_LINE: Final = 120  # The largest number of characters of a line of code in a message.
 OURS: Final = "protofleet"
 NO_EXIT: Final = " (a plug-in ends no process; let it raise an error that says why)"
 
 
-class AuthorError(RuntimeError):
+class AuthorError(UserError, RuntimeError):
     """An error that the author of a method or another plug-in must correct.
 
     It states the file, the line and the reason.

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.user_error import MISUSED, UserError
 
 PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", re.DOTALL)
 PRIVATE: Final = 0o600
@@ -29,8 +30,10 @@ TOO_OPEN: Final = 0o037  # permissions that a key file must not have; the file's
 PrivateKey: TypeAlias = Ed25519PrivateKey | X25519PrivateKey | EllipticCurvePrivateKey
 
 
-class KeyFileError(ValueError):
+class KeyFileError(UserError, ValueError):
     """The error for a key file that is missing or cannot be used."""
+
+    exit_code = MISUSED
 
 
 def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True) -> None:

@@ -23,6 +23,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from protofleet.protocol.user_error import MISUSED, UserError
+
 MAGIC: Final = b"PFS\x01"
 DOMAIN: Final = b"protofleet/1 statement\x00"
 MAX_STATEMENT: Final = 1 << 20
@@ -48,8 +50,10 @@ class StatementFault(str, Enum):
     SUPERSEDED = "superseded"  # a newer statement of the same kind has been seen
 
 
-class StatementError(ValueError):
+class StatementError(UserError, ValueError):
     """The error for a record, request, approval or list that is not accepted. The error contains the reason."""
+
+    exit_code = MISUSED
 
     def __init__(self, why: StatementFault, detail: str) -> None:
         super().__init__(detail)

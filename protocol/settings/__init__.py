@@ -1,4 +1,4 @@
 """Settings: the strict reader of TOML files, and the bounds of all numbers.
 
-May import: nothing of ours.
+May import: protocol.
 """

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
+from protofleet.protocol.user_error import MISUSED, UserError
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover - Python 3.10
@@ -32,11 +34,13 @@ USUAL_DIGITS = 4  # largest number of digits that are shown without underscores
 LONGEST_SHOWN = 100  # largest number of letters of a wrong value that an error message shows
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError, ValueError):
     """The error for settings that cannot be used.
 
     The message says where the value is, what it is and what is allowed.
     """
+
+    exit_code = MISUSED
 
 
 def read_toml(path: Path) -> Table:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Final
 
 from protofleet.protocol.storage.disk import Disk, NoRoom, no_room, write_at, write_whole
 from protofleet.protocol.storage.partial import CHUNK, Blocks, Partial
+from protofleet.protocol.user_error import MISUSED, UserError
 from protofleet.protocol.wire.arrays import Body, encode, encoded
 from protofleet.protocol.wire.blocks import (
     DEFAULT_BLOCK,
@@ -39,15 +40,17 @@ BODY, PART, SPARE = ".body", ".part", ".spare"
 SMALL: Final = 1 << 20
 
 
-class DamagedError(ValueError):
+class DamagedError(UserError, ValueError):
     """The error for a file that an earlier process has written and that cannot be used.
 
     The message names the file and gives advice.
     """
 
 
-class NewerFormatError(ValueError):
+class NewerFormatError(UserError, ValueError):
     """The error for a file that a later version of the software has written."""
+
+    exit_code = MISUSED
 
     def __init__(self, path: Path, found: int, known: int) -> None:
         self.found = found

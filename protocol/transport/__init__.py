@@ -1,4 +1,4 @@
 """The transport of frames: connections, queues and TLS. Only mqtt.py and stream.py use the MQTT library paho.
 
-May import: protocol.security, protocol.settings.
+May import: protocol, protocol.security, protocol.settings.
 """

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from protofleet.protocol.security.keyfiles import too_open
+from protofleet.protocol.user_error import UserError
 
 # Seconds to wait for the broker's first bytes after the handshake. If a broker sends no session tickets, each
 # connect takes this much longer.
@@ -44,7 +45,7 @@ _BROKERS: Final[Mapping[int, str]] = {
 }
 
 
-class BrokerError(RuntimeError):
+class BrokerError(UserError, RuntimeError):
     """The error for a broker that cannot be used; the message says why, and gives advice."""
 
 

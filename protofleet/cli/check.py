@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import CHANNELS, SIDE, Subparsers
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
 if TYPE_CHECKING:

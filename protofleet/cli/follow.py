@@ -14,8 +14,8 @@ from protofleet.cli.operate import ask
 from protofleet.cli.operator_option import Ask, add_operator_option, name_of, through_broker
 from protofleet.cli.queue_socket import has_queue
 from protofleet.cli.run_end import end_of_run
+from protofleet.protocol.user_error import BY_SIGNAL, FAILED
 from protofleet.runtime.command.arguments import Subparsers
-from protofleet.runtime.command.errors import BY_SIGNAL, FAILED
 
 EVERY_SECONDS: Final = 0.5
 EVERY_SECONDS_AWAY: Final = 3.0  # Each question through the broker needs a connection.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from protofleet.cli.operator_option import add_service_options, ask_service
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import Subparsers
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.settings.named_codecs import NAMED
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import (
     LAYER,
     PUBLIC_BATCH,
@@ -24,7 +25,6 @@ from protofleet.runtime.command.arguments import (
     Subparsers,
     experiment_file,
 )
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
 if TYPE_CHECKING:

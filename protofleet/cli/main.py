@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from protofleet.runtime.command.errors import BY_SIGNAL, FAILED, MISUSED, RunError, StoppedError
+from protofleet.protocol.user_error import BY_SIGNAL, FAILED, UserError
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +32,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     say = print_error
     try:  # The imports are in this block, because an interrupt outside this block would print a traceback.
-        from protofleet.protocol.settings.reader import SettingsError
         from protofleet.runtime.children import end_with_parent
         from protofleet.runtime.logs import set_up_logging
     except KeyboardInterrupt:
@@ -52,12 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except SettingsError as error:
-        return say(str(error), MISUSED)
+    except UserError as error:
+        return say(str(error), error.exit_code)
     except Exception as problem:
-        if type(problem) in (RunError, StoppedError):  # A command that is ended need not import torch first.
-            return say(str(problem), FAILED)
-        from protofleet.federation.exit_codes import exit_code, message
+        from protofleet.runtime.command.exit_codes import exit_code, message
         from protofleet.runtime.faults import as_authors
 
         found = as_authors(problem) or problem

@@ -227,7 +227,8 @@ def code_of(job: HeadJob, detach: bool) -> int:
 
 def code_of_end(end: HeadEnd) -> int:
     """Return the exit code of a head that has ended, or raise its error."""
-    from protofleet.runtime.command.errors import FAILED, MISUSED, RunError
+    from protofleet.protocol.user_error import FAILED, MISUSED
+    from protofleet.runtime.command.errors import RunError
 
     if end.code == FAILED:
         raise RunError(end.message)
@@ -252,9 +253,10 @@ def head(options: argparse.Namespace) -> int:
 
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         with held_interrupts():
-            from protofleet.federation.exit_codes import exit_code, message
             from protofleet.lab.local.head_job import HeadEnd, head_folder, remove_end
-            from protofleet.runtime.command.errors import FAILED, StoppedError
+            from protofleet.protocol.user_error import FAILED
+            from protofleet.runtime.command.errors import StoppedError
+            from protofleet.runtime.command.exit_codes import exit_code, message
         run = options.run.absolute()
         folder = head_folder(run)
         remove_end(folder)

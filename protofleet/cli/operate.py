@@ -14,8 +14,8 @@ from typing import Any, Final
 from protofleet.cli.operator_option import add_operator_option, name_of, through_broker
 from protofleet.cli.queue_socket import ask_queue, ask_socket, has_queue
 from protofleet.cli.run_end import end_of_run
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import REVISION, ROUND, Subparsers
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
 HELP: Final = {

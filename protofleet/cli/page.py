@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import Subparsers
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protofleet.cli.model import LOOKED_IN, found_versions
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import Subparsers
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.interrupts import held_interrupts
 
 if TYPE_CHECKING:

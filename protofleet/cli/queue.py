@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from protofleet.cli.operate import line_of_command
 from protofleet.cli.operator_option import add_service_options, ask_service, name_of
+from protofleet.protocol.user_error import FAILED
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.command.arguments import PRIORITY, Subparsers
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options, fitted
 
 MOST_LETTERS: Final = 64  # Largest number of letters of a run's name in a message.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from protofleet.cli.hand_over import unpack_archive
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import (
     DEVICES,
     EPOCH,
@@ -23,7 +24,6 @@ from protofleet.runtime.command.arguments import (
     broker_changes,
     share_of_devices,
 )
-from protofleet.runtime.command.errors import FAILED
 from protofleet.runtime.command.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
 

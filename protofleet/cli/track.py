@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from protofleet.protocol.user_error import FAILED
 from protofleet.runtime.command.arguments import Subparsers
-from protofleet.runtime.command.errors import FAILED, StoppedError
+from protofleet.runtime.command.errors import StoppedError
 
 if TYPE_CHECKING:
     from protofleet.lab.trackers.destinations import Destination

@@ -1,4 +1,4 @@
 """Parts of a command line that every package uses: errors with exit codes, arguments, lists.
 
-May import: protocol.settings, protocol.wire.
+May import: protocol, protocol.settings, protocol.storage, protocol.wire.
 """

@@ -1,26 +1,24 @@
-"""Define the exit codes and the errors of commands."""
+"""Define the errors of commands."""
 
 import signal
-from typing import Final
 
-FAILED: Final = 1
-MISUSED: Final = 2  # Exit code if the command line or its settings have a mistake.
-OUTRANKED: Final = 3  # Exit code if another process is the coordinator of the federation.
-DIVERGED: Final = 4
-BUDGET_SPENT: Final = 5  # Exit code if budgets have ended the run before its last round.
-BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the signal.
+from protofleet.protocol.user_error import BY_SIGNAL, OUTRANKED, UserError
 
 
-class RunError(RuntimeError):
+class RunError(UserError, RuntimeError):
     """The error for a run that cannot continue. The message has the reason and advice."""
 
 
 class OutrankedError(RunError):
     """The error for a coordinator that does not lead the federation, because another one does."""
 
+    exit_code = OUTRANKED
+
 
 class SteppedDownError(RunError):
     """The error for a coordinator that another one has asked to end. This is not a failure."""
+
+    exit_code = 0
 
 
 class SignalledError(RunError):

@@ -1,7 +1,4 @@
-"""Define the exceptions that a user or operator can act on, with their exit codes.
-
-All other exceptions are bugs of protofleet.
-"""
+"""Find the exit code and the message of an error: of a UserError, or of an error of the operating system."""
 
 from __future__ import annotations
 
@@ -9,32 +6,8 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
-from protofleet.coordinator.moving.place import MovedError
-from protofleet.coordinator.server.budget_spent import BudgetSpentError
-from protofleet.coordinator.server.diverged import DivergedError
-from protofleet.coordinator.spool.index import RunMismatchError
-from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.state.device import TakenOverError
-from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.security.keyfiles import KeyFileError
-from protofleet.protocol.security.statements import StatementError
-from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full, is_locked
-from protofleet.protocol.storage.store import DamagedError, NewerFormatError
-from protofleet.protocol.transport.address import BrokerError
-from protofleet.runtime.command.errors import (
-    BUDGET_SPENT,
-    DIVERGED,
-    FAILED,
-    MISUSED,
-    OUTRANKED,
-    OutrankedError,
-    RunError,
-    SignalledError,
-    SteppedDownError,
-)
-from protofleet.runtime.launcher import LauncherError
-from protofleet.runtime.metrics_page import MetricsError
+from protofleet.protocol.user_error import FAILED, UserError
 
 NO_FOLDER: Final = "a file is where a folder should be; move it away, or name another folder"
 NOT_ALLOWED: Final = "; correct its owner or mode, or name another place"
@@ -51,29 +24,14 @@ PATH_PROBLEMS: Final[Mapping[int, str]] = {
 
 
 def exit_code(error: Exception) -> int | None:
-    match error:
-        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
-            return MISUSED
-        case SignalledError():
-            return error.exit_code
-        case OutrankedError() | MovedError():
-            return OUTRANKED
-        case SteppedDownError():
-            return 0
-        case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
-            return FAILED
-        case LauncherError() | AuthorError():
-            return FAILED
-        case DivergedError():
-            return DIVERGED
-        case BudgetSpentError():
-            return BUDGET_SPENT
-        case _ if is_full(error) or is_locked(error):
-            return FAILED
-        case OSError() if _path_problem(error):
-            return FAILED
-        case PermissionError() | IsADirectoryError() | NotADirectoryError():
-            return FAILED
+    """Return the exit code of a command that this error ends, or None if the error is a bug."""
+    if isinstance(error, UserError):
+        return error.exit_code
+    of_the_system = (
+        is_full(error) or is_locked(error) or (isinstance(error, OSError) and _path_problem(error))
+    )
+    if of_the_system or isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+        return FAILED
     return None
 
 

@@ -18,10 +18,10 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import read_state_file
-from protofleet.federation.exit_codes import exit_code
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.command.exit_codes import exit_code
 from tests.support import small_federation
 from tests.support.few_methods import few
 from tests.support.small_federation import assert_same, once_each

@@ -12,9 +12,9 @@ from protofleet.coordinator.round.events import Close, Rollback, Stage
 from protofleet.coordinator.spool.spool import FencedError, Spool
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.file import Answer
-from protofleet.federation.exit_codes import exit_code
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.reasons import Reason
+from protofleet.runtime.command.exit_codes import exit_code
 from tests.support.small_federation import assert_same, simulation
 
 HASH = "ab" * 32

@@ -9,9 +9,9 @@ import pytest
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import FORMAT, Answer, checksum
-from protofleet.federation.exit_codes import exit_code
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.runtime.command.exit_codes import exit_code
 
 HASH = "ab" * 32
 

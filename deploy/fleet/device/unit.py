@@ -13,7 +13,7 @@ from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, Role
 from protofleet.deploy.fleet.settings import OPTION_PATTERN, Host, Software
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.runtime.command.errors import BY_SIGNAL
+from protofleet.protocol.user_error import BY_SIGNAL
 
 # Bytes that the service leaves to other programs, and to a GPU that shares the memory.
 RESERVED_MEMORY: Final = 1_500_000_000

@@ -11,8 +11,8 @@ PROGRAM = """
 import os, shutil, sys
 from pathlib import Path
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.runtime.command.errors import FAILED
-from protofleet.federation.exit_codes import exit_code, message
+from protofleet.protocol.user_error import FAILED
+from protofleet.runtime.command.exit_codes import exit_code, message
 
 disk, killed = Path(sys.argv[1]), Path(sys.argv[2])
 filler, run = disk / "filler", disk / "run"

@@ -23,7 +23,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
-from protofleet.runtime.command.errors import BUDGET_SPENT, DIVERGED, MISUSED
+from protofleet.protocol.user_error import BUDGET_SPENT, DIVERGED, MISUSED
 from tests.deploy.kubernetes.fake_kubectl import run_script
 
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}

@@ -2,11 +2,17 @@
 
 import contextlib
 import sqlite3
+from pathlib import Path
 
 import pytest
 
-from protofleet.federation.exit_codes import exit_code, message
-from protofleet.runtime.command.errors import FAILED, ended_early
+from protofleet.coordinator.server.budget_spent import BudgetSpentError
+from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError
+from protofleet.protocol.user_error import FAILED
+from protofleet.runtime.command.errors import OutrankedError, RunError, SteppedDownError, ended_early
+from protofleet.runtime.command.exit_codes import exit_code, message
 
 
 def full_file(folder):
@@ -59,6 +65,23 @@ def test_a_full_disk_and_a_held_database_are_said_with_what_to_do(tmp_path, fail
 )
 def test_who_is_stopped_by_a_signal_has_not_failed(reason, code, said):
     assert exit_code(ended_early(reason)) == code and message(ended_early(reason)) == said
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("x"), 2),
+        (NewerFormatError(Path("x"), 2, 1), 2),
+        (DamagedError("x"), 1),
+        (RunError("x"), 1),
+        (OutrankedError("x"), 3),
+        (SteppedDownError("x"), 0),
+        (DivergedError("x"), 4),
+        (BudgetSpentError("x"), 5),
+    ],
+)
+def test_a_user_error_has_the_exit_code_of_its_class(error, code):
+    assert exit_code(error) == code and message(error) == str(error)
 
 
 def test_a_bug_of_ours_has_no_exit_code():
