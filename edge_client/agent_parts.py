@@ -74,7 +74,7 @@ class AgentOptions:
     about: str = ""
     """Software and machine in full, which the first hello on a connection names."""
     stays: bool = False
-    """Whether the device waits for another run after the end of one."""
+    """If True, the device waits for another run after the end of a run."""
     confusion: int = MOST_CLASSES
     """Largest number of classes for which the device reports which classes it confuses."""
     clock: Callable[[], float] = time.perf_counter

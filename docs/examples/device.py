@@ -31,15 +31,15 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-CAN = ["answers", "bye", "codec", "counts", "inline", "manifest", "many", "wants"]  # understood beside version 1.0
+CAN = ["answers", "bye", "codec", "counts", "inline", "manifest", "many", "wants"]  # forms newer than version 1.0
 HPKE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
-FINAL = {132, 133, 134, 135, 138, 140, 142, 149, 152, 154, 155, 156, 157}  # after these nobody connects again
-FAULTS = ValueError, TypeError, LookupError, AttributeError, struct.error, InvalidSignature, InvalidTag  # of others
+FINAL = {132, 133, 134, 135, 138, 140, 142, 149, 152, 154, 155, 156, 157}  # reason codes: do not connect again
+FAULTS = ValueError, TypeError, LookupError, AttributeError, struct.error, InvalidSignature, InvalidTag  # bad frame
 KEPT = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
 KEPT.SessionExpiryInterval = 600
 Fields = dict[str, Any]
 
-# -- 1. Keys: what `protofleet enrol install` has left in keys/current
+# -- 1. Keys: the files that `protofleet enrol install` has written into keys/current
 Keys = namedtuple("Keys", "folder federation name sign receive coordinator_signs coordinator_receives holders since")
 def read_keys(folder: Path) -> Keys:
     sign, receive = (load_pem_private_key((folder / f).read_bytes(), None) for f in ("identity.key", "receive.key"))
@@ -48,16 +48,16 @@ def read_keys(folder: Path) -> Keys:
     public = Ed25519PublicKey.from_public_bytes(signs), X25519PublicKey.from_public_bytes(receives)
     return Keys(folder, federation.decode(), name.decode(), sign, receive, *public, [serial, mine, signs], since)
 
-def read_record(path: Path) -> list[Any]:  # federation, name, role, two keys, serial, not before; checked before
+def read_record(path: Path) -> list[Any]:  # federation, name, role, two keys, serial, not before
     data = base64.b64decode("".join(path.read_text().splitlines()[1:-1]))
-    at = 10 + data[4] + 8 * data[5 + data[4]]  # behind the magic, the kind, the signers and the length of the body
+    at = 10 + data[4] + 8 * data[5 + data[4]]  # after the magic, the kind, the signers and the length of the body
     fields: list[bytes] = []
     for _ in range(5):
         length = int.from_bytes(data[at : at + 4], "little")
         fields, at = [*fields, data[at + 4 : at + 4 + length]], at + 4 + length
     return [*fields, data[at : at + 8], int.from_bytes(data[at + 8 : at + 16], "little")]
 
-# -- 2. Memory: what outlives this process
+# -- 2. Memory: the state that survives a restart of this process
 Answer = namedtuple("Answer", "question round phase base body parts")
 class Memory:
     def __init__(self, path: Path, holders: list[bytes], since: int) -> None:
@@ -68,15 +68,15 @@ class Memory:
         self.boot, self.epoch, self.sequence, self.run, answers, of, seen, self.lost = found
         self.answers = [Answer(*answer) for answer in answers]
         renewed, other, others = (a != b for a, b in zip(of, holders, strict=True))
-        self.seen = 0 if renewed else seen  # who has set a clock that was ahead renews
-        self.least = max(since, self.seen - 86_400)  # a clock that says less is wrong, and judges nobody
-        self.boot *= not (other or (renewed and self.ahead(self.boot)))  # with other keys numbers are counted anew
+        self.seen = 0 if renewed else seen  # new approvals are installed after a wrong clock was set
+        self.least = max(since, self.seen - 86_400)  # a clock that shows less is wrong, and checks no number
+        self.boot *= not (other or (renewed and self.ahead(self.boot)))  # new keys begin with new numbers
         self.epoch *= not (others or self.ahead(self.epoch))
 
-    def ahead(self, number: int) -> bool:  # by more than a day
+    def ahead(self, number: int) -> bool:  # whether a number is more than a day ahead
         return number - 86_400 > time.time() >= self.least
 
-    def write(self) -> None:  # the old file or the new one, after a power cut too
+    def write(self) -> None:  # after a power cut, the old file or the new file is there
         self.seen, numbers = max(self.seen, int(time.time())), [self.boot, self.epoch, self.sequence]
         with self.path.with_suffix(".new").open("wb", 0) as file:
             file.write(msgpack.packb([*numbers, self.run, self.answers, self.holders, self.seen, self.lost]))
@@ -93,9 +93,9 @@ def envelope(header: Header, fields: Fields, keys: Keys) -> bytes:
         payload = HPKE.encrypt(payload, keys.coordinator_receives, info=b"protofleet/1 sealed\0" + head)
     return bytes(head + payload + keys.sign.sign(b"protofleet/1 envelope\0" + head + payload))
 
-def opened(topic: str, frame: bytes, keys: Keys) -> tuple[Header, Fields]:  # or an error
+def opened(topic: str, frame: bytes, keys: Keys) -> tuple[Header, Fields]:  # raises one of FAULTS for a bad frame
     start, state = 5 + int.from_bytes(frame[3:5], "little"), topic.endswith("/coord/state")
-    h = Header._make(msgpack.unpackb(frame[5:start])[:14])  # a later version may say more
+    h = Header._make(msgpack.unpackb(frame[5:start])[:14])  # a later version may have more fields
     keys.coordinator_signs.verify(frame[-64:], b"protofleet/1 envelope\0" + frame[:-64])
     expected = 1, keys.federation, "coordinator", "*" if state else keys.name, 0 if state else 1, state
     if (h.major, h.federation, h.sender, h.recipient, h.suite, h.kind == "state") != expected:
@@ -106,7 +106,7 @@ def opened(topic: str, frame: bytes, keys: Keys) -> tuple[Header, Fields]:  # or
 # -- 4. Bodies: named arrays
 CODES = dict(float16="e", float32="f", float64="d", int8="b", int16="h", int32="i", int64="q", uint8="B", bool="?")
 KINDS = {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
-Array = namedtuple("Array", "dtype shape numbers")  # the last index runs fastest
+Array = namedtuple("Array", "dtype shape numbers")  # numbers in row-major order
 def kind_of(name: str) -> str:
     return first if (first := name.partition(".")[0]) in KINDS else "control"
 
@@ -118,7 +118,7 @@ def decode(body: bytes) -> Fields:
         at += struct.calcsize(form)
     return found
 
-def encode(arrays: Fields) -> tuple[bytes, list[list[Any]]]:  # the body, and how many bytes it has of which kind
+def encode(arrays: Fields) -> tuple[bytes, list[list[Any]]]:  # the body, and its number of bytes for each kind
     ordered = sorted(arrays.items(), key=lambda item: (kind_of(item[0]), item[0]))
     table = msgpack.packb([[name, a.dtype, a.shape] for name, a in ordered])
     pieces, kinds = [struct.pack("<I", len(table)) + table], dict[str, int]()
@@ -129,12 +129,12 @@ def encode(arrays: Fields) -> tuple[bytes, list[list[Any]]]:  # the body, and ho
 
 # -- 5. Objects: bodies that travel in blocks
 Manifest = namedtuple("Manifest", "object size block hashes parts key")
-def manifest_of(body: bytes, parts: list[list[Any]], room: int) -> Manifest:  # under a key of its own
+def manifest_of(body: bytes, parts: list[list[Any]], room: int) -> Manifest:  # each object has a new key
     block = 1 << max(min(16, room.bit_length() - 1), ((len(body) - 1) // 4096).bit_length())
     hashes = (hashlib.sha256(body[i : i + block]).digest()[:16] for i in range(0, len(body), block))
     return Manifest(hashlib.sha256(body).digest(), len(body), block, b"".join(hashes), parts, os.urandom(32))
 
-def name_of(manifest: Manifest) -> bytes:  # on the wire
+def name_of(manifest: Manifest) -> bytes:  # the name on the wire
     return hashlib.sha256(b"protofleet/1 object\0" + manifest.key + manifest.object).digest()
 
 def block_frame(manifest: Manifest, index: int, body: bytes) -> bytes:
@@ -142,15 +142,15 @@ def block_frame(manifest: Manifest, index: int, body: bytes) -> bytes:
     data = body[index * manifest.block : (index + 1) * manifest.block]
     return head + AESGCM(manifest.key).encrypt(index.to_bytes(12, "little"), data, head)
 
-# -- 6. The answer: whatever keeps to the rows of `wants`
+# -- 6. The answer: arrays that satisfy the rows of `wants`
 Row = namedtuple("Row", "name dtype shape most low high norm finite rules")
 def answer_to(wants: list[Row], sent: Fields, examples: int, dice: random.Random) -> Fields:
-    """Fields of the broadcast a little changed, and made-up ones. Put your own computation here."""
+    """Return the arrays of the broadcast with small changes, and random arrays. Put your own computation here."""
     names = [*sent, *(row.name for row in wants if "*" not in row.name and row.name not in sent)]
     first = {name: next((row for row in wants if fnmatchcase(name, row.name)), None) for name in names}
     rows, lengths = {name: row for name, row in first.items() if row and "optional" not in row.rules}, Fields()
     for r, axis in [(row, dim) for row in rows.values() for dim in row.shape or [] if isinstance(dim, str)]:
-        labels = r.high + 1 if r.dtype.startswith("int") and r.high is not None else inf  # none comes twice
+        labels = r.high + 1 if r.dtype.startswith("int") and r.high is not None else inf  # labels must differ
         step = next((int(rule.split()[-1]) for rule in r.rules if rule.startswith("most, or")), 0)
         lengths[axis] = int(min(step or lengths.get(axis, examples), r.most, labels))
     return {name: array_for(row, sent.get(name), lengths, examples, dice) for name, row in rows.items()}
@@ -165,26 +165,26 @@ def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice
     changed = float32([n * dice.uniform(0.998, 1.0) for n in numbers]) if real else numbers
     return Array(dtype, shape, [(float if real else int)(min(max(n, low), high)) for n in changed])
 
-# -- 7. Coded arrays: what it sends in a run with a codec
+# -- 7. Coded arrays, for a run with a codec
 EXACT, HALF, INT8, INTS, DIFFERENCE, TERNARY, GOLDEN = 1, 2, 4, 10, 128, 128 + 9, (sqrt(5) + 1) / 2
-CODED = {"form": ("exact", "int8", "ternary"), "rounding": ("nearest",), "pack": (False,)}  # the stages that it knows
-def float32(numbers: Any) -> list[float]:  # each number is rounded once
+CODED = {"form": ("exact", "int8", "ternary"), "rounding": ("nearest",), "pack": (False,)}  # supported
+def float32(numbers: Any) -> list[float]:  # round each number once
     return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))
 
 def leb(number: int) -> bytes:
     return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + leb(number >> 7)
 
-def int8(a: Array) -> tuple[bytes, list[float]]:  # the content of a record, and the numbers that are read from it
+def int8(a: Array) -> tuple[bytes, list[float]]:  # the content of a record, and the decoded numbers
     scales, codes, read, rows = b"", list[int](), list[float](), a.shape[0] if len(a.shape) > 1 else 1
     for row in (a.numbers[i * len(a.numbers) // rows : (i + 1) * len(a.numbers) // rows] for i in range(rows)):
         raw = struct.unpack("<I", struct.pack("<f", max(map(abs, row), default=0.0) / 127))[0] + 0xFFFF >> 16
-        [scale] = struct.unpack("<f", struct.pack("<I", raw << 16))  # rounded up, so that no code is above 127
+        [scale] = struct.unpack("<f", struct.pack("<I", raw << 16))  # rounded up, so that no code exceeds 127
         near = [max(-127, min(127, round(n))) for n in float32([n / (scale or inf) for n in row])]
         scales, codes, read = scales + struct.pack("<H", raw), codes + near, read + [scale * code for code in near]
     return scales + struct.pack(f"{len(codes)}b", *codes), float32(read)
 
 def ternary(numbers: list[float], kept: list[int]) -> tuple[bytes, list[float]]:
-    *_, total = accumulate((abs(numbers[i]) for i in kept), initial=0.0)  # in this order; sum() may round otherwise
+    *_, total = accumulate((abs(numbers[i]) for i in kept), initial=0.0)  # in this order; sum() may round differently
     [size] = float32([total / (len(kept) or 1)])
     b = 1 + floor(log2(log(GOLDEN - 1) / log1p(-len(kept) / len(numbers)))) if 0 < 2 * len(kept) < len(numbers) else 0
     gaps, signs = [at - before - 1 for before, at in pairwise([-1, *kept])], {i: numbers[i] > 0 for i in kept}
@@ -215,7 +215,7 @@ def form_of(name: str, a: Array, stage: Fields, held: Array | None, lost: list[f
     dense = len(a.shape) < 2 or len(added) < 1024 or stage["form"] == "int8"
     return (INT8 + DIFFERENCE if dense else TERNARY, a._replace(numbers=added)) if held else (INT8, a)
 
-def bundle(arrays: Fields, stage: Fields, sent: Fields, lost: Fields) -> tuple[bytes, Fields]:  # and what it loses
+def bundle(arrays: Fields, stage: Fields, sent: Fields, lost: Fields) -> tuple[bytes, Fields]:  # data, coding errors
     chosen = {n: form_of(n, a, stage, sent.get(n), lost.get(n, [])) for n, a in sorted(arrays.items())}
     sparse = sorted((-abs(x), n, i) for n, (f, a) in chosen.items() if f == TERNARY for i, x in enumerate(a.numbers))
     kept = {(n, i) for least, n, i in sparse[: max(1, len(sparse) // (stage.get("keep") or 1))] if least}
@@ -234,7 +234,7 @@ class Device:
         self.keys, self.classes, self.examples = keys, classes, examples
         self.memory, self.inbox = Memory(folder / "memory", keys.holders, keys.since), queue.SimpleQueue[Any]()
         self.memory.boot = max(self.memory.boot + 1, int(time.time()))
-        self.memory.write()  # before anything is said
+        self.memory.write()  # store the boot before the first message
         self.prefix, self.room, self.birth = f"protofleet/1/{keys.federation}/", 0, 0
         self.up, self.my_state = f"{self.prefix}up/{keys.name}", f"{self.prefix}dev/{keys.name}/state"
         self.run, self.sequence, self.said, self.floor, self.seen = "", 0, 0, self.memory.sequence, set[int]()
@@ -254,14 +254,14 @@ class Device:
         self.publish(self.frame(self.sequence, kind, fields, *place), kind == "state")
 
     def publish(self, frame: bytes, state: bool = False) -> None:
-        if self.client.is_connected():  # what is dropped is said again
+        if self.client.is_connected():  # a dropped message is sent again later
             self.client.publish(self.my_state if state else self.up, frame, 1, state)
 
     def wait(self, what: str, seconds: float, most: float) -> None:
         self.at[what], self.pauses[what] = time.monotonic() + seconds, min(2 * seconds, most)
 
     def hello(self) -> None:
-        known, self.said = self.planned_by == self.memory.epoch, self.sequence + 1  # else it may ask for other things
+        known, self.said = self.planned_by == self.memory.epoch, self.sequence + 1  # a new epoch may have a new plan
         self.say("hello", {"classes": self.classes, "examples": self.examples, "protocol": [1, 1], "can": CAN,
                            "plan": self.plan if known else b"", "counts": self.counts if known else []})
         self.wait("hello", 15, 15)
@@ -287,7 +287,7 @@ class Device:
         new = epoch == m.epoch and number > max(self.floor, m.sequence - 1024) and number not in self.seen
         self.seen |= {number} if new else set()
         m.sequence = max(m.sequence, number if new else 0)
-        return new or (number == 0 and epoch == m.epoch)  # a will may be said more than once
+        return new or (number == 0 and epoch == m.epoch)  # a will may arrive more than once
 
     def on_state(self, header: Header, fields: Fields) -> None:
         if "finished" not in (header.kind, fields.get("reason")):
@@ -311,17 +311,17 @@ class Device:
         m, offer = self.memory, fields.get("follows") or fields.get("manifest") or fields["broadcast"] or [b""]
         question = hashlib.sha256(msgpack.packb([header.run, header.round, header.phase, offer[0]])).digest()
         if header.run != m.run or not self.plan or (m.answers and header.round < m.answers[-1].round):
-            return  # before the plan, the hello after it brings the task again
+            return  # without a plan: the next hello makes the coordinator send the task again
         self.task, self.refused = (header, fields), False
         if said := [answer for answer in m.answers if answer.question == question]:
-            self.answer, self.pauses["update"] = said[0], 5.0  # the same question, the same answer
+            self.answer, self.pauses["update"] = said[0], 5.0  # send the stored answer again
             self.update()
         elif not offer[0] or offer[0] in self.bodies:
             self.work(offer[0], question)
         else:
             self.fetch(fields, fields.get("follows"), fields.get("manifest"))
 
-    def fetch(self, fields: Fields, follows: Any, boxed: Any) -> None:  # first a manifest that is an object itself
+    def fetch(self, fields: Fields, follows: Any, boxed: Any) -> None:  # first a manifest that is an object
         if follows:
             parts = [*follows[:2], follows[1], follows[0][:16], [], follows[2]]
         elif boxed and (box := self.bodies.get(boxed[3][0])):
@@ -349,7 +349,7 @@ class Device:
     def block(self, frame: bytes, unasked: bool) -> None:
         index, coming = int.from_bytes(frame[19:23], "little"), self.coming
         if not coming or frame[3:19] != name_of(coming)[:16] or index >= len(coming.hashes) // 16:
-            self.early = frame if unasked else self.early  # it has overtaken its task
+            self.early = frame if unasked else self.early  # the block has arrived before its task
             return
         self.blocks[index] = AESGCM(coming.key).decrypt(index.to_bytes(12, "little"), frame[23:], frame[:23])
         self.wait("want", 1, 20)
@@ -367,14 +367,14 @@ class Device:
         rows, sent = [Row(*row[:9]) for row in fields.get("wants", [])], decode(self.bodies[base]) if base else {}
         body, parts = encode(self.coded(answer_to(rows, sent, self.examples, random.Random()), sent))
         self.answer, self.pauses["update"] = Answer(question, header.round, header.phase, base, body, parts), 5.0
-        self.bodies = {base: self.bodies.get(base, b""), hashlib.sha256(body).digest(): body}  # alone, it comes back
+        self.bodies = {base: self.bodies.get(base, b""), hashlib.sha256(body).digest(): body}  # a later base
         self.memory.answers = [*(a for a in self.memory.answers if a.round == header.round), self.answer]
-        self.memory.write()  # before it is said
+        self.memory.write()  # store the answer before it is sent
         self.update()
 
-    def coded(self, arrays: Fields, sent: Fields) -> Fields:  # after this, memory.lost has what is lost here too
+    def coded(self, arrays: Fields, sent: Fields) -> Fields:  # also adds the coding errors to memory.lost
         (header, fields), lost = self.task, self.memory.lost or [[0, "", {}]]
-        used = next((i for i, one in enumerate(lost) if one[:2] == fields.get("took")), 0)  # later ones were not used
+        used = next((i for i, one in enumerate(lost) if one[:2] == fields.get("took")), 0)  # the rest was not used
         first = max((i for i, one in enumerate(lost[: used + 1]) if one[0] < header.round), default=0)
         found, left = {n: a for n, a in arrays.items() if n.partition(".")[0] not in self.stages}, {**lost[used][2]}
         for kind in {n.partition(".")[0] for n in arrays} & {*self.stages}:
@@ -387,7 +387,7 @@ class Device:
     def update(self) -> None:
         if (a := self.answer) and (self.planned_by, self.run) == (self.memory.epoch, self.memory.run):
             self.offers[a.question] = offer = self.offers.get(a.question) or self.offered(a.body, a.parts)
-            fields = {"examples": self.examples, "metrics": {}, "numbers": {}, **offer}  # nothing is measured here
+            fields = {"examples": self.examples, "metrics": {}, "numbers": {}, **offer}  # without measurements
             self.say("update", fields, (a.round, a.phase, a.base))
             self.wait("update", self.pauses["update"], 60)
 
@@ -419,12 +419,12 @@ class Device:
         boot, answers = fields.get("boot", 0), fields.get("answers", [])
         if boot > self.memory.boot or answers == [self.memory.boot, self.said] or (self.refused and not boot):
             return self.end(1, f"refused: {fields['reason']}", boot)
-        self.refused = not boot and not answers  # it may be of an earlier start: the next answer tells
+        self.refused = not boot and not answers  # it may refer to an earlier start, so wait for a second one
         self.wait("hello", 2, 2)
 
     def end(self, code: int, why: str, boot: int = 0) -> None:
         print(why, flush=True)
-        if boot <= self.memory.boot:  # else the name is a later process's: no more in it, and our next start is above
+        if boot <= self.memory.boot:  # otherwise a later process has the name: send nothing more in this name
             self.say("bye", {"reason": why})
             self.say("state", {"online": False, "reason": why})
         self.memory.boot, self.ended = max(self.memory.boot, boot), code
@@ -442,7 +442,7 @@ class Device:
                 for what in [what for what, at in self.at.items() if at <= time.monotonic()]:
                     self.at[what] = inf
                     getattr(self, what)()
-        time.sleep(0.5)  # for the last words
+        time.sleep(0.5)  # let the client send the last messages
         self.client.disconnect()
         return self.ended
 
@@ -459,12 +459,12 @@ class Device:
 
     def connected(self, client: paho.Client, data: Any, flags: Any, code: Any, told: Any) -> None:
         self.lost(code)
-        self.room, self.offers = getattr(told, "MaximumPacketSize", 1 << 28) - 4096, {}  # cut for the last room
+        self.room, self.offers = getattr(told, "MaximumPacketSize", 1 << 28) - 4096, {}  # make offers of the new size
         topics = [(self.prefix + topic, 1) for topic in ("coord/state", f"down/{self.keys.name}", "bcast/now")]
         self.birth = client.subscribe(topics)[1] or 0
 
     def subscribed(self, client: paho.Client, data: Any, mid: int, codes: Any, told: Any) -> None:
-        if mid == self.birth:  # now nothing that answers the hello is missed
+        if mid == self.birth:  # subscribed: no response to the hello can be missed
             self.inbox.put(lambda: self.say("state", {"online": True}))
             self.inbox.put(self.hello)
 

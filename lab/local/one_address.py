@@ -10,7 +10,7 @@ from protofleet.protocol.settings.reader import SettingsError, read_toml
 
 
 def demand_one_address(settings: Sequence[Path], changes: Sequence[str]) -> None:
-    """Raise SettingsError if an address of the command line would stand beside several nodes of a broker."""
+    """Raise SettingsError if an address of the command line is given with several nodes of a broker."""
     if not any(change.startswith("broker.host=") for change in changes):
         return
     if several := [path for path in settings if names_nodes(path)]:

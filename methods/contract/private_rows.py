@@ -47,7 +47,7 @@ class PrivateRows:
         return found[:, :-1], found[:, -1:] > 0
 
     def other_arrays(self, payload: Arrays) -> Mapping[str, Array]:
-        """Return the arrays beside the table, which are the same for each device, or say nothing about samples."""
+        """Return the arrays outside the table, which are the same for each device, or say nothing about samples."""
         single = {name: payload[name] for name in self.averaged.single if name in payload}
         if self.averaged.table:
             return single
