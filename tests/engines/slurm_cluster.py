@@ -88,7 +88,8 @@ class SlurmCluster:
         return self.script("left").split()
 
     def idle(self) -> bool:
-        return self.ask("sinfo", "-h", "-t", "idle", "-p", "all", "-o", "%D") == str(NODES)
+        """Return whether a task can start on each node. For `sinfo -t idle`, a drained node is idle too."""
+        return self.ask("sinfo", "-h", "-N", "-p", "all", "-o", "%T").split() == ["idle"] * NODES
 
     def restore(self) -> None:
         """End all jobs and make all nodes idle, whatever a test has done."""
