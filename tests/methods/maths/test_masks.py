@@ -26,7 +26,7 @@ def test_the_masks_depend_on_the_generator_alone():
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def test_sets_of_several_chunks_overlap_less_than_neighbours_on_a_circle():
+def test_sets_of_several_chunks_have_few_dimensions_in_common():
     found = owned_dimensions(100, 100, 10, seeded(1))
     owns = torch.zeros(100, 100).scatter_(1, found, 1.0)
     common = (owns @ owns.T).fill_diagonal_(0)
