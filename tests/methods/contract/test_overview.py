@@ -94,7 +94,9 @@ def test_the_downloaded_weights_in_the_list_equal_those_of_a_first_broadcast():
     told = {name: overview(name).cost.bytes_down.get("weights") for name in METHODS}
     sent = {name: first_weights(listed(name)) for name, weights in told.items() if weights}
     assert sent == {name: weights for name, weights in told.items() if weights}
-    assert sent["fedsr"] > sent["fedavg"] > sent["fednh"], "the network that the half made, and not that of the plan, counts"
+    assert sent["fedsr"] > sent["fedavg"] > sent["fednh"], (
+        "the network of the half counts, not that of the plan"
+    )
 
 
 def test_a_method_whose_docstring_has_another_form_is_refused_with_the_needed_form(monkeypatch):

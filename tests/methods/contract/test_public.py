@@ -161,7 +161,9 @@ def test_files_with_another_hash_than_that_of_the_run_are_refused():
     ],
     ids=["too many", "source", "domain", "files"],
 )
-def test_a_device_without_the_public_images_refuses_the_plan_in_one_line(public, message, tmp_path, monkeypatch):
+def test_a_device_without_the_public_images_refuses_the_plan_in_one_line(
+    public, message, tmp_path, monkeypatch
+):
     if public.source == "cifar100":
         monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path))
     made = plan(replace(public, sha256="cd" * 32))

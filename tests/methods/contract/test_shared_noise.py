@@ -102,9 +102,7 @@ def test_colluders_without_masked_sums_are_refused():
 
 @pytest.mark.parametrize("method, products", [("fedncm", False), ("fed3r", True)])
 @pytest.mark.parametrize("bits, devices", [(24, 3), (32, 6), (32, MOST_DEVICES)])
-def test_the_words_hold_the_sum_over_the_most_samples_with_the_largest_noise(
-    method, products, bits, devices
-):
+def test_the_words_hold_the_sum_over_the_most_samples_with_the_largest_noise(method, products, bits, devices):
     dp, secagg = replace(SAMPLES, epsilon=2.0, colluders=1), SecaggSettings(bits=bits)
     one = made(dp, secagg, method).sums
     most = most_samples(dp, secagg, devices, one)

@@ -72,7 +72,9 @@ PAPER_SIZES = [
 
 
 @pytest.mark.parametrize(("name", "image", "classes", "by_layer", "stated"), PAPER_SIZES)
-def test_a_network_of_a_paper_has_the_number_of_parameters_that_the_paper_states(name, image, classes, by_layer, stated):
+def test_the_network_of_a_paper_has_as_many_parameters_as_the_paper_states(
+    name, image, classes, by_layer, stated
+):
     assert count(weightless(name, classes, image=image)) == by_layer == stated
 
 
