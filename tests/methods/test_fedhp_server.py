@@ -302,7 +302,7 @@ def test_the_figures_of_a_round_are_the_margins_between_global_prototypes():
         ("batch", 0, "at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, limit):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, limit):
     shown = repr(value) if isinstance(value, str) else value
     with pytest.raises(ValueError) as error:
         fedhp.Hyper(**{setting: value})

@@ -134,7 +134,7 @@ def played(rounds, hyper):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("rounds", [PRESENT, WITHOUT_A_CLASS])
-def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(rounds, variant):
     hyper = replace(HYPER, **variant)
     server, clients, up = played(rounds, hyper)
     world, models, maps = plain(rounds, hyper)
@@ -305,7 +305,7 @@ def test_what_crosses_depends_on_ranks_and_what_has_none_is_whole():
         ({"kl": "batch"}, "kl is 'batch', it must be one of classes, elements"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, problem):
     with pytest.raises(ValueError) as error:
         fedkd.Hyper(**setting)
     assert str(error.value).startswith(problem)

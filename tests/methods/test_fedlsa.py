@@ -245,7 +245,7 @@ def test_restoring_a_state_before_the_first_fit_forgets_the_anchors():
         ("batch", 0, "at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, limit):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, limit):
     shown = repr(value) if isinstance(value, str) else value
     with pytest.raises(ValueError) as error:
         fedlsa.Hyper(**{setting: value})

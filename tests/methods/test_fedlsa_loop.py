@@ -80,7 +80,7 @@ def plain(hyper, devices):
 
 @pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
 @pytest.mark.parametrize("first", ["pretrain", "skip"])
-def test_four_rounds_are_those_of_a_plain_loop(first, devices):
+def test_four_rounds_equal_those_of_a_plain_loop(first, devices):
     hyper = replace(HYPER, anchors_first_round=first)
     server, _ = played(fedlsa, hyper, devices)
     shared, anchors = plain(hyper, devices)

@@ -42,7 +42,7 @@ def plain(hyper, data, rounds=PRESENT):
     ],
     ids=["as set", "euclidean", "the paper's numbers"],
 )
-def test_four_rounds_are_those_of_a_plain_loop(data, hyper):
+def test_four_rounds_equal_those_of_a_plain_loop(data, hyper):
     server, clients = played(fedncm, hyper, data)
     means, head = plain(hyper, data), server.payload()
     assert head["labels"].tolist() == list(means) == sorted(means)

@@ -68,7 +68,7 @@ def plain(hyper, data):
 
 @pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
 @pytest.mark.parametrize("changes", [{}, {"fixed_scale": True}, {"rho": 0.0}], ids=str)
-def test_four_rounds_are_those_of_a_plain_loop(changes, data):
+def test_four_rounds_equal_those_of_a_plain_loop(changes, data):
     hyper = replace(HYPER, **changes)
     server, clients = played(fednh, hyper, data)
     shared, scale, W = plain(hyper, data)
@@ -273,7 +273,7 @@ def test_what_crosses_is_all_but_the_head_and_a_scale():
         ("lr_decay", 0.0, "lr_decay is 0.0, it must be above 0 and at most 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, problem):
     with pytest.raises(ValueError) as error:
         fednh.Hyper(**{setting: value})
     assert str(error.value).startswith(problem)

@@ -206,7 +206,7 @@ def test_everything_that_a_half_makes_is_where_its_model_is():
         ("epochs", 0, "at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, limit):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, limit):
     shown = repr(value) if isinstance(value, str) else value
     with pytest.raises(ValueError) as error:
         fedpall.Hyper(**{setting: value})

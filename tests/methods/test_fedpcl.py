@@ -76,7 +76,7 @@ def plain(hyper, data=DATA, rounds=PRESENT):
 
 
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(data):
+def test_four_rounds_equal_those_of_a_plain_loop(data):
     server, clients = played(fedpcl, HYPER, data)
     sets, models = plain(HYPER, data)
     payload, world = server.payload(), joint(sets)
@@ -242,7 +242,7 @@ def test_a_mean_of_too_few_samples_is_not_sent_but_used_on_its_device():
     assert client.run(Ask("train"))["labels"].tolist() == [2] and client.held.tolist() == [True, False, True]
 
 
-def test_impossible_settings_name_value_and_limit():
+def test_impossible_settings_are_refused_with_value_and_limit():
     for change, words in (
         ({"tau": 0.0}, "tau is 0.0, it must be at least"),
         ({"least_samples": 0}, "least_samples is 0"),

@@ -185,7 +185,7 @@ def test_its_numbers_are_those_of_the_closed_form(settings, up):
         ({"most_drawn": 0}, "most_drawn is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         fedpft.Hyper(**settings)
     assert str(error.value).startswith(problem)

@@ -226,7 +226,7 @@ def test_an_honest_device_s_rows_are_never_too_many():
         ({"negative": "abs"}, "negative is 'abs', it must be one of clamp, signed"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)
 

@@ -81,7 +81,7 @@ def plain(hyper, devices):
 
 @pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "one that nobody holds"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain centroids", "weighted centroids"])
-def test_four_rounds_are_those_of_a_plain_loop(weighted, devices):
+def test_four_rounds_equal_those_of_a_plain_loop(weighted, devices):
     hyper = replace(HYPER, weighted_centroid=weighted)
     server, _ = played(fedplcc, hyper, devices, ROUNDS)
     shared, table = plain(hyper, devices)

@@ -68,7 +68,7 @@ def by_class(payload):
 
 @pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "one that nobody holds"])
 @pytest.mark.parametrize("negative", ["clamp", "signed"])
-def test_four_rounds_are_those_of_a_plain_loop(devices, negative):
+def test_four_rounds_equal_those_of_a_plain_loop(devices, negative):
     hyper = replace(HYPER, negative=negative)
     server, _ = played(fedplvm, hyper, devices, ROUNDS)
     shared, table = plain(hyper, devices)
@@ -207,6 +207,6 @@ def test_rows_are_of_every_sample_in_evaluation_mode():
         ({"negative": "abs"}, "negative is 'abs', it must be one of clamp, signed"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

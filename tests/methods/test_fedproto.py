@@ -137,7 +137,7 @@ def test_an_empty_payload_takes_nothing_away():
         ),
     ],
 )
-def test_impossible_settings_name_value_and_limit(make, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(make, problem):
     with pytest.raises(ValueError) as error:
         make()
     assert str(error.value).startswith(problem)

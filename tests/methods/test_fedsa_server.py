@@ -320,7 +320,7 @@ def asked(server, client):
         ({"batch": 0}, "batch is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(changes, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(changes, problem):
     with pytest.raises(ValueError) as error:
         fedsa.Hyper(**changes)
     assert str(error.value).startswith(problem)

@@ -84,7 +84,7 @@ def plain(hyper, data):
 
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
 @pytest.mark.parametrize("change", [{}, {"l2r": "squared"}, {"clip": 0.5}])
-def test_four_rounds_are_those_of_a_plain_loop(change, data):
+def test_four_rounds_equal_those_of_a_plain_loop(change, data):
     hyper = replace(HYPER, **change)
     server, clients = played(fedsr, hyper, data)
     shared, owns = plain(hyper, data)
@@ -224,6 +224,6 @@ def test_a_state_of_another_width_is_refused():
         ({"l2r": "l1"}, "l2r is 'l1', it must be one of norm, squared"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

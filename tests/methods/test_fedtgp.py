@@ -98,7 +98,7 @@ def check_against_a_plain_loop(hyper, devices=DATA, rounds=PRESENT):
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
 @pytest.mark.parametrize("source", ["training", "eval"])
 @pytest.mark.parametrize("margin", ["nearest", "farthest"])
-def test_four_rounds_are_those_of_a_plain_loop(margin, source, data):
+def test_four_rounds_equal_those_of_a_plain_loop(margin, source, data):
     payload = check_against_a_plain_loop(replace(HYPER, margin=margin, proto_source=source), data)
     assert payload["labels"].tolist() == ([0, 1, 2] if data is DATA else [0, 1])
 
@@ -214,6 +214,6 @@ def test_a_round_without_a_row_changes_nothing():
         ({"server_batch": 0}, "server_batch is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -95,7 +95,7 @@ def played(rounds, hyper):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("rounds", [PRESENT, WITHOUT_A_CLASS])
-def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(rounds, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(rounds, hyper)
     world, models = plain(rounds, hyper)
@@ -195,7 +195,7 @@ def test_what_crosses_is_the_shared_network_and_no_more():
         ({"targets": "no"}, "targets is 'no', it must be one of fixed, moving"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, problem):
     with pytest.raises(ValueError) as error:
         fml.Hyper(**setting)
     assert str(error.value).startswith(problem)

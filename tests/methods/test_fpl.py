@@ -67,7 +67,7 @@ def plain(hyper, devices):
 
 @pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "one that nobody holds"])
 @pytest.mark.parametrize("source", ["training", "eval"])
-def test_four_rounds_are_those_of_a_plain_loop(devices, source):
+def test_four_rounds_equal_those_of_a_plain_loop(devices, source):
     hyper = replace(HYPER, proto_source=source)
     server, _ = played(fpl, hyper, devices, ROUNDS)
     shared, table, most = plain(hyper, devices)
@@ -225,6 +225,6 @@ def test_halves_that_start_again_go_on_with_the_same_bits():
         ({"proto_source": "last"}, "proto_source is 'last', it must be one of training, eval"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -209,7 +209,7 @@ def test_only_lda_is_a_linear_rule():
         ({"most_bytes": 0}, "most_bytes is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         ghofl.Hyper(**settings)
     assert str(error.value).startswith(problem)

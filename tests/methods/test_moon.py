@@ -50,7 +50,7 @@ def plain(devices):
 
 
 @pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(devices):
+def test_four_rounds_equal_those_of_a_plain_loop(devices):
     server, _ = played(moon, HYPER, devices)
     shared, _ = plain(devices)
     for key, value in shared.items():

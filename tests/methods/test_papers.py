@@ -346,7 +346,7 @@ def test_fedprox_without_mu_is_fedavg_and_with_more_stays_closer():
     "mu, problem",
     [(-0.1, "mu is -0.1, it must be at least 0"), (math.inf, "mu is inf, it must be at least 0")],
 )
-def test_impossible_settings_name_value_and_limit(mu, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(mu, problem):
     with pytest.raises(ValueError) as error:
         fedprox.Hyper(mu=mu)
     assert str(error.value).startswith(problem)

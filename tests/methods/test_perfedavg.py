@@ -61,7 +61,7 @@ def take_in(model, samples):
 
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["three classes", "one that nobody holds"])
 @pytest.mark.parametrize("hyper", [HYPER, ODD], ids=["a batch of one", "a batch of seven"])
-def test_four_rounds_are_those_of_a_plain_loop(hyper, data):
+def test_four_rounds_equal_those_of_a_plain_loop(hyper, data):
     server, _ = played(perfedavg, hyper, data)
     shared, _ = plain(hyper, data)
     for key, value in shared.items():

@@ -119,7 +119,7 @@ def mean_of(found):
 
 @pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
 @pytest.mark.parametrize("changes", [{}, {"write_head": True}, {"rectify_rounds": 0}], ids=str)
-def test_four_rounds_are_those_of_a_plain_loop(changes, data):
+def test_four_rounds_equal_those_of_a_plain_loop(changes, data):
     hyper = replace(HYPER, **changes)
     server, _ = played(hyper, data)
     world, rectified = plain(hyper, data)
@@ -305,7 +305,7 @@ def test_what_no_feature_can_be_is_refused():
         ({"rectify_rounds": -1}, "rectify_rounds is -1, it must be at least 0"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         rucr.Hyper(**settings)
     assert str(error.value).startswith(problem)

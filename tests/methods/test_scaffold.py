@@ -75,7 +75,7 @@ def plain(hyper, rounds=PRESENT):
 
 
 @with_all_settings
-def test_four_rounds_are_those_of_a_plain_loop(hyper):
+def test_four_rounds_equal_those_of_a_plain_loop(hyper):
     server, clients = played(scaffold, hyper)
     world, c, own = plain(hyper)
     for key, value in world.state_dict().items():

@@ -62,7 +62,7 @@ def plain(module, shards):
 
 @every_method
 @pytest.mark.parametrize("shards", [DATA, WITHOUT_2], ids=["three classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(module, shards):
+def test_four_rounds_equal_those_of_a_plain_loop(module, shards):
     server, clients = played(module, HYPERS[module], shards)
     shared, models = plain(module, shards)
     found = {key.removeprefix("weights."): value for key, value in server.payload().items()}

@@ -73,7 +73,7 @@ def plain(hyper, data=DATA, rounds=PRESENT):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(data, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(data, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(tinyproto, hyper, data)
     table, models = plain(hyper, data)
@@ -219,6 +219,6 @@ def test_an_embedding_with_fewer_numbers_than_classes_is_refused_before_the_star
         ({"proto_source": "last"}, "proto_source is 'last', it must be one of training, eval"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)
