@@ -281,7 +281,7 @@ def test_an_experiment_whose_tables_are_too_large_is_refused_before_it_starts():
     decode(Experiment, table(table_bytes=size))
 
 
-def test_too_large_a_fleet_is_refused_at_the_start_of_the_first_round():
+def test_a_too_large_fleet_is_refused_at_the_start_of_the_first_round():
     plan = Plan("fedheal", 2, 3, shape=(12,), network=Network("mlp"), hyper={"table_bytes": 10_000})
     members = [Member("device-0", 5), Member("device-1", 5)]
     fits = 10_000 // (4 * count_learned(plan.model()))

@@ -105,7 +105,7 @@ def test_aggregation_without_replies_changes_nothing():
     assert torch.equal(aggregate_as_printed([], previous), previous)
 
 
-def test_the_prototypes_of_a_single_device_become_the_global_ones():
+def test_the_global_prototypes_equal_those_of_a_single_device():
     server, clients = halves()
     up = play(server, some(clients, 0), 1)[0]["device-0"]
     assert_close(server.prototypes, up["prototypes"])

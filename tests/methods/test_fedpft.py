@@ -138,7 +138,7 @@ def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_continues(
     assert f"the answer of device-0 to round 1 is not used: {problem}" in caplog.text
 
 
-def test_a_row_of_zeros_stands_for_features_of_zeros():
+def test_a_mixture_of_zeros_gives_features_of_zeros():
     server, _ = halves(fedpft, fedpft.Hyper(**QUICK))
     sent = {
         "mixtures": torch.zeros(1, D + 2).double(),

@@ -69,7 +69,7 @@ def test_the_shares_of_each_class_in_the_global_table_sum_to_one():
         assert_close(shares[labels == c].sum(), torch.tensor(1.0))
 
 
-def test_up_to_three_local_prototypes_of_a_class_become_one():
+def test_up_to_three_local_prototypes_of_a_class_become_one_global_prototype():
     server, clients = halves()
     (up,) = play(server, clients, 1)
     sent = torch.cat([payload["labels"] for payload in up.values()]).bincount(minlength=CLASSES)

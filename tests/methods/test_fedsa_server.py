@@ -75,7 +75,7 @@ def test_the_server_drops_prototypes_of_earlier_rounds_if_keep_prototypes_is_off
     assert (client.predict(client.data.x)[:, 2] == -math.inf).all()
 
 
-def test_the_prototypes_of_a_single_device_become_the_global_ones():
+def test_the_global_prototypes_equal_those_of_a_single_device():
     server, clients = halves()
     up = play(server, {"device-0": clients["device-0"]}, 1)[0]["device-0"]
     assert_close(server.prototypes, up["prototypes"])

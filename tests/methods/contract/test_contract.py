@@ -191,7 +191,7 @@ def test_a_run_continues_when_no_device_has_a_class_with_enough_samples(method, 
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if load(name).buffered])
-def test_a_late_reply_counts_less_in_each_method_with_buffered_rounds(method):
+def test_a_late_reply_has_less_weight_in_each_method_with_buffered_rounds(method):
     late_replies_count_less(few_steps(method))
 
 

@@ -71,9 +71,8 @@ def test_the_sent_bytes_with_a_frozen_backbone_equal_the_closed_form(name, hyper
     cost_is_what_crosses(replace(plan_of(name, **hyper), freeze="backbone"))
 
 
-@pytest.mark.parametrize(
-    "name, hyper", OTHER_SETTINGS
-)  # The contract suite tests the methods without settings.
+# The contract suite tests the methods without settings.
+@pytest.mark.parametrize("name, hyper", OTHER_SETTINGS)
 def test_a_variant_declares_exactly_the_arrays_that_it_sends(name, hyper):
     arrays_are_declared(plan_of(name, **hyper))
 

@@ -44,7 +44,7 @@ def half(made, public=None):
         (3, 2, (3,)),
     ],
 )
-def test_no_batch_has_one_image_and_none_is_left_out(samples, batch, sizes):
+def test_no_batch_has_only_one_image_and_no_image_is_left_out(samples, batch, sizes):
     public = PublicSet(samples=samples, batch=batch)
     assert public.batches == sizes and sum(sizes) == samples
     assert public.pairs == sum(n * n - n for n in sizes)

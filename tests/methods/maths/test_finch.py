@@ -91,7 +91,7 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("block", few(range(10), 5))
-def test_partitions_of_300_random_inputs_are_those_of_the_plain_version_and_of_finch_clust(block):
+def test_300_random_inputs_are_clustered_as_by_the_plain_version_and_finch_clust(block):
     for seed in range(30 * block, 30 * block + 30):
         rows = drawn(seed)
         ours = partition(torch.from_numpy(rows)).numpy()
@@ -229,7 +229,7 @@ def clustered(n, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [clustered(12_000, 32), torch.ones(6000, 8)], ids=["clustered", "all equal"])
-def test_memory_grows_with_the_rows_and_not_with_their_square(rows):
+def test_memory_grows_with_the_number_of_rows_and_not_with_its_square(rows):
     list(levels(np.eye(3)))  # This call does the imports.
     table = 4 * len(rows) ** 2  # Bytes of all distances in single precision.
     assert peak_of(lambda: partition(rows)) < table / (2 if len(rows) > 10_000 else 1)

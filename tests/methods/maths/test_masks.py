@@ -21,7 +21,7 @@ def test_classes_own_different_sets_and_each_dimension_in_use_has_equally_many_o
     assert owners.tolist() == [ones] * (classes * step) + [0] * (size - classes * step)
 
 
-def test_the_masks_depend_on_the_generator_alone():
+def test_the_masks_depend_only_on_the_generator():
     one, again, other = (owned_dimensions(20, 60, 4, seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
 

@@ -44,7 +44,7 @@ def test_a_method_may_give_its_own_weights_with_any_sum():
 
 @few
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_order_of_arrival_changes_no_bit_of_a_mean(examples, random):
+def test_the_order_of_replies_changes_no_bit_of_a_mean(examples, random):
     ordered = replies(examples)
     shuffled = random.sample(ordered, len(ordered))
     assert torch.equal(weighted_mean(shuffled, ["w"])["w"], weighted_mean(ordered, ["w"])["w"])
@@ -52,7 +52,7 @@ def test_the_order_of_arrival_changes_no_bit_of_a_mean(examples, random):
 
 @few
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=9))
-def test_the_mean_of_equal_models_is_that_model_bit_for_bit(examples):
+def test_the_mean_of_equal_models_has_the_same_bits_as_each_model(examples):
     w = normal(100, dtype=torch.float32)
     same = [Reply(f"device-{i}", n, {"w": w}) for i, n in enumerate(examples)]
     assert torch.equal(weighted_mean(same, ["w"])["w"], w)

@@ -1,4 +1,4 @@
-"""Sums over samples with noise, and what an update is made of."""
+"""Tests of sums over samples with noise, and of the means, counts and products that are made from them."""
 
 import pytest
 import torch

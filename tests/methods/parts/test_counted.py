@@ -1,4 +1,4 @@
-"""Tests that devices continue from the value after their newest used answer, whatever becomes of their answers."""
+"""Tests that devices continue from the value after their newest used answer, whether an answer is used or not."""
 
 import random
 

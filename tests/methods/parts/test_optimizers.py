@@ -1,4 +1,4 @@
-"""Tests that our optimizers equal those of torch.optim bit by bit, and of what a device loads because of them."""
+"""Tests that our optimizers equal those of torch.optim bit by bit, and that training imports no compiler."""
 
 import subprocess
 import sys

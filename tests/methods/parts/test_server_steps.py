@@ -25,7 +25,7 @@ def test_move_parameters_steps_only_parameters_and_sets_statistics_to_the_mean()
         assert_close(after[key], -4 * w if key in learned else mean[key])
 
 
-def test_a_parameter_with_two_names_moves_once():
+def test_a_parameter_with_two_names_is_changed_once():
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     model["b"].weight = model["a"].weight
     before = snapshot(weights_of(model))

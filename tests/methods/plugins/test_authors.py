@@ -42,7 +42,7 @@ def raised(call):
         call()
     except BaseException as error:  # noqa: BLE001 - SystemExit too
         return error
-    raise AssertionError("it raised nothing")
+    raise AssertionError("the call raised no error")
 
 
 def does(error):
